@@ -25,10 +25,10 @@ import torch
 
 CODE = Path(__file__).resolve().parents[1] / "code"
 sys.path.insert(0, str(CODE))
-from recipe.inference import loading  # noqa: E402
-from recipe.inference.loaded_model import LoadedModel  # noqa: E402
-from recipe.inference.rows import Reading, TokenRow  # noqa: E402
-from recipe.inference.saved.origin import Origin  # noqa: E402
+from recipe.backend import loading  # noqa: E402
+from recipe.backend.loaded_model import LoadedModel  # noqa: E402
+from recipe.backend.rows import Reading, TokenRow  # noqa: E402
+from recipe.backend.saved.origin import Origin  # noqa: E402
 
 SETS: Mapping[str, tuple[int, Callable[[Any, int], Any]]] = {
     "64 texts of 1 to 128 tokens": (64, lambda random, count: random.integers(1, 129, count)),

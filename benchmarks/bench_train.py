@@ -48,7 +48,7 @@ from recipe import arguments, compat  # noqa: E402
 from recipe.batching.batches import Samples  # noqa: E402
 from recipe.data import classification  # noqa: E402
 from recipe.models import cpu_kernels, loading  # noqa: E402
-from recipe.tasks.text_classification import CLASSES  # noqa: E402
+from recipe.tasks.text_classification.task import CLASSES  # noqa: E402
 from recipe.tokenization import texts  # noqa: E402
 from recipe.training import engine  # noqa: E402
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipe.backend.requests.payloads import BadRequest
 from recipe.inference.defaults import huggingface, pytorch, serialization
 from recipe.inference.defaults.pytorch import load_torchscript
-from recipe.inference.payloads import BadRequest
 
 __all__ = ["Defaults", "for_file", "leads", "load_torchscript"]
 

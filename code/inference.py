@@ -24,11 +24,13 @@ with (
     imported_by_call("scipy.optimize", "linear_sum_assignment"),
     imported_by_call("boto3", "Session"),
 ):
-    from recipe.inference import answers, bounds, payloads, registry, turns
+    from recipe.backend import bounds, turns
+    from recipe.backend.requests import answers, payloads
+    from recipe.backend.requests.payloads import Request, UnknownModel
+    from recipe.backend.saved.origin import Origin
+    from recipe.inference import registry
     from recipe.inference.apis import description, lines, reading, tokens
-    from recipe.inference.payloads import Request, UnknownModel
     from recipe.inference.registry import ServedTask
-    from recipe.inference.saved.origin import Origin
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""

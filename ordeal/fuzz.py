@@ -89,7 +89,7 @@ def _file(content: bytes, name: str) -> Iterator[Path]:
 
 
 def _request(content: bytes) -> None:
-    from recipe.inference import bodies, payloads
+    from recipe.backend.requests import bodies, payloads
 
     kind = TYPES[content[0] % len(TYPES)] if content else TYPES[0]
     with contextlib.suppress(payloads.BadRequest, payloads.UnsupportedContentType):
@@ -148,7 +148,6 @@ def _main(name: str, *options: str) -> None:
         from amphora.contract import job, sm_variables  # noqa: F401
         from amphora.training import launch  # noqa: F401
         from recipe.data.files import formats  # noqa: F401
-        from recipe.inference import bodies, payloads  # noqa: F401
         from recipe.storage import checkpoints, checksums  # noqa: F401
     atheris.Setup([sys.argv[0], *options], READERS[name])
     atheris.Fuzz()

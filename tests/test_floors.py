@@ -32,6 +32,8 @@ def test_the_drawing_names_every_package() -> None:
     for package in PACKAGES:
         for init in package.rglob("__init__.py"):
             name = str(init.parent.relative_to(package.parent)).replace(os.sep, ".")
+            if name.startswith("recipe.tasks."):
+                continue  # One for each task, with the modules that the drawing lists.
             assert re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", drawing), name
 
 

@@ -17,10 +17,10 @@ import torch  # isort: skip
 from torch import Tensor  # isort: skip
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 
-from recipe.inference import loaded_model, loading
-from recipe.inference.packed_rows import PackedRows
-from recipe.inference.rows import Reading, TokenRow, padded
-from recipe.inference.saved.origin import Origin
+from recipe.backend import loaded_model, loading
+from recipe.backend.packed_rows import PackedRows
+from recipe.backend.rows import Reading, TokenRow, padded
+from recipe.backend.saved.origin import Origin
 from recipe.models import flat_attention
 
 _PADDED_TEXTS = 32

@@ -40,8 +40,8 @@ from transformers import (
 from recipe.arguments import parse
 from recipe.batching.document_batches import Documents
 from recipe.batching.samples import Samples
-from recipe.tasks.causal_lm import NEXT_TOKENS
-from recipe.tasks.text_classification import CLASSES
+from recipe.tasks.causal_lm.task import NEXT_TOKENS
+from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
 
 PADDED = 128

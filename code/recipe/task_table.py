@@ -18,8 +18,8 @@ from typing import Any
 class TaskRow:
     """Where a task is, and what belongs to it alone."""
 
-    module: str
-    """Below `recipe/tasks/`. It defines `TASK`, a `recipe.tasks.base.Task`."""
+    folder: str
+    """Below `recipe/tasks/`. Its module `task` defines `TASK`, a `recipe.tasks.base.Task`."""
     hyperparameters: Sequence[str] = ()
     """What this task takes and not every other one does."""
     recognised_by: str | None = None
@@ -63,19 +63,19 @@ TASKS: Mapping[str, TaskRow] = {
         "preference",
         ("prompt_column", "chosen_column", "rejected_column", "beta", "loss_type",
          "label_smoothing", "load_in_4bit"),
-        recognised_by="data.kinds.preferences",
+        recognised_by="tasks.preference.data",
         learning_rates=(1e-6, 5e-6),
     ),
     TOKENS: TaskRow(
         "token_classification",
         ("label_column", "class_names", "label_all_tokens", "label_smoothing_factor", "long_texts",
          "do_predict"),
-        recognised_by="data.kinds.word_tags",
+        recognised_by="tasks.token_classification.data",
     ),
     QUESTIONS: TaskRow(
         "question_answering",
         ("doc_stride", "do_predict"),
-        recognised_by="data.kinds.questions",
+        recognised_by="tasks.question_answering.data",
         learning_rates=(3e-5, 2e-4),
     ),
     MASKED_LM: TaskRow(
@@ -86,25 +86,25 @@ TASKS: Mapping[str, TaskRow] = {
     SUMMARIES: TaskRow(
         "text_to_text",
         _OF_TEXTS,
-        recognised_by="data.kinds.text_pairs:recognise_summaries",
+        recognised_by="tasks.text_to_text.data:recognise_summaries",
         learning_rates=_RATES_OF_TEXTS,
     ),
     TRANSLATIONS: TaskRow(
         "text_to_text",
         _OF_TEXTS,
-        recognised_by="data.kinds.text_pairs:recognise_translations",
+        recognised_by="tasks.text_to_text.data:recognise_translations",
         learning_rates=_RATES_OF_TEXTS,
     ),
     PICTURES: TaskRow(
         "image_classification",
         ("image_column", "augmentation", "label_column", "class_weight", "label_smoothing_factor",
          "do_predict"),
-        recognised_by="data.kinds.pictures",
+        recognised_by="tasks.image_classification.data",
     ),
     TEXTS: TaskRow(
         "text_to_text",
         _OF_TEXTS,
-        recognised_by="data.kinds.text_pairs:recognise_others",
+        recognised_by="tasks.text_to_text.data:recognise_others",
         learning_rates=_RATES_OF_TEXTS,
     ),
     EMBEDDING: TaskRow(
@@ -117,7 +117,7 @@ TASKS: Mapping[str, TaskRow] = {
     RERANKING: TaskRow(
         "reranking",
         ("text_pair_column", "label_column", "negative_columns", "listwise"),
-        recognised_by="data.reranking",
+        recognised_by="tasks.reranking.data",
         learning_rates=(2e-5, 1e-4),
     ),
 }  # fmt: skip
@@ -139,4 +139,4 @@ def load(name: str | None) -> Any:
     Args:
         name: The hyperparameter; None for what trained before tasks were told by their data.
     """
-    return importlib.import_module(f"recipe.tasks.{TASKS[name or CLASSIFICATION].module}").TASK
+    return importlib.import_module(f"recipe.tasks.{TASKS[name or CLASSIFICATION].folder}.task").TASK

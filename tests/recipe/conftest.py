@@ -20,7 +20,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(autouse=True)
 def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses of a worker that ran in this process before."""
-    if (turns := sys.modules.get("recipe.inference.turns")) is not None:
+    if (turns := sys.modules.get("recipe.backend.turns")) is not None:
         monkeypatch.setattr(turns, "_pause", None)
 
 

@@ -20,7 +20,7 @@ CLEAN = (
     "code/recipe/runtime/distribution.py",
     "code/recipe/runtime/xla.py",
     "code/recipe/training/xla_trainer.py",
-    "code/recipe/inference/static",
+    "code/recipe/backend/static",
     "container/amphora/training",
     "container/amphora/common",
     "container/amphora/contract",

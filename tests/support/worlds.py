@@ -139,7 +139,7 @@ def _run(training: Training) -> list[int]:
 if __name__ == "__main__":
     sys.path[:0] = [str(CODE), str(ROOT)]
     # Before the forks, what each of them would import.
-    for name in ("recipe.training.run", "recipe.tasks.text_classification", "recipe.tasks.causal_lm",
+    for name in ("recipe.training.run", "recipe.tasks.text_classification.task", "recipe.tasks.causal_lm.task",
                  "transformers.models.bert.modeling_bert", "peft",
                  "torch.distributed.fsdp", "torch.distributed.tensor"):  # fmt: skip
         importlib.import_module(name)

@@ -41,7 +41,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> OnCpu:
     """The same handlers in this process, as a host without torch-xla has them."""
 
     def load(folder: Path, **environ: str) -> Handlers:
-        from recipe.inference import precision
+        from recipe.backend import precision
 
         chosen = precision.device.choose({}, bf16=None, use_cpu=False, fp16=False)
         with monkeypatch.context() as patch:
@@ -138,7 +138,7 @@ def test_pictures_are_refused(tmp_path: Path) -> None:
 def test_a_model_that_looks_at_its_numbers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.inference.static import programs
+    from recipe.backend.static import programs
 
     # This attention goes on in another way where nothing is padded.
     monkeypatch.setitem(programs.ATTENTION, "attn_implementation", "sdpa")
@@ -150,7 +150,7 @@ def test_a_model_that_looks_at_its_numbers_is_refused(
 def test_a_device_that_answers_otherwise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.inference.static import programs
+    from recipe.backend.static import programs
 
     def damaged(model: Any, kind: str) -> None:
         right(model, kind)

@@ -33,11 +33,11 @@ from recipe.data.column_names import (
     TOOLS,
     plain,
 )
+from recipe.data.conversations import EXAMPLE, conversation
 from recipe.data.evidence import DECODER, ENCODER, FILLER, WRITER, Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
-from recipe.data.kinds.conversations import EXAMPLE, conversation
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems

@@ -10,22 +10,24 @@ from typing import Any, Protocol
 import transformers
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
+from recipe.backend import pipelines
+from recipe.backend.engines import conversion
+from recipe.backend.engines.graph import Forward
+from recipe.backend.requests.payloads import Request
+from recipe.backend.saved.origin import Origin
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
-from recipe.inference.engines import conversion
-from recipe.inference.engines.graph import Forward
-from recipe.inference.generation.generator import Generator
-from recipe.inference.payloads import Request
-from recipe.inference.saved.origin import Origin
-from recipe.inference.tasks import embedder, pipelines, text_to_text
-from recipe.inference.tasks.classifier import Classifier
-from recipe.inference.tasks.fill_mask import MaskFiller
-from recipe.inference.tasks.library_vectors import MULTI_VECTOR, SPARSE, LibraryVectors
-from recipe.inference.tasks.question_answering import QuestionAnswerer
-from recipe.inference.tasks.tagger import Tagger
-from recipe.inference.tasks.text_to_text import TextGenerator
-from recipe.inference.tasks.zero_shot import ZeroShot
 from recipe.storage import checksums
+from recipe.tasks.causal_lm.serve import Generator
+from recipe.tasks.masked_lm.serve import MaskFiller
+from recipe.tasks.question_answering.serve import QuestionAnswerer
+from recipe.tasks.sentence_embedding import serve as embedder
+from recipe.tasks.sentence_embedding.library_vectors import MULTI_VECTOR, SPARSE, LibraryVectors
+from recipe.tasks.text_classification.serve import Classifier
+from recipe.tasks.text_to_text import serve as text_to_text
+from recipe.tasks.text_to_text.serve import TextGenerator
+from recipe.tasks.token_classification.serve import Tagger
+from recipe.tasks.zero_shot.serve import ZeroShot
 
 
 class ServedTask(Protocol):

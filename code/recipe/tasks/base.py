@@ -23,7 +23,7 @@ from recipe.batching.batches import Layout, Samples
 from recipe.batching.flat import Row
 from recipe.batching.packing import Rows, Shape
 from recipe.console import say
-from recipe.errors import HyperparameterError
+from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, flat_attention, lora, packed_encoders
 from recipe.models.loading import Source
@@ -32,6 +32,7 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import evaluation
+from recipe.tokenization.encoding import takes_token_types
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 Batches = Sequence[tuple[Samples, Rows]]
@@ -294,6 +295,26 @@ def by_name(splits: Splits) -> dict[str, datasets.Dataset]:
     """Return the splits that are present: train, evaluation, test."""
     present = {"train": splits.train, "evaluation": splits.evaluation}
     return present if splits.test is None else {**present, "test": splits.test}
+
+
+def has_types(model: PreTrainedModel, batches: Batches) -> bool:
+    """Whether the tokens of pairs have types that `model` takes.
+
+    Raises:
+        ModelError: it knows fewer types than the tokenizer gives.
+    """
+    typed = {id(samples): samples.types for samples, _ in batches if samples.types is not None}
+    if not typed or not takes_token_types(model):
+        return False
+    most = max(int(types.max(initial=0)) for types in typed.values())
+    known = getattr(model.config, "type_vocab_size", None)
+    if known is not None and most >= known:
+        raise ModelError(
+            f"The tokenizer gives tokens types up to {most}, and a model of type "
+            f"{model.config.model_type} knows {known}.",
+            "Give the tokenizer that belongs to the model.",
+        )
+    return True
 
 
 def shape_for(model: PreTrainedModel, batches: Batches) -> Shape | Row:

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.console import say
-from recipe.data.kinds.preferences import alike
+from recipe.data.conversations import common_prefix
 from recipe.errors import DataError
 from recipe.tokenization.encoding import Encoder
 
@@ -109,7 +109,7 @@ def write(
             prompt = marked.apply_chat_template(
                 list(messages[:first]), return_dict=True, add_generation_prompt=True
             )
-            before = alike(encoded["input_ids"], prompt["input_ids"])
+            before = common_prefix(encoded["input_ids"], prompt["input_ids"])
             learned[:before] = [False] * before
         return Conversation(encoded["input_ids"], learned)
     parts = _parts(marked, messages, first)

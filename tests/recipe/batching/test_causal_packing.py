@@ -16,7 +16,7 @@ from recipe.batching import batches, flat
 from recipe.batching import packing as plan
 from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
 from recipe.models import flat_attention, packed_decoders
-from recipe.tasks import causal_lm
+from recipe.tasks.causal_lm import task as causal_lm
 from recipe.training import engine, worlds
 from tests.support.packed_batches import documents_of
 

@@ -20,7 +20,7 @@ from recipe.batching.batches import Packed, Padded, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
 from recipe.tasks import base
-from recipe.tasks.text_classification import CLASSES
+from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine, worlds
 from tests.support.packed_batches import KINDS, PAD, SIZE, SMALL, make, samples_of, tweet_lengths
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from recipe.batching import packing as plan
 from recipe.batching.document_batches import NOT_LEARNED
 from recipe.batching.packing import Rows
-from recipe.batching.tagged_batches import PackedTags, PaddedTags, TaggedSamples
-from recipe.batching.window_batches import PackedWindows, PaddedWindows, Windows
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_encoders, token_heads
+from recipe.tasks.question_answering.batches import PackedWindows, PaddedWindows, Windows
+from recipe.tasks.token_classification.batches import PackedTags, PaddedTags, TaggedSamples
 from tests.support.packed_batches import KINDS, PAD
 
 LENGTHS, SIZE = [30, 5, 17, 2, 41], 6

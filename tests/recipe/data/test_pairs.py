@@ -25,7 +25,7 @@ from recipe.data.files.formats import read
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_encoders
-from recipe.tasks import text_classification
+from recipe.tasks.text_classification import task as text_classification
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as tokens
 from tests.support.packed_batches import KINDS, PAD, SIZE, make

@@ -12,11 +12,11 @@ import pytest
 
 from recipe.data.evidence import Evidence
 from recipe.data.files import head
-from recipe.data.kinds import preferences
-from recipe.data.kinds.preferences import EMPTY, NO_PROMPT, OTHER_PROMPTS, SAME
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.tasks import detection
+from recipe.tasks.preference import data as preferences
+from recipe.tasks.preference.data import EMPTY, NO_PROMPT, OTHER_PROMPTS, SAME
 
 
 def said(*turns: str) -> list[dict[str, str]]:

@@ -12,13 +12,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipe.arguments import parse
-from recipe.batching.window_batches import NOWHERE, Windows
-from recipe.data.kinds import questions
-from recipe.data.kinds.questions import Questions
 from recipe.errors import DataError
-from recipe.reports.found_answers import Answer, f1_of, find, normal, scores
 from recipe.tasks import detection
-from recipe.tokenization import windows
+from recipe.tasks.question_answering import data as questions
+from recipe.tasks.question_answering import tokens as windows
+from recipe.tasks.question_answering.batches import NOWHERE, Windows
+from recipe.tasks.question_answering.data import Questions
+from recipe.tasks.question_answering.report import Answer, f1_of, find, normal, scores
 
 CONTEXT = "Ada was here in 1843 , and Ada left ."
 ROWS = [

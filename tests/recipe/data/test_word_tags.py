@@ -15,12 +15,12 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
 from transformers import AutoTokenizer
 
 from recipe.arguments import parse
-from recipe.data.kinds import word_tags
-from recipe.data.kinds.word_tags import Tagged, iob2
 from recipe.errors import DataError
-from recipe.reports.entities import entities_of
 from recipe.tasks import detection
-from recipe.tokenization.words import reading_words, windows
+from recipe.tasks.token_classification import data as word_tags
+from recipe.tasks.token_classification.data import Tagged, iob2
+from recipe.tasks.token_classification.report import entities_of
+from recipe.tasks.token_classification.tokens import reading_words, windows
 from tests.support import causal_kit
 
 ROWS = [("Ada was here", [(0, 3, "PER")]), ("in New York , Ada", [(3, 11, "LOC"), (14, 17, "PER")])]

@@ -13,11 +13,11 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from recipe.backend.saved import weights
+from recipe.backend.saved.origin import Origin
 from recipe.errors import ModelError
 from recipe.inference import registry
-from recipe.inference.generation.generator import Generator
-from recipe.inference.saved import weights
-from recipe.inference.saved.origin import Origin
+from recipe.tasks.causal_lm.serve import Generator
 from tests.support.adapter_kit import adapter, merged
 from tests.support.serving_kit import Handlers, save
 

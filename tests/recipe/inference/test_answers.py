@@ -16,8 +16,8 @@ import datasets
 import numpy as np
 import pytest
 
-from recipe.reports import found_answers
-from recipe.tokenization import windows
+from recipe.tasks.question_answering import report as found_answers
+from recipe.tasks.question_answering import tokens as windows
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
 TOLERANCE = 2e-5
@@ -115,7 +115,7 @@ def as_the_toolkit_calls(pipeline: Any, body: Any) -> Any:
 def test_answers_are_those_of_transformers_pipelines(case: str, tmp_path: Path) -> None:
     import transformers
 
-    from recipe.inference.answers import json_values
+    from recipe.backend.requests.answers import json_values
 
     task, kind, config, bodies = CASES[case]
     folder = save(kind, tmp_path / "model", 7, **config)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipe.backend.requests.payloads import BadRequest, Document, UnsupportedContentType
+from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import description, reading
-from recipe.inference.payloads import BadRequest, Document, UnsupportedContentType
-from recipe.inference.saved.origin import Origin
-from recipe.inference.tasks import classifier, embedder
+from recipe.tasks.sentence_embedding import serve as embedder
+from recipe.tasks.text_classification import serve as classifier
 from tests.support.serving_kit import save
 
 TEXTS = ["the film was good", "anna said", "paris again . who was bad in the film"]

@@ -11,8 +11,8 @@ import pytest
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from recipe.inference import accept, answers, bodies, parameters, payloads
-from recipe.inference.payloads import BadRequest, UnsupportedContentType
+from recipe.backend.requests import accept, answers, bodies, parameters, payloads
+from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe.inference.payloads import BadRequest, Request
-from recipe.inference.tasks.pipelines import Foreign
+from recipe.backend.pipelines import Foreign
+from recipe.backend.requests.payloads import BadRequest, Request
 from tests.support.serving_kit import Handlers, save
 
 ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
@@ -142,7 +142,7 @@ def test_a_run_of_megabytes_is_refused_before_it_becomes_tokens(
 
 
 def test_a_variable_sets_a_bound(tmp_path: Path) -> None:
-    from recipe.inference import bounds
+    from recipe.backend import bounds
 
     handlers = Handlers(save("BertForSequenceClassification", tmp_path))
     try:
@@ -156,7 +156,7 @@ def test_a_variable_sets_a_bound(tmp_path: Path) -> None:
 
 
 def test_wrong_variables_are_all_named() -> None:
-    from recipe.inference import bounds
+    from recipe.backend import bounds
 
     with pytest.raises(ValueError, match=r"MAX_ROWS is '0'.*MAX_PIXELS is 'many'"):
         bounds.read({"AMPHORA_MAX_ROWS": "0", "AMPHORA_MAX_PIXELS": "many"})
@@ -183,7 +183,7 @@ def sound(rate: int, samples: int) -> bytes:
     ],
 )
 def test_sounds_have_a_rate_and_a_length_that_can_be(value: Any, words: str) -> None:
-    from recipe.inference.tasks import media
+    from recipe.backend import media
 
     with pytest.raises(ValueError, match=words):
         media.sound(value, 16_000)
@@ -199,9 +199,9 @@ def png(width: int, height: int) -> bytes:
 
 
 def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code() -> None:
-    from recipe.inference.bounds import TooCostly
+    from recipe.backend import media, pipelines
+    from recipe.backend.bounds import TooCostly
     from recipe.inference.defaults import huggingface
-    from recipe.inference.tasks import media, pipelines
 
     large = png(12_000, 6_000)
     with pytest.raises(TooCostly, match=r"72,000,000 pixels.*AMPHORA_MAX_PIXELS"):
@@ -217,7 +217,8 @@ def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code() -> N
 def test_long_answers_are_written_as_json_writes_them_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from recipe.inference import answers, turns
+    from recipe.backend import turns
+    from recipe.backend.requests import answers
 
     pauses = 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe.inference.payloads import BadRequest
+from recipe.backend.requests.payloads import BadRequest
 from tests.support.serving_kit import TEXTS, Handlers, save
 
 TEMPLATE = (

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from recipe.inference.payloads import BadRequest
+from recipe.backend.requests.payloads import BadRequest
 from tests.support.serving_kit import Handlers, save
 
 KINDS = [

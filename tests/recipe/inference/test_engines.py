@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipe.backend import precision
+from recipe.backend.engines import batches
+from recipe.backend.engines.graph import STEP
 from recipe.errors import ModelError
-from recipe.inference import precision
-from recipe.inference.engines import batches
-from recipe.inference.engines.graph import STEP
 from tests.support.paths import ROOT
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
@@ -58,8 +58,8 @@ import numpy as np, torch, transformers
 torch.set_num_threads(1)
 from recipe.errors import ModelError
 from recipe.inference import precision
-from recipe.inference.engines import conversion
-from recipe.inference.rows import TokenRow, padded
+from recipe.backend.engines import conversion
+from recipe.backend.rows import TokenRow, padded
 from tests.support.packed_batches import KINDS, SMALL, make
 made = {kind: make(kind) for kind in ("roberta", "distilbert", "modernbert")}
 config = transformers.LongformerConfig(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from recipe.backend.requests.payloads import BadRequest, Document
+from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import reading
-from recipe.inference.generation.generator import Generator
-from recipe.inference.payloads import BadRequest, Document
-from recipe.inference.saved.origin import Origin
+from recipe.tasks.causal_lm.serve import Generator
 from tests.support import chain
 from tests.support.serving_kit import save
 

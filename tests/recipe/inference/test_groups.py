@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from recipe.backend.generation import groups
+from recipe.backend.loaded_model import ALONE, PADDED
+from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import reading
-from recipe.inference.generation import groups
-from recipe.inference.generation.generator import Generator
-from recipe.inference.loaded_model import ALONE, PADDED
-from recipe.inference.saved.origin import Origin
+from recipe.tasks.causal_lm.serve import Generator
 from tests.support.serving_kit import save, tokenizer
 
 WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again", "who"]

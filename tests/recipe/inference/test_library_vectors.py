@@ -12,12 +12,12 @@ import sentence_transformers
 import torch
 
 import inference
+from recipe.backend.requests.payloads import BadRequest
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.inference.apis import description
-from recipe.inference.payloads import BadRequest
-from recipe.models import sentence_encoder
 from recipe.models.loading import Source
+from recipe.tasks.sentence_embedding import model as sentence_encoder
 from tests.support import serving_kit
 from tests.support.serving_kit import Handlers, assert_close
 

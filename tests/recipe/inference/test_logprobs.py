@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import reading
-from recipe.inference.generation.generator import Generator
-from recipe.inference.saved.origin import Origin
+from recipe.tasks.causal_lm.serve import Generator
 
 TEXT = "the film was good, said Anna again in Paris, naïve café 北京 is big 🙂🙂 rain in Spain"
 SPECIAL = ["<pad>", "<s>", "</s>"]

@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipe.inference import loaded_model, packed_rows
-from recipe.inference.packed_rows import PackedRows
-from recipe.inference.rows import Reading, TokenRow, of_padded
+from recipe.backend import loaded_model, packed_rows
+from recipe.backend.packed_rows import PackedRows
+from recipe.backend.rows import Reading, TokenRow, of_padded
 from recipe.models import flat_attention
 from tests.support.packed_batches import KINDS, PAD
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe.inference.generation import options
-from recipe.inference.payloads import BadRequest
-from recipe.inference.tasks import (
-    classifier,
-    fill_mask,
-    question_answering,
-    tagger,
-    text_to_text,
-    zero_shot,
-)
+from recipe.backend.generation import options
+from recipe.backend.requests.payloads import BadRequest
+from recipe.tasks.masked_lm import serve as fill_mask
+from recipe.tasks.question_answering import serve as question_answering
+from recipe.tasks.text_classification import serve as classifier
+from recipe.tasks.text_to_text import serve as text_to_text
+from recipe.tasks.token_classification import serve as tagger
+from recipe.tasks.zero_shot import serve as zero_shot
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
 
 LONG = " ".join([*["anna"] * 30, *["film"] * 30])

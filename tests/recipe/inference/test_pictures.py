@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 
-from recipe.inference.answers import json_values
-from recipe.inference.payloads import BadRequest
+from recipe.backend.requests.answers import json_values
+from recipe.backend.requests.payloads import BadRequest
 from tests.support.serving_kit import Handlers, assert_close, tokenizer
 
 made: Any = transformers

@@ -13,10 +13,10 @@ from transformers import (
     FNetForSequenceClassification,
 )
 
-from recipe.inference import loading, precision
-from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.rows import Reading, TokenRow
-from recipe.inference.saved.origin import Origin
+from recipe.backend import loading, precision
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.saved.origin import Origin
 from recipe.runtime import device
 from tests.support.serving_kit import save
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import sentence_encoder
 from recipe.models.loading import Source
+from recipe.tasks.sentence_embedding import model as sentence_encoder
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
 
 LONG = "the film was good in paris " * 20
@@ -81,7 +81,7 @@ def test_a_single_text_in_bfloat16_is_answered_as_among_others() -> None:
 
 
 def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
-    from recipe.inference.payloads import BadRequest
+    from recipe.backend.requests.payloads import BadRequest
 
     library = sentence_model(tmp_path, "mean", 2, prompts={"query": "who "})
     library.max_seq_length = 8

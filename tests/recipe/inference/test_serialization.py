@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.inference import accept
-from recipe.inference.accept import NotAcceptable
+from recipe.backend.requests import accept
+from recipe.backend.requests.accept import NotAcceptable
 from recipe.inference.defaults import serialization
 from recipe.inference.defaults.serialization import Unencodable, encode
 

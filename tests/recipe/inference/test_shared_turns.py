@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from amphora.serving.worker.turns import Job, Turns
-from recipe.inference import turns
+from recipe.backend import turns
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from recipe.backend import loading
+from recipe.backend.requests.payloads import BadRequest
+from recipe.backend.static import programs
+from recipe.backend.static.buckets import Bucket, Buckets
 from recipe.errors import ModelError
-from recipe.inference import loading
-from recipe.inference.payloads import BadRequest
-from recipe.inference.static import programs
-from recipe.inference.static.buckets import Bucket, Buckets
 from recipe.runtime import device
 from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
 

@@ -118,9 +118,9 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
     ],
 )
 def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> None:
+    from recipe.backend.saved.origin import Origin
     from recipe.errors import ModelError
     from recipe.inference import registry
-    from recipe.inference.saved.origin import Origin
 
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "bert", "architectures": [kind]})
@@ -149,9 +149,9 @@ def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> 
 def test_a_class_whose_code_comes_with_the_model_has_its_task(
     kind: str, auto_map: dict[str, str], task: str | None, tmp_path: Path
 ) -> None:
+    from recipe.backend.saved.origin import Origin
     from recipe.errors import ModelError
     from recipe.inference import registry
-    from recipe.inference.saved.origin import Origin
 
     settings = {"model_type": "mine", "architectures": [kind], "auto_map": auto_map}
     (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -183,8 +183,8 @@ def test_a_class_whose_code_comes_with_the_model_has_its_task(
 def test_a_folder_without_a_model_is_named_for_what_it_holds(
     file: str, words: list[str], tmp_path: Path
 ) -> None:
+    from recipe.backend.saved.origin import Origin
     from recipe.errors import ModelError
-    from recipe.inference.saved.origin import Origin
 
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("{}")
@@ -286,7 +286,7 @@ def test_a_text_of_scores_that_are_no_numbers_is_an_error_of_its_own(
 
 
 def test_numbers_that_are_none_are_no_answer(tmp_path: Path) -> None:
-    from recipe.inference import answers
+    from recipe.backend.requests import answers
 
     prediction = [{"label": "a", "score": float("nan")}]
     for accept in ("application/json", "application/jsonlines", "text/csv"):
@@ -302,7 +302,7 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     import transformers
     from PIL import Image
 
-    from recipe.inference.answers import json_values
+    from recipe.backend.requests.answers import json_values
 
     torch.manual_seed(3)
     config = transformers.ViTConfig(
@@ -358,8 +358,8 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     import torch
     import transformers
 
-    from recipe.inference.answers import json_values
-    from recipe.inference.payloads import BadRequest
+    from recipe.backend.requests.answers import json_values
+    from recipe.backend.requests.payloads import BadRequest
 
     torch.manual_seed(4)
     config = transformers.Wav2Vec2Config(
@@ -403,7 +403,7 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import NllbTokenizerFast
 
-    from recipe.inference.payloads import BadRequest
+    from recipe.backend.requests.payloads import BadRequest
 
     words = ["<s>", "<pad>", "</s>", "<unk>", "the", "film", "was", "good", "bad"]
     base = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
@@ -493,7 +493,7 @@ def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
 def test_a_precision_is_computed_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.inference import precision
+    from recipe.backend import precision
     from recipe.runtime.device import Device
 
     folder = save("BertForSequenceClassification", tmp_path / "model")

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from amphora.serving.worker.turns import Job, Turns
-from recipe.inference import turns
+from recipe.backend import turns
+from recipe.backend.requests.payloads import Request
+from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import reading
-from recipe.inference.generation.generator import Generator
-from recipe.inference.payloads import Request
-from recipe.inference.saved.origin import Origin
-from recipe.inference.tasks.text_to_text import GENERAL, TextGenerator
+from recipe.tasks.causal_lm.serve import Generator
+from recipe.tasks.text_to_text.serve import GENERAL, TextGenerator
 from tests.support.serving_kit import save
 
 FAMILIES = [

@@ -15,7 +15,7 @@ from recipe.arguments import parse
 from recipe.batching import flat
 from recipe.batching.batches import Packed
 from recipe.models import flat_attention, packed_encoders
-from recipe.tasks.text_classification import CLASSES
+from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
 from tests.support.packed_batches import PAD, make, samples_of, tweet_lengths
 

@@ -26,7 +26,10 @@ from recipe.compat import new_weights
 from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, masked_models, sentence_encoder, text_to_text
+from recipe.models import loading
+from recipe.tasks.masked_lm import model as masked_models
+from recipe.tasks.sentence_embedding import model as sentence_encoder
+from recipe.tasks.text_to_text import model as text_to_text
 from tests.support import causal_kit, texts_and_pictures
 
 Load = Callable[[loading.Source, Hyperparameters], Any]

@@ -21,8 +21,8 @@ from recipe.batching.document_batches import PackedDocuments
 from recipe.models import flat_attention, lora, packed_decoders, packed_encoders
 from recipe.runtime import memory_estimate
 from recipe.runtime.memory_estimate import Estimate, Setting
-from recipe.tasks.causal_lm import NEXT_TOKENS
-from recipe.tasks.text_classification import CLASSES
+from recipe.tasks.causal_lm.task import NEXT_TOKENS
+from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import preflight
 from tests.support.packed_batches import PAD, documents_of, samples_of, tweet_lengths
 

@@ -453,7 +453,8 @@ def test_a_model_that_cannot_be_packed_is_padded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from recipe.batching import batches
-    from recipe.tasks import base, causal_lm
+    from recipe.tasks import base
+    from recipe.tasks.causal_lm import task as causal_lm
 
     config = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
     torch.manual_seed(0)

@@ -15,16 +15,17 @@ import torch
 import transformers
 from PIL import Image, ImageOps
 
-from recipe.batching.picture_batches import FixedPictures
-from recipe.batching.picture_batches import PictureSamples as Samples
-from recipe.data.kinds import pictures
-from recipe.data.kinds.decoding import picture
+from recipe.data.files.decoding import picture
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import pictures as models
 from recipe.models.loading import Source
-from recipe.tasks import detection, image_classification
-from recipe.tokenization import pictures as pixels
+from recipe.tasks import detection
+from recipe.tasks.image_classification import data as pictures
+from recipe.tasks.image_classification import model as models
+from recipe.tasks.image_classification import task as image_classification
+from recipe.tasks.image_classification import tokens as pixels
+from recipe.tasks.image_classification.batches import FixedPictures
+from recipe.tasks.image_classification.batches import PictureSamples as Samples
 
 
 @pytest.fixture(scope="module", autouse=True)

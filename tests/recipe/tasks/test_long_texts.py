@@ -16,7 +16,7 @@ from recipe import arguments
 from recipe.batching import samples as batching
 from recipe.batching.samples import Samples
 from recipe.errors import HyperparameterError
-from recipe.tasks.text_classification import TextClassification
+from recipe.tasks.text_classification.task import TextClassification
 from recipe.tokenization import encoding
 from tests.support import worlds
 from tests.support.worlds import Training

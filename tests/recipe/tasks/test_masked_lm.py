@@ -16,13 +16,14 @@ from torch.nn import functional
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedModel
 
 from recipe.batching import batches, packing
-from recipe.batching.masked_batches import MaskedTexts, PackedMasked, PaddedMasked
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import masked_models, packed_encoders
+from recipe.models import packed_encoders
 from recipe.models.loading import Source
 from recipe.tasks import evaluation
-from recipe.tokenization import masked_texts
+from recipe.tasks.masked_lm import model as masked_models
+from recipe.tasks.masked_lm import tokens as masked_texts
+from recipe.tasks.masked_lm.batches import MaskedTexts, PackedMasked, PaddedMasked
 from tests.support import serving_kit
 
 TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2

@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from recipe.inference.payloads import BadRequest
+from recipe.backend.requests.payloads import BadRequest
 from recipe.paths import from_environment
 from recipe.training import preflight
 from tests.support.serving_kit import Handlers

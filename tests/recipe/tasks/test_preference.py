@@ -17,15 +17,15 @@ from transformers import AutoModelForCausalLM, EvalPrediction
 
 from recipe import arguments
 from recipe.batching import batches
-from recipe.batching.preference_batches import AnswerPairs
 from recipe.errors import CheckpointError, DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention
 from recipe.paths import Places
 from recipe.reports import report
-from recipe.tasks import base, preference
-from recipe.tasks.preference import Preferring
-from recipe.tokenization import preferences as tokens
+from recipe.tasks import base
+from recipe.tasks.preference import task as preference
+from recipe.tasks.preference.batches import AnswerPairs
+from recipe.tasks.preference.task import Preferring, tokens
 from recipe.training import preflight
 from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from recipe.data import reranking
 from recipe.data.files import part
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
-from recipe.tasks.scores import ranking_scores
-from recipe.tasks.scores.ranking_scores import JudgedLists
+from recipe.tasks import ranking_scores
+from recipe.tasks.ranking_scores import JudgedLists
+from recipe.tasks.reranking import data as reranking
 from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
 from tests.support.serving_kit import Handlers, assert_close
 
@@ -83,7 +83,7 @@ def test_a_list_is_learned_as_a_whole(trained: dict[str, tuple[Path, Any]], tmp_
 
     from recipe import arguments
     from recipe.models.loading import Source
-    from recipe.tasks.reranking import Reranking
+    from recipe.tasks.reranking.task import Reranking
 
     folder = trained["lists"][0] / "model"
     rows = lists(6)
@@ -140,7 +140,7 @@ def test_data_that_cannot_be_right_is_refused(
     rows: list[Any], words: list[str], tmp_path: Path
 ) -> None:
     from recipe import arguments
-    from recipe.tasks.reranking import Reranking
+    from recipe.tasks.reranking.task import Reranking
 
     with pytest.raises(DataError) as caught:
         Reranking({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
@@ -150,7 +150,7 @@ def test_data_that_cannot_be_right_is_refused(
 
 def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
     from recipe import arguments
-    from recipe.tasks.reranking import Reranking
+    from recipe.tasks.reranking.task import Reranking
 
     graded = [{"query": f"q {n // 4}", "text": f"t {n}", "label": n % 4} for n in range(80)]
     task = Reranking({"train": write(tmp_path / "a", graded)}, arguments.parse([*TASK]))
@@ -170,7 +170,7 @@ def test_the_texts_of_a_query_come_together_wherever_its_rows_are(
 ) -> None:
     """A few rows at a time, and where queries cannot be told apart by their hashes."""
     from recipe import arguments
-    from recipe.tasks.reranking import Reranking
+    from recipe.tasks.reranking.task import Reranking
 
     draw = np.random.default_rng(0)
     rows = [

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from recipe.data import relevance
-from recipe.data.kinds import numbered_texts
 from recipe.errors import DataError, HyperparameterError
-from recipe.tasks.scores import ranking_scores
-from recipe.tasks.scores.ranking_scores import Corpus
+from recipe.tasks import numbered_texts, ranking_scores
+from recipe.tasks.ranking_scores import Corpus
 from tests.support.ranking_jobs import run, scored, triplets, write
 from tests.support.serving_kit import Handlers, assert_close
 
@@ -95,7 +94,7 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
 
     from recipe import arguments
     from recipe.models.loading import Source
-    from recipe.tasks.sentence_embedding import SentenceEmbedding
+    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
 
     rows = triplets(60)[::2]  # neighbours share a text
     channels = {"train": write(tmp_path / "data", rows)}
@@ -210,7 +209,7 @@ def test_data_that_cannot_be_right_is_refused(
     rows: list[Any], argv: list[str], words: list[str], tmp_path: Path
 ) -> None:
     from recipe import arguments
-    from recipe.tasks.sentence_embedding import SentenceEmbedding
+    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
 
     channels = {"train": write(tmp_path, rows)}
     given = arguments.parse([*TASK, *argv])
@@ -241,7 +240,7 @@ def test_formats_that_circulate_are_read(
     rows: list[Any], kind: str, first: tuple[str, int], tmp_path: Path
 ) -> None:
     from recipe import arguments
-    from recipe.tasks.sentence_embedding import SentenceEmbedding
+    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
 
     given = arguments.parse([*TASK, "--eval_strategy", "no"])
     task = SentenceEmbedding({"train": write(tmp_path, rows)}, given)
@@ -279,7 +278,7 @@ def test_the_task_is_found_where_it_is_certain(
 
 def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
     from recipe import arguments
-    from recipe.tasks.sentence_embedding import SentenceEmbedding
+    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
 
     rows = [{"query": f"q {n // 3}", "positive": f"p {n}"} for n in range(60)]
     task = SentenceEmbedding({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
@@ -291,7 +290,7 @@ def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
 def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     from recipe import arguments
     from recipe.models.loading import Source
-    from recipe.tasks.sentence_embedding import SentenceEmbedding
+    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
 
     channels = {"train": write(tmp_path, triplets(20))}
     with pytest.raises(HyperparameterError, match="33"):

@@ -15,16 +15,15 @@ import transformers
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 from transformers.trainer_pt_utils import LabelSmoother
 
-from recipe.batching.pair_batches import PaddedPairs, Pairs, shapes
-from recipe.data.kinds import text_pairs
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import text_to_text
 from recipe.models.loading import Source
 from recipe.tasks import detection
-from recipe.tasks.scores import writing
-from recipe.tokenization import languages
-from recipe.tokenization import text_pairs as tokens
+from recipe.tasks.text_to_text import data as text_pairs
+from recipe.tasks.text_to_text import languages, tokens
+from recipe.tasks.text_to_text import model as text_to_text
+from recipe.tasks.text_to_text import scores as writing
+from recipe.tasks.text_to_text.batches import PaddedPairs, Pairs, shapes
 from tests.support import serving_kit
 
 PAIRS = [

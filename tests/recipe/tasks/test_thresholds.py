@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score
 from recipe import arguments
 from recipe.errors import HyperparameterError
 from recipe.tasks import evaluation
-from recipe.tasks.text_classification import TextClassification
+from recipe.tasks.text_classification.task import TextClassification
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -15,21 +15,16 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from recipe.batching.masked_batches import NEVER
 from recipe.batching.samples import Samples
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
-from recipe.tokenization import (
-    chat,
-    documents,
-    masked_texts,
-    preferences,
-    store,
-    text_pairs,
-    texts,
-    windows,
-    words,
-)
+from recipe.tasks.masked_lm import tokens as masked_texts
+from recipe.tasks.masked_lm.batches import NEVER
+from recipe.tasks.preference import tokens as preferences
+from recipe.tasks.question_answering import tokens as windows
+from recipe.tasks.text_to_text import tokens as text_pairs
+from recipe.tasks.token_classification import tokens as words
+from recipe.tokenization import chat, documents, store, texts
 from tests.support import causal_kit
 
 LETTERS = [*"abc é中\u0301 \n\t,.'", "the ", "film ", "[SEP]", "</s>", "<|im_end|>", "0 ", "🙂"]

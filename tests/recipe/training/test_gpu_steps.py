@@ -25,8 +25,8 @@ from recipe.arguments import parse
 from recipe.errors import HyperparameterError
 from recipe.models import lora
 from recipe.runtime import distribution
-from recipe.tasks.causal_lm import NEXT_TOKENS
-from recipe.tasks.text_classification import CLASSES
+from recipe.tasks.causal_lm.task import NEXT_TOKENS
+from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine as engines
 from recipe.training import interruptions
 from tests.support.packed_batches import (

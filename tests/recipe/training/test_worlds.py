@@ -22,7 +22,7 @@ from recipe.batching import batches, packing
 from recipe.batching.batches import World
 from recipe.errors import CheckpointError
 from recipe.storage import checkpoints
-from recipe.tasks.text_classification import CLASSES
+from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import worlds
 from recipe.training.worlds import Cut
 from tests.support.packed_batches import samples_of

@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from recipe.backend.requests.payloads import BadRequest, Request
 from recipe.compat import UNBOUNDED
 from recipe.inference import registry
 from recipe.inference.apis import openai, openai_forms, tei, tgi, tokens
-from recipe.inference.generation.generator import Generator
-from recipe.inference.payloads import BadRequest, Request
-from recipe.inference.tasks.classifier import Classifier
-from recipe.inference.tasks.embedder import Embedder, TokenFeatures
-from recipe.inference.tasks.library_vectors import SPARSE, LibraryVectors
+from recipe.tasks.causal_lm.serve import Generator
+from recipe.tasks.sentence_embedding.library_vectors import SPARSE, LibraryVectors
+from recipe.tasks.sentence_embedding.serve import Embedder, TokenFeatures
+from recipe.tasks.text_classification.serve import Classifier
 
 _FORMS = {
     "text-generation": "text",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from recipe.inference import payloads
-from recipe.inference.payloads import Answers, BadRequest, Request
+from recipe.backend.requests import payloads
+from recipe.backend.requests.payloads import Answers, BadRequest, Request
 
 Form = Callable[[Any, Request], Any]
 """Makes a request's answer of a task's prediction."""

@@ -11,16 +11,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recipe.inference.apis.openai_forms import (
-    ChatChoices,
-    CompletionChoices,
-    EmbeddingsForm,
-    ResponseForm,
-    TextsForm,
-)
-from recipe.inference.generation import options
-from recipe.inference.generation.options import REFUSE, GenerationSettings
-from recipe.inference.parameters import (
+from recipe.backend.generation import options
+from recipe.backend.generation.options import REFUSE, GenerationSettings
+from recipe.backend.requests.parameters import (
     FLAG,
     TEXT,
     TEXTS_OR_IDS,
@@ -31,7 +24,14 @@ from recipe.inference.parameters import (
     one_of,
     whole,
 )
-from recipe.inference.payloads import BadRequest, Request, refuse, texts_or_ids
+from recipe.backend.requests.payloads import BadRequest, Request, refuse, texts_or_ids
+from recipe.inference.apis.openai_forms import (
+    ChatChoices,
+    CompletionChoices,
+    EmbeddingsForm,
+    ResponseForm,
+    TextsForm,
+)
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES = "/v1/responses"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from recipe.inference.generation.decoding import LENGTH, Event, Token
-from recipe.inference.generation.options import GenerationSettings
-from recipe.inference.payloads import Answers, Document, EventStream, Request
+from recipe.backend.generation.decoding import LENGTH, Event, Token
+from recipe.backend.generation.options import GenerationSettings
+from recipe.backend.requests.payloads import Answers, Document, EventStream, Request
 
 _REASONS = {LENGTH: "length"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.inference import bodies, payloads
+from recipe.backend.requests import bodies, payloads
+from recipe.backend.requests.payloads import BadRequest, Request, UnsupportedContentType
 from recipe.inference.apis import openai, tei, tgi, tokens
-from recipe.inference.payloads import BadRequest, Request, UnsupportedContentType
 
 _OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS, openai.RESPONSES)
 _TEI = (

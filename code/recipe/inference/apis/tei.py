@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recipe.inference.apis.openai_forms import served_name
-from recipe.inference.parameters import (
+from recipe.backend.requests.parameters import (
     FLAG,
     OBJECT,
     SIDE,
@@ -19,7 +18,15 @@ from recipe.inference.parameters import (
     faults,
     whole,
 )
-from recipe.inference.payloads import Answers, BadRequest, Document, Request, refuse, texts_or_ids
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Document,
+    Request,
+    refuse,
+    texts_or_ids,
+)
+from recipe.inference.apis.openai_forms import served_name
 
 EMBED, EMBED_ALL, RERANK, PREDICT = "/embed", "/embed_all", "/rerank", "/predict"
 EMBED_SPARSE = "/embed_sparse"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from recipe.inference import bodies
-from recipe.inference.payloads import BadRequest, Document, EventStream, Request
+from recipe.backend.requests import bodies
+from recipe.backend.requests.payloads import BadRequest, Document, EventStream, Request
 
 GENERATE, GENERATE_STREAM = "/generate", "/generate_stream"
 ROUTES = (GENERATE, GENERATE_STREAM)

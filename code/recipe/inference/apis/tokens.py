@@ -6,12 +6,19 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from recipe.inference import bounds
-from recipe.inference.bounds import Bound
-from recipe.inference.generation.generator import Generator
-from recipe.inference.parameters import FLAG, TEXT, TEXT_OR_TEXTS, Rule, are_ids, faults
-from recipe.inference.payloads import BadRequest, Document, Request, TokenIds, check_ids, refuse
-from recipe.inference.tasks.embedder import Embedder
+from recipe.backend import bounds
+from recipe.backend.bounds import Bound
+from recipe.backend.requests.parameters import FLAG, TEXT, TEXT_OR_TEXTS, Rule, are_ids, faults
+from recipe.backend.requests.payloads import (
+    BadRequest,
+    Document,
+    Request,
+    TokenIds,
+    check_ids,
+    refuse,
+)
+from recipe.tasks.causal_lm.serve import Generator
+from recipe.tasks.sentence_embedding.serve import Embedder
 
 TOKENIZE, DECODE = "/tokenize", "/decode"
 ROUTES = (TOKENIZE, DECODE)

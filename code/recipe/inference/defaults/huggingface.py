@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.inference.defaults import serialization
-from recipe.inference.payloads import (
+from recipe.backend.requests.payloads import (
     CSV,
     JSON,
     NPY,
@@ -23,6 +22,7 @@ from recipe.inference.payloads import (
     UnsupportedContentType,
     media_type,
 )
+from recipe.inference.defaults import serialization
 
 
 class NoHeader(BadRequest):
@@ -61,7 +61,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
     if kind.startswith("image/"):
         from PIL import Image
 
-        from recipe.inference.tasks import media
+        from recipe.backend import media
 
         data = bytes_of(body)
         media.Pixels().take(data)
@@ -155,12 +155,12 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
+    from recipe.backend import loading, pipelines, precision
+    from recipe.backend.engines import conversion
+    from recipe.backend.saved.origin import Origin
+    from recipe.backend.static import programs as static
     from recipe.compat import quieten
-    from recipe.inference import loading, precision, registry
-    from recipe.inference.engines import conversion
-    from recipe.inference.saved.origin import Origin
-    from recipe.inference.static import programs as static
-    from recipe.inference.tasks import pipelines
+    from recipe.inference import registry
     from recipe.storage import checksums
 
     quieten(bars=False)
@@ -205,7 +205,7 @@ class TaskPipeline:
         `question` and `context` may be named instead of `inputs`. Raises BadRequest (400) if the
         inputs or a parameter are not the task's.
         """
-        from recipe.inference import bodies, payloads
+        from recipe.backend.requests import bodies, payloads
 
         if inputs is None:
             names = ("question", "context")

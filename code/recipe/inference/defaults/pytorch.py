@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.errors import ModelError
-from recipe.inference.defaults.huggingface import bytes_of, read_json, read_npy, text_of
-from recipe.inference.payloads import (
+from recipe.backend.requests.payloads import (
     CSV,
     JSON,
     NPY,
@@ -24,6 +22,8 @@ from recipe.inference.payloads import (
     UnsupportedContentType,
     media_type,
 )
+from recipe.errors import ModelError
+from recipe.inference.defaults.huggingface import bytes_of, read_json, read_npy, text_of
 
 _SUFFIXES = (".pt", ".pth")
 

@@ -24,9 +24,9 @@ from uuid import UUID
 
 import numpy as np
 
-from recipe.inference import accept
-from recipe.inference.accept import NotAcceptable
-from recipe.inference.payloads import CSV, EVENTS, JSON, JSON_LINES, NPY, SPELLINGS, TEXT
+from recipe.backend.requests import accept
+from recipe.backend.requests.accept import NotAcceptable
+from recipe.backend.requests.payloads import CSV, EVENTS, JSON, JSON_LINES, NPY, SPELLINGS, TEXT
 
 BYTES = "application/octet-stream"
 _IMAGE_FORMATS = {

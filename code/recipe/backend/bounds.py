@@ -1,0 +1,147 @@
+"""What a request may cost: one bound of each kind, for all tasks, held before memory is taken.
+
+A task computes the figure (how many rows the model would read, how many numbers the answer would
+hold) and calls `hold`. Work that is within its bound pauses between its pieces (`turns.pause`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from recipe.backend import turns
+from recipe.backend.requests.payloads import BadRequest, Text
+from recipe.tokenization import encoding
+
+_PIECE_TEXTS, _PIECE_BYTES = 512, 65536
+"""Of what becomes tokens between two pauses: about 0.1 s of CPU."""
+
+
+class TooCostly(BadRequest):
+    """A request costs more than a bound allows."""
+
+    status_code = 413
+    code = "too_costly"
+
+
+class Bound(enum.Enum):
+    """A kind of cost: its variable, its usual value, and what it counts."""
+
+    TEXT = "AMPHORA_MAX_TEXT_BYTES", 500_000, "bytes of a text that become tokens at once"
+    ROWS = "AMPHORA_MAX_ROWS", 131_072, "texts, pairs and windows that the model reads"
+    READ = "AMPHORA_MAX_TOKENS_READ", 4_194_304, "tokens that the model reads"
+    WRITTEN = "AMPHORA_MAX_TOKENS_WRITTEN", 262_144, "tokens that may be generated"
+    SCORES = "AMPHORA_MAX_SCORES", 67_108_864, "numbers that the model computes for the answer"
+    ANSWER = "AMPHORA_MAX_ANSWER_VALUES", 4_194_304, "numbers and names in the answer"
+    SAMPLES = "AMPHORA_MAX_SAMPLES", 4_800_000, "samples of sound at the model's rate"
+    PIXELS = "AMPHORA_MAX_PIXELS", 64_000_000, "pixels of a request's images"
+
+    def __init__(self, variable: str, usual: int, what: str) -> None:
+        self.variable = variable
+        self.usual = usual
+        self.what = what
+        self.most = usual
+        """In this process."""
+
+
+def read(environ: Mapping[str, str]) -> None:
+    """Set the bounds of this process.
+
+    Raises:
+        ValueError: Variables are not whole numbers above 0; all of them are named.
+    """
+    wrong = []
+    for bound in Bound:
+        text = environ.get(bound.variable, "") or str(bound.usual)
+        if text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0:
+            bound.most = int(text)
+        else:
+            wrong.append(f"{bound.variable} is {text[:40]!r}: give a whole number above 0.")
+    if wrong:
+        raise ValueError(" ".join(wrong))
+
+
+def hold(bound: Bound, figure: int, reason: str = "") -> None:
+    """Refuse what is beyond a bound.
+
+    Args:
+        bound: The kind of cost.
+        figure: The cost of the request, as far as it is known.
+        reason: How the figure comes about, such as "1,000 texts x 500 labels".
+
+    Raises:
+        TooCostly: The figure is beyond the bound.
+    """
+    if figure > bound.most:
+        why = f" ({reason})" if reason else ""
+        raise TooCostly(
+            f"The request asks for {figure:,} {bound.what}{why}; {bound.most:,} are allowed"
+            f" ({bound.variable}). Send less in one request."
+        )
+
+
+def hold_text(*texts: str) -> None:
+    """Refuse texts that become tokens together and are too long for that."""
+    most = Bound.TEXT.most
+    # UTF-8 has 4 bytes for a character at most.
+    if 4 * sum(map(len, texts)) > most:
+        hold(Bound.TEXT, sum(size_of(text) for text in texts))
+
+
+def size_of(text: str) -> int:
+    """The bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def beginning(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> str:
+    """As much of a text as decides its first `limit` tokens, found without reading more of it than
+    is allowed.
+
+    Raises:
+        TooCostly: More of the text would have to become tokens at once.
+    """
+    head = encoding.beginning(tokenizer, text, limit, Bound.TEXT.most)
+    hold_text(head)
+    return head
+
+
+def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, shared: int) -> None:
+    """Refuse a text that would be read in too many windows.
+
+    Args:
+        tokenizer: The model's.
+        text: The text; it is tokenized only if its length alone does not settle the question.
+        room: Its tokens in each window.
+        shared: Those that a window repeats of the one before it.
+    """
+    step = max(1, room - shared)
+    most = min(Bound.ROWS.most, Bound.READ.most // max(1, room))
+    if size_of(text) // step < most:
+        return
+    tokens = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    turns.pause()
+    windows = 1 + max(0, tokens - room + step - 1) // step
+    reason = f"{tokens:,} tokens, {room:,} in each, {shared:,} of them shared"
+    hold(Bound.ROWS, windows, reason)
+    hold(Bound.READ, windows * room, f"{windows:,} windows: {reason}")
+
+
+def pieces(texts: Sequence[Text], beside: int = 0) -> Iterator[range]:
+    """The places of texts that become tokens at once, with a pause after each piece.
+
+    Args:
+        texts: All of a request.
+        beside: Characters that are tokenized with each text.
+    """
+    start, size = 0, 0
+    for place, text in enumerate(texts):
+        own = beside + (len(text) if isinstance(text, str) else sum(map(len, text)))
+        if place > start and (size + own > _PIECE_BYTES or place - start >= _PIECE_TEXTS):
+            yield range(start, place)
+            turns.pause()
+            start, size = place, 0
+        size += own
+    yield range(start, len(texts))
+    turns.pause()

@@ -1,0 +1,78 @@
+"""The arguments of transformers' `generate`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from recipe.backend.loaded_model import LoadedModel
+
+# Settings of a generation_config that change prompts, or give several tokens a step.
+_IGNORED = ("prompt_lookup_num_tokens", "assistant_early_exit", "token_healing")
+_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions",
+            "output_hidden_states")  # fmt: skip
+
+
+def settle(model: Any) -> None:
+    """Give a model a `generation_config` with which `generate` returns tokens, one a step.
+
+    It is a copy, since other models may share the original.
+    """
+    config = copy.deepcopy(model.generation_config)
+    for name in _IGNORED:
+        if getattr(config, name, None):
+            print(f"generation: ignores {name} of generation_config.json", flush=True)
+            setattr(config, name, None)
+    for name in _OUTPUTS:
+        if getattr(config, name, None):
+            setattr(config, name, False)
+    model.generation_config = config
+
+
+def end_ids(model: Any) -> list[int]:
+    """Return the end tokens of a model's generation_config."""
+    configured = model.generation_config.eos_token_id
+    if configured is None:
+        return []
+    return list(configured) if isinstance(configured, list) else [configured]
+
+
+def pad_token_id(loaded: LoadedModel) -> int:
+    """Return the tokenizer's padding token, or one that the attention mask hides."""
+    tokenizer = loaded.tokenizer
+    known: tuple[Any, ...] = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return int(next(number for number in known if number is not None))
+
+
+def padded(
+    loaded: LoadedModel, rows: Sequence[list[int]], *, on_right: bool = False
+) -> dict[str, torch.Tensor]:
+    """Return token ids and attention mask, shapes (rows, tokens), padded on the left: what
+    `generate` adds then follows each prompt."""
+    longest, pad = max(map(len, rows)), pad_token_id(loaded)
+    ids, mask = [], []
+    for row in rows:
+        padding = [pad] * (longest - len(row))
+        ids.append([*row, *padding] if on_right else [*padding, *row])
+        masked = [0] * len(padding)
+        mask.append([1] * len(row) + masked if on_right else masked + [1] * len(row))
+    device = loaded.model.device
+    return {
+        "input_ids": torch.tensor(ids, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
+
+
+def set_seed(seed: int | None, place: int) -> None:
+    """Seed torch for the inputs of a request from `place` on.
+
+    Inputs of a request that do not fit into one call have different seeds, so that equal ones do
+    not get equal texts.
+    """
+    if seed is None:
+        torch.seed()  # forked workers would otherwise all draw the same
+    else:
+        torch.manual_seed((seed + place) % 2**64 if place else seed)

@@ -1,0 +1,295 @@
+"""Decode the tokens of `generate` one by one: text, end of generation, log-probabilities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from recipe.backend.generation.options import GenerationSettings
+from recipe.backend.generation.prompts import Prompt
+
+LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
+_HALF = "\ufffd"
+"""What a tokenizer decodes the first bytes of a character to."""
+_SPACE = "\u2581"
+"""SentencePiece's letter for a space."""
+UNLIKELY = -9999.0
+"""OpenAI's lower bound of a log-probability; JSON has no infinity."""
+
+
+@dataclass
+class Token:
+    """A generated token, or a candidate for its position."""
+
+    id: int
+    text: str
+    """The text that it adds. U+FFFD stands for bytes that are no character by themselves."""
+    is_special: bool
+    start: int = 0
+    """Characters of the text before it; the same for all bytes of a character."""
+    data: bytes | None = None
+    """Its bytes, if they are no character by themselves and the tokenizer names them."""
+    logprob: float | None = None
+    likeliest: list[Token] = field(default_factory=list)
+    """The most likely tokens at its position."""
+
+
+@dataclass
+class Completion:
+    """A text that has been, or is being, generated."""
+
+    prompt: int
+    """The position of its prompt in the request."""
+    place: int
+    """Its position among the texts of that prompt."""
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    finish: str = ""
+    """`LENGTH`, `END` or `STOPPED`; empty until generation ends."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A new token of a stream."""
+
+    written: Completion
+    """The text so far, which ends with the token."""
+    text: str
+    """The text that the token adds."""
+
+
+class Writer:
+    """Adds tokens to a `Completion` until an end token, a stop text or the most tokens."""
+
+    def __init__(
+        self,
+        written: Completion,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Prompt,
+        ends: Collection[int],
+        *,
+        follows: bool,
+    ) -> None:
+        """
+        Args:
+            written: An empty completion.
+            tokenizer: The model's tokenizer.
+            prompt: The prompt that the text follows.
+            ends: End tokens.
+            follows: Whether to decode every token, and not only the whole text.
+        """
+        self.written = written
+        self._tokenizer = tokenizer
+        self._special = set(tokenizer.all_special_ids)
+        self._prompt = prompt
+        self._stop = prompt.settings.stop
+        self._ends = ends
+        self._follows = follows or bool(self._stop)
+        self._anchor: tuple[list[int], str] | None = None
+        self._ids: list[int] = []
+        self._start = self._shown = 0
+
+    def take(self, number: int, logprobs: torch.Tensor | None) -> str:
+        """Add a token, and return the text that it adds.
+
+        Args:
+            number: The token's id.
+            logprobs: The log-probabilities of the whole vocabulary, shape (vocabulary,).
+        """
+        self._ids.append(number)
+        written = self.written
+        shown = written.text
+        token = Token(number, "", number in self._special, len(shown))
+        if self._follows:
+            token = self._token(number, len(shown))
+        if logprobs is not None:
+            token.logprob = max(float(logprobs[number]), UNLIKELY)
+            best = logprobs.topk(min(self._prompt.settings.logprobs or 0, len(logprobs)))
+            for other, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                # Tokens that the settings forbid are not candidates.
+                if value > UNLIKELY:
+                    likely = self._token(other, token.start)
+                    likely.logprob = value
+                    token.likeliest.append(likely)
+        written.tokens.append(token)
+        if self._follows:
+            written.text += self._piece()
+            # The bytes before it may have become U+FFFD with it, instead of a character.
+            if token.text and written.text.endswith(token.text):
+                token.start = len(written.text) - len(token.text)
+        tail = written.text[max(0, len(shown) - max(map(len, self._stop), default=0)) :]
+        if any(stop in tail for stop in self._stop):
+            written.finish = STOPPED
+        elif number in self._ends:
+            written.finish = END
+        elif len(self._ids) >= self._prompt.new:
+            written.finish = LENGTH
+        if written.finish:
+            # As in pipelines: some tokenizers tidy up a text as a whole.
+            written.text = self._first(self._ids)
+        return written.text[len(shown) :] if written.text.startswith(shown) else ""
+
+    def end(self) -> None:
+        """Finish a text that the model's own settings have ended."""
+        if not self.written.finish:
+            self.written.finish = STOPPED
+            self.written.text = self._first(self._ids)
+
+    def _token(self, number: int, start: int) -> Token:
+        """Return a token with its text behind another token, unless it is the first of a text: by
+        themselves, tokens of some tokenizers lose the space before them."""
+        if self._anchor is None:
+            anchor = self._tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+            self._anchor = anchor, self._decode(anchor, keep=True)
+        anchor, before = self._anchor
+        both = self._decode([*anchor, number], keep=True) if self.written.tokens else ""
+        is_behind = bool(both) and both.startswith(before)
+        text = both[len(before) :] if is_behind else self._first([number], keep=True)
+        data = _bytes_of(self._tokenizer, number) if _HALF in text else None
+        return Token(number, text, number in self._special, start, data)
+
+    def _first(self, ids: Sequence[int], *, keep: bool = False) -> str:
+        """Return the text of the first tokens. SentencePiece tokenizers drop a leading space; it is
+        restored if the text continues a prompt."""
+        text = self._decode(ids, keep=keep)
+        if not self._prompt.continues or text.startswith(" "):
+            return text
+        shown = next((number for number in ids if keep or number not in self._special), None)
+        name = "" if shown is None else str(self._tokenizer.convert_ids_to_tokens(shown))
+        return f" {text}" if name.startswith(_SPACE) else text
+
+    def _decode(self, ids: Sequence[int], *, keep: bool = False) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not keep))
+
+    def _piece(self) -> str:
+        """Return the text that the last tokens add, or "" until a character is complete."""
+        decode = self._decode if self._start else self._first
+        known = decode(self._ids[self._start : self._shown])
+        text = decode(self._ids[self._start :])
+        if len(text) <= len(known) or text.endswith(_HALF):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return text[len(known) :]
+
+
+def _bytes_of(tokenizer: Any, number: int) -> bytes | None:
+    """Return the bytes of a token, or None if its name does not give them."""
+    name = tokenizer.convert_ids_to_tokens(number)
+    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
+        return bytes.fromhex(match[1])
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+    return bytes(letters[letter] for letter in name) if set(name) <= set(letters) else None
+
+
+class Finite(LogitsProcessor):
+    """Raises ArithmeticError if the scores of an unfinished text are NaN or infinity."""
+
+    def __init__(self, ends: Iterable[int]) -> None:
+        """
+        Args:
+            ends: End tokens; scores after one of them are ignored.
+        """
+        self._ends = list(ends)
+        self._start: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores unchanged; shapes (texts, tokens), (texts, vocabulary)."""
+        if self._start is None:
+            self._start = input_ids.shape[1]
+        new = input_ids[:, self._start :]
+        over = torch.isin(new, torch.tensor(self._ends, device=new.device)).any(-1)
+        best = scores.amax(-1)
+        if bool(((best.isnan() | (best == torch.inf)) & ~over).any()):
+            raise ArithmeticError(
+                "the model's scores are NaN or infinity, so that no token can be chosen: check the"
+                " weights, or serve it with AMPHORA_DTYPE=float32"
+            )
+        return scores
+
+
+class Penalties(LogitsProcessor):
+    """Applies OpenAI's penalties on tokens of the text so far, and biases of single tokens."""
+
+    def __init__(self, prompt: int, settings: GenerationSettings) -> None:
+        """
+        Args:
+            prompt: Tokens before the text.
+            settings: The penalties and biases.
+        """
+        self._prompt = prompt
+        self._settings = settings
+        self.logprobs: torch.Tensor | None = None
+        """Of the current step, before temperature and top_p, if the settings ask for them."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the changed scores; shapes (texts, tokens), (texts, vocabulary)."""
+        settings, new = self._settings, input_ids[:, self._prompt :]
+        frequency, presence = settings.frequency_penalty, settings.presence_penalty
+        if new.shape[1] and (frequency or presence):
+            counts = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new).to(scores))
+            scores = scores - frequency * counts - presence * (counts > 0)
+        if settings.logit_bias:
+            ids, values = zip(*settings.logit_bias, strict=True)
+            scores = scores.clone()
+            scores[:, list(ids)] += torch.tensor(values, device=scores.device, dtype=scores.dtype)
+        if settings.logprobs is not None:
+            self.logprobs = scores.float().log_softmax(-1)
+        return scores
+
+
+class Watch(StoppingCriteria):
+    """Passes the tokens of each step to the writers, and ends finished texts."""
+
+    def __init__(
+        self,
+        writers: Sequence[Writer],
+        penalties: Penalties,
+        report: Callable[[Event], None] | None,
+    ) -> None:
+        """
+        Args:
+            writers: One for each row.
+            penalties: They have the log-probabilities of each step.
+            report: Called for each token.
+        """
+        self._writers = writers
+        self._penalties = penalties
+        self._report = report
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        """Return which texts are finished, shape (texts,)."""
+        rows = self._penalties.logprobs
+        for place, number in enumerate(input_ids[:, -1].tolist()):
+            writer = self._writers[place]
+            if not writer.written.finish:
+                added = writer.take(number, None if rows is None else rows[place])
+                if self._report is not None:
+                    self._report(Event(writer.written, added))
+        done = [bool(writer.written.finish) for writer in self._writers]
+        return torch.tensor(done, device=input_ids.device)
+
+
+class Pauses(StoppingCriteria):
+    """Pauses after each step; random numbers drawn meanwhile do not affect the generation."""
+
+    def __init__(self, pause: Callable[[], None], *, draws: bool) -> None:
+        """
+        Args:
+            pause: An exception that it raises ends the generation.
+            draws: Whether the generation samples.
+        """
+        self._pause = pause
+        self._draws = draws
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        """Return that no text is finished, shape (texts,)."""
+        devices = [input_ids.device] if input_ids.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=self._draws):
+            self._pause()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

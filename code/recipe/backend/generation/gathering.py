@@ -1,0 +1,162 @@
+"""Groups of inputs of several requests that are generated together, while groups take turns.
+
+How long a text becomes is not known before it is generated: a request that waited for the end of a
+running group would wait for its longest text. So it waits for a few tokens of groups like it, and
+for more of them the more such groups there are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from recipe.backend import turns
+
+_PATIENCE = 2
+"""Tokens of running groups for which a piece waits; doubled for each further group."""
+_MUCH_LONGER = 4
+"""Pieces of which one has so many times the tokens of the other do not share a group."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input of a request, in tokens."""
+
+    place: int
+    """Its position in the request."""
+    ids: list[int]
+
+
+Input = TypeVar("Input", bound=Source)
+Written = TypeVar("Written")
+Write = Callable[[Sequence[Input], Callable[[], None]], list[Written]]
+"""Generates something for each input; the second argument pauses."""
+
+
+class Piece(Generic[Input]):
+    """Inputs of one request that are generated together."""
+
+    def __init__(self, inputs: Sequence[Input], alike: Any, most: int) -> None:
+        """
+        Args:
+            inputs: At most `most`.
+            alike: A value that is equal for pieces that may share a group.
+            most: The most inputs of a group.
+        """
+        self.inputs = inputs
+        self.alike = alike
+        self.most = most
+        self.longest = max(len(one.ids) for one in inputs)
+        self.came: int | None = None
+        """How many tokens all groups had generated when it began to wait."""
+        self.group: tuple[turns.Shared[list[Any]], int, int] | None = None
+        """The work of its group, the position of its first input there, and the group's pieces."""
+
+
+def pieces(inputs: Sequence[Input], alike: Any, most: int) -> Iterator[Piece[Input]]:
+    """Cut a request's inputs into pieces of at most `most`."""
+    for start in range(0, len(inputs), most):
+        yield Piece(inputs[start : start + most], alike, most)
+
+
+class Gathering:
+    """The pieces that wait, and the groups that run.
+
+    A piece that arrives while a group like it runs waits for a few of its tokens, or its end, and
+    is then generated with the other pieces that wait: each alone would cost nearly as much as all.
+    A much shorter piece, or one with other settings, begins at once.
+    """
+
+    def __init__(self) -> None:
+        # Weak, since a request whose client has left waits no longer.
+        self._waiting: list[weakref.ref[Piece[Any]]] = []
+        self._running: list[tuple[Any, int]] = []
+        """Of each group the value `alike` of its pieces, and the tokens of its longest input."""
+        self._steps = 0
+        """Tokens that all groups have generated."""
+
+    def add(self, piece: Piece[Any]) -> None:
+        """Let a piece be generated with others from now on."""
+        self._waiting.append(weakref.ref(piece))
+
+    def results(
+        self, request: Sequence[Piece[Input]], write: Write[Input, Written]
+    ) -> list[Written]:
+        """Return what is generated for the inputs of a request, given as all of its pieces."""
+        written: dict[int, Written] = {}
+        for piece in request:
+            places = (one.place for one in piece.inputs)
+            written.update(zip(places, self._of_piece(piece, write), strict=True))
+        return [written[place] for place in sorted(written)]
+
+    def _of_piece(self, piece: Piece[Input], write: Write[Input, Written]) -> list[Written]:
+        """Return what is generated for a piece; by itself, if its group fails."""
+        if piece.group is None and self._has_to_wait(piece):
+            try:
+                turns.pause(lambda: piece.group is not None or not self._has_to_wait(piece))
+            except BaseException:
+                self._waiting = [one for one in self._waiting if one() is not piece]
+                raise
+        if piece.group is None:
+            self._gather(piece, write)
+        assert piece.group is not None
+        work, start, count = piece.group
+        try:
+            return work.result()[start : start + len(piece.inputs)]
+        except Exception:
+            if count == 1:
+                raise
+            return write(piece.inputs, turns.pause)
+
+    def _has_to_wait(self, piece: Piece[Any]) -> bool:
+        """Return whether a group like the piece runs, for which it has not waited long enough."""
+        groups = sum(
+            alike == piece.alike and longest < _MUCH_LONGER * piece.longest
+            for alike, longest in self._running
+        )
+        if not groups:
+            return False
+        if piece.came is None:
+            piece.came = self._steps
+        return bool(self._steps - piece.came < _PATIENCE << (groups - 1))
+
+    def _gather(self, first: Piece[Input], write: Write[Input, Written]) -> None:
+        """Make a group of a piece and of those like it that wait."""
+        waiting = [piece for one in self._waiting if (piece := one()) and piece.group is None]
+        group, count = [first], len(first.inputs)
+        for piece in waiting:
+            shorter, longer = sorted((first.longest, piece.longest))
+            is_like = piece.alike == first.alike and longer < _MUCH_LONGER * shorter
+            if piece is not first and is_like and count + len(piece.inputs) <= first.most:
+                group.append(piece)
+                count += len(piece.inputs)
+        inputs = [one for piece in group for one in piece.inputs]
+        kind = first.alike, max(piece.longest for piece in group)
+        work = turns.Shared(partial(self._run, inputs, kind, write))
+        start = 0
+        for piece in group:
+            piece.group = work, start, len(group)
+            start += len(piece.inputs)
+        self._waiting = [weakref.ref(piece) for piece in waiting if piece.group is None]
+
+    def _run(
+        self,
+        inputs: Sequence[Input],
+        kind: tuple[Any, int],
+        write: Write[Input, Written],
+        pause: Callable[[], None],
+    ) -> list[Written]:
+        """Generate for a group's inputs, and count its tokens."""
+
+        def step() -> None:
+            self._steps += 1
+            pause()
+
+        self._running.append(kind)
+        try:
+            return write(inputs, step)
+        finally:
+            self._running.remove(kind)

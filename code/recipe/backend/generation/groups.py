@@ -1,0 +1,205 @@
+"""Prompts with equal settings, continued together by transformers' `generate`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from queue import Queue
+from threading import Semaphore, Thread
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+from recipe.backend import loaded_model
+from recipe.backend.generation import calls, gathering
+from recipe.backend.generation.decoding import (
+    Completion,
+    Event,
+    Finite,
+    Pauses,
+    Penalties,
+    Watch,
+    Writer,
+)
+from recipe.backend.generation.gathering import Piece
+from recipe.backend.generation.prompts import Prompt
+from recipe.backend.loaded_model import ALONE, PADDED, LoadedModel
+from recipe.backend.saved.weights import embeddings_of
+
+
+def merging_of(loaded: LoadedModel) -> str:
+    """Return PADDED if `generate` continues padded prompts of any length as each alone, else ALONE.
+
+    Decoders of some families (BART, Whisper) count positions from the padding on; others ignore the
+    attention mask.
+    """
+    model: Any = loaded.model
+    vocabulary = embeddings_of(model)
+    # Tokens from the whole vocabulary, rarely special ones.
+    long = [(7 + 31 * place) % vocabulary for place in range(14)]
+    prompts = [long[:5], long]
+
+    def steps(rows: list[list[int]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        output = model.generate(
+            **calls.padded(loaded, rows), max_new_tokens=2, do_sample=False, num_beams=1,
+            num_return_sequences=1, eos_token_id=None, pad_token_id=calls.pad_token_id(loaded),
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        return output.sequences[:, -2], [scores.float() for scores in output.logits]
+
+    try:
+        firsts, together = steps(prompts)
+        for place, prompt in enumerate(prompts):
+            first, alone = steps([prompt])
+            # The second step can be compared only after equal first tokens.
+            count = 2 if first[0] == firsts[place] else 1
+            for own, both in zip(alone[:count], together, strict=False):
+                if not are_same(own[0], both[place], model.dtype):
+                    return ALONE
+    except Exception as error:
+        print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return ALONE
+    return PADDED
+
+
+def are_same(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether scores differ by no more than rounding in a precision explains, relative to
+    their spread. A visible neighbour changes them by far more."""
+    spread = float((one - one.mean()).norm())
+    difference = float(((one - one.mean()) - (other - other.mean())).norm())
+    return difference <= (1e-3 if dtype == torch.float32 else 0.08) * max(spread, 1e-6)
+
+
+def has_fixed_positions(config: Any) -> bool:
+    """Return whether the position of a token is independent of other rows of its batch.
+
+    Rotary embeddings of some kinds change for all rows with the longest one, and chunked attention
+    depends on where a chunk begins.
+    """
+    config = config.get_text_config()
+    kinds = re.findall(r'"(?:rope_)?type": "([^"]*)"', config.to_json_string(use_diff=False))
+    layers = set(getattr(config, "layer_types", None) or ())
+    return (
+        not any("dynamic" in kind or kind in ("longrope", "su") for kind in kinds)
+        and layers <= {"full_attention", "sliding_attention"}
+        and not getattr(config, "attention_chunk_size", None)
+    )
+
+
+def pieces(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Piece[Prompt]]:
+    """Group the prompts of a request by the settings that a call of `generate` shares."""
+    settings = prompts[0].settings
+    model: Any = loaded.model
+    own = model.generation_config
+    # Penalties on tokens of the prompt would apply to its padding, too.
+    weighs_prompt = (
+        settings.weighs_prompt
+        or own.repetition_penalty not in (None, 1.0)
+        or bool(own.no_repeat_ngram_size)
+    )
+    most = max(1, loaded_model.BATCH // settings.sequences)
+    if weighs_prompt or loaded.merging != PADDED or not has_fixed_positions(model.config):
+        most = 1
+    kinds: dict[Any, list[Prompt]] = {}
+    for prompt in prompts:
+        kinds.setdefault((prompt.new, prompt.is_chat), []).append(prompt)
+    for kind, some in kinds.items():
+        # What is drawn for one prompt depends on what is drawn for its neighbours.
+        alike = (settings, *kind) if settings.seed is None and most > 1 else object()
+        yield from gathering.pieces(some, alike, most)
+
+
+def write(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    pause: Callable[[], None],
+    report: Callable[[Event], None] | None = None,
+) -> list[list[Completion]]:
+    """Return the texts of each prompt of one or several pieces.
+
+    Args:
+        loaded: The model.
+        prompts: Prompts that may share a call.
+        pause: Called after each step.
+        report: Called for each token.
+    """
+    settings = prompts[0].settings
+    model: Any = loaded.model
+    ends = calls.end_ids(model)
+    # Chat models often end their turn with a token that only their tokenizer names.
+    own = loaded.tokenizer.eos_token_id
+    if own is not None and (prompts[0].is_chat or not ends):
+        ends.append(own)
+    texts = [
+        [Completion(prompt.place, place) for place in range(settings.sequences)]
+        for prompt in prompts
+    ]
+    follows = report is not None or settings.logprobs is not None
+    writers = [
+        Writer(text, loaded.tokenizer, prompt, ends, follows=follows)
+        for prompt, some in zip(prompts, texts, strict=True)
+        for text in some
+    ]
+    inputs = calls.padded(loaded, [prompt.ids for prompt in prompts])
+    penalties = Penalties(inputs["input_ids"].shape[1], settings)
+    if settings.do_sample:
+        calls.set_seed(settings.seed, prompts[0].place)
+    with torch.inference_mode():
+        model.generate(
+            **inputs,
+            **settings.options(),
+            max_new_tokens=prompts[0].new,
+            eos_token_id=sorted(set(ends)) or None,
+            pad_token_id=calls.pad_token_id(loaded),
+            logits_processor=LogitsProcessorList([Finite(ends), penalties]),
+            stopping_criteria=StoppingCriteriaList(
+                [Watch(writers, penalties, report), Pauses(pause, draws=settings.do_sample)]
+            ),
+        )
+    for writer in writers:
+        writer.end()
+    return texts
+
+
+class _Left(BaseException):
+    """The reader of a stream has left."""
+
+
+def events(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Event]:
+    """Yield the tokens of a request's texts as they are generated.
+
+    A thread generates only while the next step is waited for: what it draws does not depend on
+    other requests, and it does not run ahead of a slow reader.
+    """
+    steps: Queue[list[Event] | BaseException | None] = Queue()
+    wanted, is_left = Semaphore(0), False
+    step: list[Event] = []
+
+    def hand_over() -> None:
+        steps.put([*step])
+        step.clear()
+        wanted.acquire()
+        if is_left:
+            raise _Left
+
+    def generate() -> None:
+        try:
+            for piece in pieces(loaded, prompts):
+                write(loaded, piece.inputs, hand_over, step.append)
+            steps.put(None)
+        except BaseException as error:
+            steps.put(error)
+
+    thread = Thread(target=generate, daemon=True)  # a reader may never come back
+    thread.start()
+    try:
+        while (made := steps.get()) is not None:
+            if isinstance(made, BaseException):
+                raise made
+            yield from made
+            wanted.release()
+    finally:
+        is_left = True
+        wanted.release()
+        thread.join()

@@ -1,0 +1,167 @@
+"""Generation parameters of requests: those of transformers' pipelines, TGI and OpenAI's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipe.backend.requests.parameters import FLAG, RULES, Rule, faults, number, whole
+from recipe.backend.requests.payloads import BadRequest
+
+DEFAULT_NEW_TOKENS = 64
+MOST_SEQUENCES = 32
+"""Texts for one prompt, each of which has a cache of its own."""
+MOST_STOPS = 64
+"""Stop texts, each of which is searched for after each token."""
+CUT, REFUSE = "cut", "refuse"
+GREEDY_BELOW = 1e-5
+"""Temperatures below it decode greedily: scores divided by them would overflow float32, and all
+tokens but the likeliest are practically impossible long before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """What determines a generated text, apart from the model and the prompt."""
+
+    max_new_tokens: int | None = None
+    """None: what `default_new_tokens` and the model's positions allow."""
+    max_length: int | None = None
+    """Tokens of prompt and text; `max_new_tokens` takes precedence, as in transformers."""
+    default_new_tokens: int = DEFAULT_NEW_TOKENS
+    do_sample: bool = False
+    chosen: tuple[tuple[str, Any], ...] = ()
+    """Other arguments of transformers' `generate`. Those that are missing have the value of the
+    model's generation_config, or transformers' default."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    sequences: int = 1
+    """Texts for each prompt."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """The most likely tokens to return at each position; None: no log-probabilities."""
+    truncate: int | None = None
+    """Tokens of a prompt to keep, counted from its end."""
+    long_prompts: str = CUT
+    """Whether a prompt that is too long is cut on the left (`CUT`) or refused (`REFUSE`)."""
+
+    @property
+    def weighs_prompt(self) -> bool:
+        """Whether penalties depend on the prompt's tokens, and so on its padding."""
+        return any(
+            name in ("repetition_penalty", "no_repeat_ngram_size") for name, _ in self.chosen
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Return arguments of transformers' `generate`, without lengths and token ids."""
+        kept = (pair for pair in self.chosen if self.do_sample or pair[0] not in SAMPLING)
+        return {
+            "do_sample": self.do_sample,
+            "num_beams": 1,
+            "num_return_sequences": self.sequences,
+            **dict(kept),
+        }
+
+
+_STOP = Rule(
+    lambda value: (
+        (isinstance(value, str) and bool(value))
+        or (isinstance(value, list) and all(isinstance(text, str) and text for text in value))
+    ),
+    "a text or a list of texts, none of them empty",
+)
+_OFF = Rule(lambda value: value is False, "false: it is not supported")
+
+PARAMETERS: Mapping[str, Rule] = {
+    "max_new_tokens": whole(1),
+    "max_length": whole(1),
+    "min_new_tokens": whole(0),
+    "do_sample": FLAG,
+    "temperature": number(0),
+    "top_p": number(0, 1, above=True),
+    "top_k": whole(0),
+    "typical_p": number(0, 1, above=True),
+    "min_p": number(0, 1),
+    "repetition_penalty": RULES["repetition_penalty"],
+    "no_repeat_ngram_size": whole(0),
+    "frequency_penalty": number(-2, 2),
+    "num_return_sequences": whole(1, MOST_SEQUENCES),
+    "seed": whole(-(2**63), 2**64 - 1),
+    "stop": _STOP,
+    "stop_sequences": _STOP,
+    "stop_sequence": _STOP,
+    "truncate": whole(1),
+    "truncation": FLAG,
+    "return_full_text": FLAG,
+    "details": FLAG,
+    "stream": FLAG,
+    # Clients send these with the values that have no effect.
+    "watermark": _OFF,
+    "decoder_input_details": _OFF,
+    "top_n_tokens": Rule(lambda value: value == 0, "0: /v1/completions has logprobs"),
+    "num_beams": Rule(lambda value: value == 1, "1: only encoder-decoders are served with beams"),
+    "best_of": Rule(lambda value: value == 1, "1: for several texts there is num_return_sequences"),
+}
+"""The values that each parameter may have."""
+_STOPS = ("stop", "stop_sequences", "stop_sequence")
+SAMPLING = ("temperature", "top_p", "top_k", "typical_p", "min_p")
+"""Parameters of sampling: a request that has one of them asks for sampling."""
+_CHOSEN = (*SAMPLING, "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
+
+
+def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
+    """Return the settings of a request's `parameters`; those that are None are left out.
+
+    Raises:
+        BadRequest: A parameter is unknown or has a wrong value, or parameters contradict each
+            other; the message names all of them.
+    """
+    values = {name: value for name, value in parameters.items() if value is not None}
+    if unknown := ", ".join(repr(name) for name in values if name not in PARAMETERS):
+        raise BadRequest(
+            f"text-generation does not take {unknown}, but {', '.join(sorted(PARAMETERS))}."
+        )
+    if wrong := faults(values, PARAMETERS):
+        raise BadRequest(". ".join(wrong) + ".")
+    stops = {name: values[name] for name in _STOPS if name in values}
+    if len(stops) > 1:
+        raise BadRequest(f"{' and '.join(stops)} mean the same: give one of them.")
+    samples = values.get("do_sample")
+    if samples is None:
+        samples = any(name in values for name in SAMPLING)
+    if values.get("temperature", 1) < GREEDY_BELOW:
+        if values["temperature"] == 0 and values.get("do_sample"):
+            raise BadRequest("temperature is 0, which samples nothing, and do_sample is true.")
+        samples = False
+    same = ("max_new_tokens", "max_length", "frequency_penalty", "seed", "truncate")
+    stop: str | list[str] = next(iter(stops.values()), [])
+    settings = GenerationSettings(
+        **{name: values[name] for name in same if name in values},
+        chosen=tuple((name, values[name]) for name in _CHOSEN if name in values),
+        do_sample=samples,
+        sequences=values.get("num_return_sequences", 1),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=0 if values.get("details") else None,
+        long_prompts=CUT if values.get("truncation", True) else REFUSE,
+    )
+    refuse_contradictions(settings)
+    return settings
+
+
+def refuse_contradictions(settings: GenerationSettings) -> None:
+    """Raise BadRequest if settings contradict each other."""
+    wrong = []
+    if settings.sequences > 1 and not settings.do_sample:
+        wrong.append(
+            f"num_return_sequences is {settings.sequences}, and without sampling all texts are"
+            " equal: set do_sample"
+        )
+    if len(settings.stop) > MOST_STOPS:
+        wrong.append(f"stop has {len(settings.stop)} texts: give {MOST_STOPS} at most")
+    least = dict(settings.chosen).get("min_new_tokens", 0)
+    if settings.max_new_tokens is not None and least > settings.max_new_tokens:
+        wrong.append(f"min_new_tokens is {least}, max_new_tokens {settings.max_new_tokens}")
+    if wrong:
+        raise BadRequest(". ".join(wrong) + ".")

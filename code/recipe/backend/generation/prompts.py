@@ -1,0 +1,260 @@
+"""The prompts of a request: texts and conversations as tokens that fit into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jinja2 import TemplateError
+
+from recipe.backend import bounds, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.generation import options
+from recipe.backend.generation.gathering import Source
+from recipe.backend.generation.options import CUT, GenerationSettings
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests.payloads import (
+    BadRequest,
+    Request,
+    TokenIds,
+    a_text,
+    check_ids,
+    is_conversation,
+)
+from recipe.backend.saved.weights import embeddings_of
+from recipe.tokenization.encoding import ending
+
+_MESSAGE_BYTES = 32
+"""The cost of a message, apart from its content."""
+
+
+class TooLong(BadRequest):
+    """A prompt, or a prompt and the text to generate, exceeds the model's positions."""
+
+    code = "context_length_exceeded"
+
+
+class NoTemplate(BadRequest):
+    """The model's tokenizer has no chat template."""
+
+
+@dataclass(frozen=True)
+class Prompt(Source):
+    """A prompt of a request, ready for the model to continue."""
+
+    settings: GenerationSettings
+    new: int
+    """The most tokens to generate."""
+    is_chat: bool
+    continues: bool
+    """Whether the generated text continues the prompt's text, instead of answering it."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Makes the prompts of requests."""
+
+    loaded: LoadedModel
+    stop: tuple[str, ...] = ()
+    """The stop texts of the model's generation_config."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be answered."""
+        return bool(self.loaded.tokenizer.chat_template)
+
+    def of(self, request: Request) -> list[Prompt]:
+        """Return the request's prompts, which are made once and kept with it.
+
+        Raises:
+            BadRequest: Parameters or inputs are wrong, or do not fit into the model.
+        """
+        if request.prepared is None:
+            settings = request.settings
+            if settings is None:
+                settings = options.settings_of(request.parameters)
+                if request.streams and (len(request.texts) != 1 or settings.sequences > 1):
+                    raise BadRequest(
+                        "Only one text can be streamed: send one prompt, and no"
+                        " num_return_sequences."
+                    )
+            settings = replace(settings, stop=(*settings.stop, *self.stop))
+            size = embeddings_of(self.loaded.model)
+            if unknown := [token for token, _ in settings.logit_bias if token >= size]:
+                raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
+            request.read(a_prompt, self.loaded.columns)
+            count = len(request.texts)
+            bounds.hold(Bound.ROWS, count)
+            reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"
+            copies = count * settings.sequences
+            bounds.hold(Bound.WRITTEN, copies * (settings.max_new_tokens or 1), reason)
+            prepared: list[Prompt] = []
+            cut: list[int] = []
+            read = written = 0
+            for place in range(count):
+                prepared.append(self._prompt(request, place, settings, cut))
+                read += len(prepared[-1].ids)
+                written += settings.sequences * prepared[-1].new
+                bounds.hold(Bound.READ, read)
+                bounds.hold(Bound.WRITTEN, written, reason)
+                turns.pause()
+            request.prepared, request.truncated = prepared, cut
+            request.token_ids = [prompt.ids for prompt in prepared]
+        prompts: list[Prompt] = request.prepared
+        return prompts
+
+    def _prompt(
+        self, request: Request, place: int, settings: GenerationSettings, cut: list[int]
+    ) -> Prompt:
+        """Return a prompt of a request; a prompt that has to be cut adds its place to `cut`.
+
+        Raises:
+            BadRequest: The prompt cannot be read, or does not fit.
+        """
+        tokenizer: Any = self.loaded.tokenizer
+        source = request.texts[place]
+        is_chat = not isinstance(source, (str, TokenIds))
+        continues, text, is_whole = bool(source), source, True
+        if isinstance(source, TokenIds):
+            ids = list(check_ids(source, embeddings_of(self.loaded.model)))
+        else:
+            if is_chat:
+                # As pipelines do, and OpenAI's API does not.
+                continues = request.form is None and source[-1]["role"] == "assistant"
+                source = self._templated(source, continues=continues)
+            # Only the end of megabytes can count.
+            text = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)
+            is_whole = text is source
+            bounds.hold_text(text)
+            ids = tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
+        if not ids:
+            if tokenizer.bos_token_id is None:
+                raise BadRequest("A prompt is empty, and the model has no token to begin with.")
+            ids = [tokenizer.bos_token_id]
+        kept, new = self._fit(len(ids), settings, is_whole=is_whole)
+        if kept < len(ids):
+            cut.append(place)
+            if isinstance(source, TokenIds):
+                ids = ids[-kept:]
+            else:
+                limits = {"truncation": True, "max_length": kept, "add_special_tokens": not is_chat}
+                ids = tokenizer(text, verbose=False, **limits)["input_ids"]
+        return Prompt(place, ids, settings, new, is_chat, continues)
+
+    def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:
+        """Return a conversation as the chat template writes it.
+
+        Raises:
+            BadRequest: There is no template, or it refuses the messages or ignores one of them.
+        """
+        if not self.has_template:
+            raise NoTemplate(
+                "The model's tokenizer has no chat template, so a conversation cannot be written as"
+                " a prompt. Send a prompt, or save a chat template with the model."
+            )
+        sizes = [bounds.size_of(message["content"]) + _MESSAGE_BYTES for message in messages]
+        bounds.hold(Bound.TEXT, sum(sizes), f"a conversation of {len(messages):,} messages")
+
+        def text_of(conversation: Sequence[dict[str, Any]]) -> str:
+            return str(
+                self.loaded.tokenizer.apply_chat_template(
+                    [dict(message) for message in conversation], tokenize=False,
+                    add_generation_prompt=not continues, continue_final_message=continues,
+                )
+            )  # fmt: skip
+
+        try:
+            text = text_of(messages)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise BadRequest(f"The model's chat template refuses the messages: {error}") from error
+
+        def is_read(place: int, **otherwise: str) -> bool:
+            """Return whether the text changes with a part of a message."""
+            other = [*messages[:place], {**messages[place], **otherwise}, *messages[place + 1 :]]
+            try:
+                return text_of(other) != text
+            except (TemplateError, TypeError, ValueError):
+                return True
+
+        for place, message in enumerate(messages):
+            turns.pause()
+            if "name" in message and not is_read(place, name=f"{message['name']}-"):
+                raise BadRequest(
+                    f"The model's chat template ignores the name of messages[{place}]. Remove it,"
+                    " or put it into the content.",
+                    f"messages[{place}]",
+                )
+            if message["content"].strip() not in text and not is_read(place, content="-"):
+                raise BadRequest(
+                    f"The model's chat template ignores messages[{place}], of role"
+                    f" {message['role']!r}. Remove it, or give it a role that the template reads."
+                )
+        return text
+
+    def _fit(self, length: int, settings: GenerationSettings, *, is_whole: bool) -> tuple[int, int]:
+        """Return how many tokens of a prompt are kept, and how many may be generated.
+
+        A prompt is never cut below half of the positions.
+
+        Raises:
+            TooLong: They do not fit.
+        """
+        limit = self.loaded.max_length
+        if settings.truncate is not None:
+            length, is_whole = min(length, settings.truncate), True
+        new_tokens = settings.max_new_tokens
+        if new_tokens is None and settings.max_length is not None:
+            new_tokens = settings.max_length - length
+            if new_tokens < 1 and length < limit:
+                raise TooLong(
+                    f"max_length is {settings.max_length}, and the prompt has {length} tokens"
+                    " already. Give max_new_tokens instead."
+                )
+        cuts = settings.long_prompts == CUT
+        new = new_tokens
+        if new is None:
+            least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if cuts else 1
+            new = min(settings.default_new_tokens, max(limit - length, least))
+        if length + new <= limit:
+            return length, max(new, 1)
+        if not cuts or new > limit // 2:
+            more = "" if is_whole else "more than "
+            room = f"at most {limit - length} can follow" if length < limit else "none can follow"
+            wish = "" if new_tokens is None else f" {new} are to follow,"
+            raise TooLong(
+                f"The prompt has {more}{length} tokens,{wish} and the model has {limit}"
+                f" positions: {room}. Shorten the prompt or ask for less."
+            )
+        return limit - max(new, 1), max(new, 1)
+
+
+def a_prompt(value: Any) -> Any:
+    """Return a text, token ids, or a conversation with the contents of its messages as texts.
+
+    Raises:
+        BadRequest: The value is none of these.
+    """
+    if isinstance(value, TokenIds):
+        return value
+    if not is_conversation(value):
+        return a_text(value)
+    messages = []
+    for message in value:
+        parts = message["content"]
+        if not isinstance(parts, list):
+            parts = [{"type": "text", "text": parts}]
+        texts = [
+            part["text"]
+            for part in parts
+            if isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+        ]
+        if len(texts) < len(parts):
+            raise BadRequest(
+                "The content of a message must be a text, or a list of"
+                ' {"type": "text", "text": "..."}: this model reads neither images nor sounds.'
+            )
+        messages.append({**message, "content": "\n".join(texts)})
+    return messages

@@ -1,0 +1,181 @@
+"""Images and sounds of requests: bytes, or base64 in JSON. No address or path is followed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+import io
+import re
+import shutil
+import subprocess
+import wave
+from typing import Any
+
+import numpy as np
+
+from recipe.backend import bounds
+from recipe.backend.bounds import Bound
+from recipe.backend.requests.payloads import BadRequest, NotTakenHere
+from recipe.data.files.decoding import Unreadable, picture
+
+_NAMED = re.compile(r"\s*([a-z][a-z0-9+.-]*://|/|\.{1,2}/|[A-Za-z]:\\)", re.IGNORECASE)
+_LEAST_RATE, _MOST_RATE = 1_000, 384_000
+_DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
+
+
+def data_of(value: str, what: str) -> bytes:
+    """The bytes that a JSON text holds as base64, with `data:...;base64,` before it or without.
+
+    Raises:
+        BadRequest: It is an address or a path, which are never followed, or is not base64.
+    """
+    head = _DATA.match(value)
+    # A JPEG's base64 begins with a slash, as a path does.
+    is_base64 = len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s]+", value) is not None
+    if head is None and _NAMED.match(value) and not is_base64:
+        raise BadRequest(
+            f"An input is {value[:60]!r}: addresses and paths are not followed. Send the {what} "
+            "itself, as the body or as base64."
+        )
+    try:
+        return base64.b64decode(value[head.end() if head else 0 :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(
+            f"An input is {value[:40]!r}, which is not a valid {what} in base64."
+        ) from error
+
+
+class Pixels:
+    """The pixels of a request's images."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def take(self, data: bytes) -> None:
+        """Count an image before it is decoded.
+
+        Raises:
+            BadRequest: It is not a picture.
+            TooCostly: The request's images have too many pixels.
+        """
+        from PIL import Image
+
+        try:
+            width, height = Image.open(io.BytesIO(data)).size
+        except Exception as error:
+            # Decoders of damaged pictures raise what they like.
+            raise BadRequest(f"An image cannot be read: {error}") from error
+        self._count += width * height
+        bounds.hold(Bound.PIXELS, self._count, f"the last image has {width:,} x {height:,}")
+
+
+def image(value: Any, pixels: Pixels) -> Any:
+    """A picture, in RGB, of bytes or base64.
+
+    Args:
+        value: The file.
+        pixels: Those of the request's images so far.
+
+    Raises:
+        BadRequest: It is not a picture.
+        TooCostly: The request's images have too many pixels.
+    """
+    data = data_of(value, "image") if isinstance(value, str) else value
+    if not isinstance(data, bytes):
+        raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. Send it as base64.")
+    pixels.take(data)
+    try:
+        return picture(data, Bound.PIXELS.most)
+    except Unreadable as error:
+        raise BadRequest(str(error)) from error
+
+
+def sound(value: Any, rate: int) -> Any:
+    """What transformers' pipelines take as a sound, at the model's sampling rate.
+
+    Args:
+        value: A file's bytes, or base64 of them; or `{"raw" or "array": numbers,
+            "sampling_rate": hertz}`.
+        rate: The sampling rate that the model reads, in hertz.
+
+    Raises:
+        BadRequest: It is not a sound.
+        NotTakenHere: It has a format that takes ffmpeg, which is not installed.
+    """
+    if isinstance(value, dict):
+        numbers, own = value.get("raw", value.get("array")), value.get("sampling_rate")
+        extra = set(value) - {"raw", "array", "sampling_rate"}
+        if extra or not isinstance(numbers, list) or type(own) is not int or own < 1:
+            raise BadRequest('Send a sound as {"raw": [0.0, ...], "sampling_rate": 16000}.')
+        bounds.hold(Bound.SAMPLES, len(numbers))
+        try:
+            array = np.asarray(numbers, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise BadRequest(f"'raw' holds more than numbers: {error}.") from error
+        return _resampled(array, own, rate)
+    data = data_of(value, "sound") if isinstance(value, str) else value
+    if not isinstance(data, bytes):
+        raise BadRequest(f"An input is {str(value)[:60]!r}, not a sound. Send it as base64.")
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        try:
+            samples, own = wave_samples(data)
+        except (wave.Error, EOFError, ValueError) as error:
+            if shutil.which("ffmpeg") is None:
+                raise BadRequest(f"The WAV file cannot be read: {error}.") from error
+        else:
+            return _resampled(samples, own, rate)
+    if shutil.which("ffmpeg") is None:
+        raise NotTakenHere(
+            "Only WAV (PCM) is read here, since ffmpeg is not installed. Send audio/wav, or "
+            '{"inputs": {"raw": [...], "sampling_rate": 16000}}.'
+        )
+    # Only the body is read, whatever it refers to, and no more of it than may be answered.
+    command = ["ffmpeg", "-nostdin", "-protocol_whitelist", "pipe", "-i", "pipe:0"]
+    command += ["-t", str(Bound.SAMPLES.most / rate + 1), "-ac", "1", "-ar", str(rate)]
+    command += ["-f", "f32le", "-hide_banner", "-loglevel", "error", "pipe:1"]
+    done = subprocess.run(command, input=data, capture_output=True)
+    samples = np.frombuffer(done.stdout[: len(done.stdout) // 4 * 4], np.float32)
+    if not len(samples):
+        why = done.stderr.decode(errors="replace").strip()[:200]
+        raise BadRequest(f"The sound cannot be read: {why or 'it holds no samples'}.")
+    bounds.hold(Bound.SAMPLES, len(samples), "decoded as far as the bound")
+    return {"raw": samples.copy(), "sampling_rate": rate}
+
+
+def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
+    """The samples of a WAV file from -1 to 1, the mean of its channels, and its sampling rate.
+
+    Raises:
+        wave.Error, EOFError, ValueError: It is damaged, or not PCM.
+    """
+    with wave.open(io.BytesIO(data)) as file:
+        width, channels = file.getsampwidth(), file.getnchannels()
+        raw, rate = file.readframes(file.getnframes()), file.getframerate()
+    raw = raw[: len(raw) // (width * channels) * width * channels]
+    if width == 1:
+        samples = (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
+    elif width == 3:
+        parts = np.frombuffer(raw, np.uint8).reshape(-1, 3).astype(np.int32)
+        whole = (parts[:, 0] << 8) | (parts[:, 1] << 16) | (parts[:, 2] << 24)
+        samples = whole.astype(np.float32) / 2**31
+    else:
+        samples = np.frombuffer(raw, f"<i{width}").astype(np.float32) / 2 ** (8 * width - 1)
+    return samples.reshape(-1, channels).mean(1), rate
+
+
+def _resampled(samples: np.ndarray[Any, Any], own: int, rate: int) -> dict[str, Any]:
+    if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
+        raise BadRequest("The sound must be one row of numbers, and not empty.")
+    if not _LEAST_RATE <= own <= _MOST_RATE:
+        raise BadRequest(
+            f"The sound's sampling rate is {str(own)[:20]} hertz: give {_LEAST_RATE:,} to"
+            f" {_MOST_RATE:,}."
+        )
+    count = len(samples) * rate // own
+    bounds.hold(Bound.SAMPLES, max(len(samples), count), f"{len(samples):,} at {own:,} hertz")
+    if own != rate:
+        resample = importlib.import_module("scipy.signal").resample_poly
+        divisor = int(np.gcd(own, rate))
+        samples = resample(samples, rate // divisor, own // divisor).astype(np.float32)
+    return {"raw": samples, "sampling_rate": rate}

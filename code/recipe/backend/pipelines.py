@@ -1,0 +1,281 @@
+"""transformers' own pipelines: around a model that is loaded already, and for the tasks that have
+no batching of their own here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from recipe.backend import bounds, media, precision, turns
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests.answers import json_values
+from recipe.backend.requests.bodies import MEDIA_PARTS
+from recipe.backend.requests.payloads import Answers, BadRequest, NotTakenHere, Request
+from recipe.backend.saved import weights
+from recipe.backend.saved.origin import Origin, refuse_empty
+from recipe.backend.static import programs as static
+from recipe.compat import in_precision
+from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+
+_SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
+_WORDS = {"text-to-audio", "table-question-answering"}
+_TEXT_KEYS = {"text", "question", "query", "prompt", "candidate_labels", "role", "type", "content"}
+_COUNTS = ("max_new_tokens", "max_length", "num_beams", "num_return_sequences")
+_FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
+
+
+def around(task: str, loaded: LoadedModel) -> Any:
+    """transformers' pipeline for the task, with the model and the tokenizer that are loaded."""
+    make: Any = transformers.pipeline
+    # The pipeline cuts texts at what the tokenizer says, which for some folders is nothing.
+    loaded.tokenizer.model_max_length = loaded.max_length
+    device = loaded.model.device
+    return make(task, model=loaded.model, tokenizer=loaded.tokenizer, device=device)
+
+
+def names() -> list[str]:
+    """The tasks that the installed transformers has pipelines for."""
+    return sorted(PIPELINE_REGISTRY.supported_tasks)
+
+
+def architectures(task: str) -> list[str]:
+    """transformers' Auto classes whose models have the task's head."""
+    return [model.__name__ for model in PIPELINE_REGISTRY.supported_tasks[task]["pt"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """A task that transformers' pipeline answers, one request at a time."""
+
+    task: str
+    pipeline: Any
+    parameters: frozenset[str]
+    """What the pipeline takes beside its inputs."""
+
+    @classmethod
+    def load(cls, origin: Origin, task: str, environ: Mapping[str, str]) -> Foreign:
+        """transformers' pipeline for a task of its own.
+
+        Raises:
+            ModelError: The model cannot be loaded for it, a library that it needs is missing, or
+                the device takes fixed shapes only.
+            ValueError: AMPHORA_DTYPE is a precision that pipelines do not have.
+        """
+        # Pipelines make arrays of what models answer, and those have no bfloat16.
+        exact = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
+        kind, name, dtype = precision.chosen(exact)
+        if name == "int8":
+            raise ValueError(
+                f"AMPHORA_DTYPE is 'int8', which {task} has not. Give float32, bfloat16."
+            )
+        if kind in static.DEVICES:
+            raise static.refused(kind, f"transformers' own pipeline for {task} has no fixed shapes")
+        make: Any = transformers.pipeline
+        try:
+            pipeline = make(
+                task, model=origin.place, device=kind, **in_precision(dtype), **origin.options
+            )
+        except ImportError as error:
+            why = " ".join(str(error).split()).partition(" You can install")[0]
+            raise ModelError(
+                f"The model {origin.place} cannot be loaded for {task}: {why}",
+                "Name the library that is missing in code/requirements.txt.",
+            ) from error
+        except (*UNLOADABLE, KeyError, TypeError) as error:
+            raise ModelError(
+                f"The model {origin.place} cannot be loaded for {task}: {why_unloadable(error)}",
+                "Check that its files are whole, and that HF_TASK is what it was trained for.",
+            ) from error
+        weights.refuse_broken(pipeline.model, origin)
+        turns.pause_before_calls(pipeline.model)
+        if task in _WORDS and pipeline.tokenizer is not None:
+            refuse_empty(pipeline.tokenizer, origin.place)
+        print(
+            f"model: {type(pipeline.model).__name__} on {kind} in {name}, by transformers' own "
+            "pipeline: one request at a time",
+            flush=True,
+        )
+        return cls(task=task, pipeline=pipeline, parameters=parameters_of(pipeline))
+
+    @property
+    def sampling_rate(self) -> int:
+        """Of the sounds that the model reads, in hertz."""
+        return int(getattr(self.pipeline.feature_extractor, "sampling_rate", 16000))
+
+    def example(self, text: str) -> Request | None:
+        """A request that this task answers; None if it cannot be made without knowing more."""
+        from PIL import Image
+
+        inputs: Any
+        prepared = None
+        if self.task in _SOUNDS:
+            inputs = {"raw": [0.0] * self.sampling_rate, "sampling_rate": self.sampling_rate}
+        elif self.task == "table-question-answering":
+            inputs = {"query": text, "table": {"a": ["1"], "b": ["2"]}}
+        elif self.task in _WORDS:
+            inputs = text
+        elif self.task in ("keypoint-matching", "image-text-to-text"):
+            return None
+        else:
+            inputs = prepared = Image.new("RGB", (64, 64), "grey")
+        labels = {"candidate_labels": ["a", "b"]} if self.task.startswith("zero-shot") else {}
+        return Request(
+            texts=[inputs], raw=inputs, single=True, prepared=prepared, parameters=labels
+        )
+
+    def measure(self, request: Request) -> list[int]:
+        """One for each input: how long they take is not known.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's.
+        """
+        if request.faults and not request.texts:
+            raise BadRequest(request.faults[min(request.faults)])
+        if request.prepared is None:
+            inputs = list(request.texts) if request.raw is None else request.raw
+            if isinstance(inputs, dict) and self.task not in _WORDS:
+                inputs = self._without_parameters(inputs, request)
+            request.prepared = self._read(inputs, request.content_type)
+        for name in request.parameters:
+            if name not in self.parameters:
+                raise BadRequest(
+                    f"The parameter {name!r} is not one of {self.task}, which takes "
+                    f"{', '.join(sorted(self.parameters)) or 'none'}."
+                )
+        _hold(request.parameters, len(request.texts))
+        return [1] * len(request.texts)
+
+    def _without_parameters(self, inputs: dict[str, Any], request: Request) -> Any:
+        """An input of several parts without what the pipeline takes as a parameter (which moves
+        there), and the image or the sound itself if nothing else is left.
+
+        Raises:
+            BadRequest: The input has a part that no task reads; the pipeline would ignore it.
+        """
+        if unknown := sorted(set(inputs) - MEDIA_PARTS):
+            raise BadRequest(
+                f"An input holds {', '.join(map(repr, unknown))}, which is not a part of one. Put "
+                'parameters beside it: {"inputs": ..., "parameters": {...}}.'
+            )
+        moved = {name: inputs[name] for name in inputs if name in self.parameters}
+        request.parameters = {**moved, **request.parameters}
+        rest = {name: value for name, value in inputs.items() if name not in moved}
+        if len(rest) == 1 and set(rest) <= {"image", "images", "audio", "video", "videos"}:
+            return next(iter(rest.values()))
+        return rest
+
+    def _read(self, inputs: Any, content_type: str) -> Any:
+        """What the pipeline is called with: pictures and sounds in the place of their bytes."""
+        reads_sounds, reads_words = self.task in _SOUNDS, self.task in _WORDS
+        if content_type:
+            media_type = "audio/" if reads_sounds else "text" if reads_words else "image/"
+            if not content_type.startswith(media_type):
+                raise NotTakenHere(
+                    f"{self.task} takes no {content_type}. Send {media_type}* or JSON."
+                )
+        if reads_words:
+            return inputs
+        if reads_sounds:
+            rate = self.sampling_rate
+            if isinstance(inputs, list):
+                return [media.sound(value, rate) for value in inputs]
+            return media.sound(inputs, rate)
+        return with_images(inputs, media.Pixels())
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """What the pipeline answers to each request, or the exception in its place."""
+        answers: list[Any] = []
+        for request in requests:
+            try:
+                self.measure(request)
+                answer = json_values(self.pipeline(request.prepared, **request.parameters))
+            except BadRequest as error:
+                answers.append(error)
+            except _FAULTS as error:
+                why = f"{type(error).__name__}: {error}"
+                answers.append(BadRequest(f"{self.task} cannot answer this: {why}"))
+            else:
+                # A list that is one input's answer is one entry of a table, and not a record each.
+                is_one = request.single or not isinstance(answer, list)
+                answers.append(Answers([answer], single=True) if is_one else Answers(answer))
+        return answers
+
+
+def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
+    """Refuse parameters of a pipeline by which a small request would be long work.
+
+    Raises:
+        BadRequest: Pieces of a sound are shorter than a second, or a number is none.
+        TooCostly: More tokens would be generated than a bound allows.
+    """
+    nested = parameters.get("generate_kwargs")
+    writing = {**parameters, **(nested if isinstance(nested, dict) else {})}
+    counts = {name: writing.get(name) or 1 for name in _COUNTS}
+    if wrong := [name for name, value in counts.items() if not isinstance(value, int)]:
+        raise BadRequest(f"{wrong[0]} is {str(counts[wrong[0]])[:60]!r}. Give a whole number.")
+    length = max(counts["max_new_tokens"], counts["max_length"])
+    answers = max(counts["num_beams"], counts["num_return_sequences"])
+    reason = f"{inputs} inputs x {answers} beams or answers x {length} tokens"
+    bounds.hold(bounds.Bound.WRITTEN, inputs * answers * length, reason)
+    chunk, stride = (parameters.get(name) or 0 for name in ("chunk_length_s", "stride_length_s"))
+    lengths = [chunk, *(stride if isinstance(stride, list) else [stride])]
+    if not all(isinstance(seconds, (int, float)) for seconds in lengths):
+        raise BadRequest("chunk_length_s or stride_length_s is not a number of seconds.")
+    # Both sides of a piece are shared with its neighbours, by a sixth where nothing else is said.
+    usual = chunk / 3 if parameters.get("stride_length_s") is None else 2 * lengths[-1]
+    shared = sum(lengths[1:]) if isinstance(stride, list) else usual
+    if chunk and chunk - shared < 1:
+        raise BadRequest(
+            f"chunk_length_s is {chunk}, of which {shared:.4g} s are shared with the pieces "
+            "beside it. Give a chunk_length_s that leaves 1 s or more."
+        )
+
+
+def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
+    """`value` with a picture in the place of every text that may stand for one.
+
+    Args:
+        value: What JSON holds, at any depth, or the bytes of a picture.
+        pixels: Those of the request's images so far.
+        key: The name that it has in the object around it: of some, texts are texts.
+
+    Raises:
+        BadRequest: A picture cannot be read, or is an address.
+    """
+    if isinstance(value, bytes):
+        return media.image(value, pixels)
+    if isinstance(value, str):
+        return value if key in _TEXT_KEYS else media.image(value, pixels)
+    if isinstance(value, dict):
+        if value.get("type") in ("image", "image_url", "audio", "video", "video_url"):
+            parts = [part for name, part in value.items() if name != "type"]
+            if value["type"] != "image" or len(parts) != 1 or not isinstance(parts[0], str):
+                raise BadRequest(
+                    f"A message holds {str(dict(value))[:60]}. Addresses are not followed: send "
+                    '{"type": "image", "image": "<base64>"}.'
+                )
+            return {"type": "image", "image": media.image(parts[0], pixels)}
+        return {name: with_images(part, pixels, name) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [with_images(part, pixels, key) for part in value]
+    return value
+
+
+def parameters_of(pipeline: Any) -> frozenset[str]:
+    """The names that a pipeline takes: those of its signature, and those that it looks for among
+    the rest."""
+    function = pipeline._sanitize_parameters
+    signature = inspect.signature(function).parameters.values()
+    known = {item.name for item in signature if item.kind is item.POSITIONAL_OR_KEYWORD}
+    if any(item.kind is item.VAR_KEYWORD for item in signature):
+        source = inspect.getsource(function)
+        known |= {
+            a or b for a, b in re.findall(r'"(\w+)" in kwargs|kwargs\[?\.?\w*\(?"(\w+)"', source)
+        }
+    return frozenset(known - {"timeout", "self", "tokenizer_kwargs", "return_tensors"})

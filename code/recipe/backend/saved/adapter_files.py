@@ -1,0 +1,115 @@
+"""What peft has saved in an adapter's folder, and whether all of it takes effect on a base.
+
+peft itself only warns if an adapter lacks weights or has others than the base: the base alone would
+answer then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, GenerationConfig
+
+from recipe.backend.saved.origin import Origin
+from recipe.compat import in_precision
+from recipe.compat.new_weights import check_layers, unread
+from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
+
+
+def refuse_partial(
+    weights: Mapping[str, Any], places: Mapping[str, Any], others: Mapping[str, Any]
+) -> None:
+    """Raises ModelError if an adapter does not come whole into a model.
+
+    Args:
+        weights: Those in the adapter's file, by peft's names.
+        places: Those of the adapter that peft has put into the model.
+        others: Weights beside them for which the file may have values.
+    """
+    if missing := sorted(set(places) - set(weights)):
+        raise ModelError(
+            f"it lacks weights for {listed(missing, 3)}.",
+            "Give the whole folder that peft wrote, with the base that it was trained on.",
+        )
+    if surplus := sorted(set(weights) - set(places) - set(others)):
+        raise ModelError(
+            f"the base has no place for its {listed(surplus, 3)}.",
+            "Give the base that it was trained on.",
+        )
+
+
+def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+    """The base of the adapter in `origin`, of any kind that can be, with the adapter merged.
+
+    Raises:
+        ModelError: They cannot be read or merged, or weights are missing.
+    """
+    from peft import PeftModel
+    from peft.utils import get_peft_model_state_dict, load_peft_weights
+
+    from recipe.models.lora import tied
+
+    base = origin.base or origin.adapter["base_model_name_or_path"]
+    config = origin.config()
+    if origin.base:
+        _fit_labels(config, origin.place)
+    try:
+        model, report = architecture.from_pretrained(
+            base, config=config, output_loading_info=True, **in_precision(dtype), **origin.options
+        )
+    except OSError as error:
+        raise ModelError(
+            f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
+            f"{str(error).splitlines()[0]}",
+            "Train with lora_save=merged, or have the base at that place.",
+        ) from error
+    if (Path(origin.place) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(origin.place)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+            adapted: Any = PeftModel.from_pretrained(model, origin.place)
+        weights = load_peft_weights(origin.place, device="cpu")
+        places = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        refuse_partial(weights, places, adapted.state_dict())
+        if fault := tied(adapted):
+            raise ModelError(f"{fault}.", "Train without adapters of these layers.")
+        merged = adapted.merge_and_unload()
+    except (*UNLOADABLE, ModelError, AttributeError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, ModelError) else why_unloadable(error)
+        raise ModelError(
+            f"The adapter {origin.place} cannot be merged into its base {base}: {reason}",
+            "Give the whole folder that peft wrote, with the base that it was trained on.",
+        ) from error
+    # A head that neither of them brings would answer at random.
+    brought = {name.removeprefix("base_model.model.") for name in weights}
+    lacking = sorted(set(unread(report)) - brought)
+    if architecture is AutoModel:
+        check_layers(str(base), merged, lacking)
+    elif lacking:
+        raise ModelError(
+            f"Neither the adapter {origin.place} nor its base {base} has {listed(lacking, 3)}.",
+            "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",
+        )
+    return merged
+
+
+def _fit_labels(config: Any, adapter: str) -> None:
+    """Give a base's configuration as many labels as the classifier's head in the adapter has: their
+    names stand in the config.json that peft does not write."""
+    from peft.utils import load_peft_weights
+
+    heads = (".classifier.weight", ".classifier.out_proj.weight", ".score.weight")
+    weights = load_peft_weights(adapter, device="cpu")
+    counts = {len(weight) for name, weight in weights.items() if name.endswith(heads)}
+    if len(counts) == 1 and counts != {config.num_labels}:
+        (config.num_labels,) = counts
+        print(
+            f"labels: {config.num_labels} without names, since {adapter} has no config.json "
+            "(model.config.save_pretrained writes it)",
+            flush=True,
+        )

@@ -1,0 +1,66 @@
+"""The weights of a saved model: read whole, and none of them NaN."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from transformers import AutoModel, PreTrainedModel
+
+from recipe.backend.saved import adapter_files
+from recipe.backend.saved.origin import Origin
+from recipe.compat import in_precision
+from recipe.compat.new_weights import check_layers, unread
+from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+
+
+def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+    """The model, all of whose weights were in its files: a new head would answer at random. If only
+    a LoRA adapter was saved, its base with the adapter merged."""
+    if origin.adapter:
+        return adapter_files.merged(origin, architecture, dtype)
+    try:
+        model, report = architecture.from_pretrained(
+            origin.place, **in_precision(dtype), output_loading_info=True, **origin.options
+        )
+    except UNLOADABLE as error:
+        raise ModelError(
+            f"The model {origin.place} cannot be loaded: {why_unloadable(error)}",
+            "It needs config.json, whole weights (best in model.safetensors) and its tokenizer.",
+        ) from error
+    missing = unread(report)
+    if architecture is AutoModel:
+        # A sentence's vector is the mean of its tokens': without the pooler, which many do not
+        # save.
+        check_layers(origin.place, model, missing)
+    elif missing:
+        raise ModelError(
+            f"The model {origin.place} lacks {len(missing)} weights of {type(model).__name__}"
+            f" ({', '.join(missing[:3])}).",
+            "Check that its files are whole, and that HF_TASK is what it was trained for.",
+        )
+    return model
+
+
+def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
+    """Raises ModelError if a weight is not a finite number: every answer would be NaN, or the
+    same."""
+    # The least and the largest value tell it as surely as each, in a twentieth of the time.
+    broken = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point()
+        and weight.numel()
+        and not bool(torch.isfinite(torch.stack(torch.aminmax(weight))).all())
+    ]
+    if broken:
+        raise ModelError(
+            f"{len(broken)} weights of the model {origin.place} hold NaN or infinity "
+            f"({', '.join(broken[:3])}).",
+            "Its training has diverged, or its file is damaged: take an earlier checkpoint.",
+        )
+
+
+def embeddings_of(model: PreTrainedModel) -> int:
+    """Return the number of tokens that a model has embeddings of."""
+    return len(cast("Any", model.get_input_embeddings()).weight)

@@ -1,0 +1,255 @@
+"""Run a model on a device that compiles a program for each shape, all before the first request.
+
+The texts of a request are padded into one of a few shapes (`buckets`). The device computes nothing
+whose shape depends on the texts: what belongs to each text is cut out on the host.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from recipe.backend import turns
+from recipe.backend.rows import Reading, TokenRow, of_padded, of_tokens, padded, tolerance_of
+from recipe.backend.saved.origin import Origin
+from recipe.backend.static.buckets import NAME, Bucket, Buckets
+from recipe.data.column_names import TYPE_IDS
+from recipe.errors import ModelError
+from recipe.runtime import device, xla
+
+DEVICES = frozenset(name for name, kind in device.KINDS.items() if kind.compiles_each_shape)
+IDS, MASK, POOLED = "input_ids", "attention_mask", "pooled"
+_REMEDY = (
+    "Serve it on a CPU or GPU image; on torch-xla USE_TORCH_XLA=0 uses this host's CPU; or bring "
+    "an inference.py whose model_fn and predict_fn use the device's own libraries."
+)
+ATTENTION = {"attn_implementation": "eager"}
+Batch = Mapping[str, Tensor]
+Given = ParamSpec("Given")
+Computed = TypeVar("Computed")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The inputs of a program, and which part of its output belongs to a row."""
+
+    pad: int
+    """The id of the padding token."""
+    has_types: bool
+    """Whether it takes `token_type_ids`."""
+    per_token: bool = False
+    """Whether it returns values of each token."""
+    pools: bool = False
+    """Whether it takes a mask of the tokens that a row keeps."""
+
+
+class Programs:
+    """Computes rows of tokens in calls of few shapes."""
+
+    def __init__(
+        self, compute: Callable[[Batch], Tensor], layout: Layout, buckets: Buckets, kind: str
+    ) -> None:
+        """
+        Args:
+            compute: Returns a tensor on the device whose first dimension is the rows, by operations
+                that do not depend on the numbers in it.
+            layout: What it takes: int64 tensors [rows, tokens].
+            buckets: The shapes.
+            kind: The kind of device.
+        """
+        self._compute = compute
+        self._layout = layout
+        self._buckets = buckets
+        self._device = torch.device(kind)
+        # torch-xla's graph is global: what another thread has recorded would be part of it.
+        self._lock = threading.Lock()
+
+    @property
+    def is_per_token(self) -> bool:
+        """Return whether `values` are of each token."""
+        return self._layout.per_token
+
+    def values(self, rows: Sequence[TokenRow]) -> list[Tensor]:
+        """Compute the values of each row, in float32 on the CPU.
+
+        Raises:
+            BadRequest: A row is longer than every bucket.
+        """
+        results: list[Tensor] = [torch.empty(0)] * len(rows)
+        for bucket, places in self._buckets.cuts([len(row.ids) for row in rows]):
+            values = self._call(bucket, [rows[place] for place in places])
+            for place, of_row in zip(places, values, strict=True):
+                results[place] = of_row
+            turns.pause()
+        return results
+
+    @torch.no_grad()
+    def _call(self, bucket: Bucket, rows: Sequence[TokenRow]) -> Iterator[Tensor]:
+        """Compute at most `bucket.rows` rows; copies of the last one fill the bucket."""
+        filled = [*rows, *[rows[-1]] * (bucket.rows - len(rows))]
+        batch = padded(filled, bucket.length, self._layout.pad, torch.device("cpu"))
+        if not self._layout.has_types:
+            batch.pop(TYPE_IDS, None)
+        elif TYPE_IDS not in batch:
+            batch[TYPE_IDS] = torch.zeros_like(batch[IDS])
+        if self._layout.pools:
+            batch[POOLED] = batch[MASK].clone()
+            for place, row in enumerate(filled):
+                if row.keep is not None:
+                    batch[POOLED][place] = 0
+                    batch[POOLED][place, row.keep] = 1
+        with self._lock:
+            on_device = {name: tensor.to(self._device) for name, tensor in batch.items()}
+            # All rows: a part of them would be a program for each number of texts.
+            whole = self._compute(on_device).float().cpu()
+        return (
+            values[: len(row.ids)] if self._layout.per_token else values
+            for row, values in zip(rows, whole, strict=False)
+        )
+
+    def prepare(
+        self,
+        longest: TokenRow,
+        short: TokenRow,
+        expected: Callable[[TokenRow], Tensor],
+        dtype: torch.dtype,
+    ) -> Callable[[], None]:
+        """Compute the CPU's answers, with which those of the programs will be compared.
+
+        Args:
+            longest: A text of as many tokens as the longest bucket, if there is one.
+            short: Another one.
+            expected: Computes a row's values. The model is still on the CPU.
+            dtype: What it computes in.
+
+        Returns:
+            A function to call once the model is on the device. It compiles all programs, and raises
+            ModelError if answers differ from the CPU's, or if other texts of the same shape need
+            another program.
+        """
+        texts = {
+            length: [_cut(longest, length), _cut(short, length)]
+            for length in {shape.length for shape in self._buckets.shapes}
+        }
+        answers = {length: [expected(row) for row in rows] for length, rows in texts.items()}
+        return partial(self._compile, texts, answers, dtype)
+
+    def _compile(
+        self,
+        texts: Mapping[int, Sequence[TokenRow]],
+        answers: Mapping[int, Sequence[Tensor]],
+        dtype: torch.dtype,
+    ) -> None:
+        """Call each program twice, with a text that fills it and with a short one.
+
+        Args:
+            texts: Both texts, for each length.
+            answers: The CPU's.
+            dtype: What the model computes in.
+        """
+        count, kind = len(self._buckets.shapes), self._device.type
+        began = time.monotonic()
+        print(f"programs: {count} for {kind}, {NAME}={self._buckets} (texts x tokens)", flush=True)
+        for number, bucket in enumerate(self._buckets.shapes, 1):
+            rows, wanted = texts[bucket.length], answers[bucket.length]
+            start = time.monotonic()
+            farthest = self._difference(bucket, rows[: bucket.rows], wanted)
+            first, programs = time.monotonic() - start, xla.programs()
+            start = time.monotonic()
+            again = self._difference(bucket, rows[1:], wanted[1:])
+            seconds = time.monotonic() - start
+            if xla.programs() != programs:
+                raise refused(
+                    kind,
+                    "its code depends on numbers on the device, so that other texts of the same "
+                    "shape need another program",
+                )
+            tolerance = tolerance_of(wanted, dtype)
+            if not (farthest <= tolerance and again <= tolerance):
+                raise refused(
+                    kind,
+                    f"in {dtype} its answers for {bucket} (texts x tokens) differ from the CPU's "
+                    f"by {farthest:.3g} and {again:.3g}, where {tolerance:.3g} would be rounding",
+                )
+            print(
+                f"program {number} of {count}: {bucket}, ready after {first:.1f} s, "
+                f"{1000 * seconds:.0f} ms a call, within {max(farthest, again):.1g} of the CPU",
+                flush=True,
+            )
+        print(f"programs: all are ready after {time.monotonic() - began:.0f} s", flush=True)
+
+    def _difference(
+        self, bucket: Bucket, rows: Sequence[TokenRow], expected: Sequence[Tensor]
+    ) -> float:
+        """Return the largest difference of a bucket's values from those expected, or NaN."""
+        pairs = zip(self._call(bucket, rows), expected, strict=False)
+        return float(torch.stack([(values - right).abs().max() for values, right in pairs]).max())
+
+
+def _cut(row: TokenRow, length: int) -> TokenRow:
+    """Shorten a row to `length` tokens, its last token among them."""
+    return row if len(row.ids) <= length else TokenRow([*row.ids[: length - 1], row.ids[-1]])
+
+
+def refused(kind: str, why: str) -> ModelError:
+    """Make the error of a model that a device cannot serve; the CPU never takes its place."""
+    return ModelError(f"The model cannot be served on {kind}: {why}.", _REMEDY)
+
+
+def origin_for(kind: str, origin: Origin) -> Origin:
+    """Choose the attention that a device needs for a model."""
+    if kind not in DEVICES:
+        return origin
+    # Other kernels branch on whether the mask leaves anything out.
+    return replace(origin, options={**origin.options, **ATTENTION})
+
+
+def move(model: PreTrainedModel, kind: str) -> None:
+    """Move a model to a device that compiles a program for each shape."""
+    cast("torch.nn.Module", model).to(kind)
+    model.tie_weights()  # moving makes two tensors of one
+
+
+def compiled(call: Callable[Given, Computed], kind: str, count: int) -> Callable[Given, Computed]:
+    """Compile `call` under TorchNeuron's rules: one graph without breaks, no dynamic shape.
+
+    Args:
+        call: What a program computes.
+        kind: The kind of device; torch-xla compiles without torch.compile.
+        count: With how many shapes it will be called.
+    """
+    compiler = device.kind_of(kind).compiler
+    if compiler is None:
+        return call
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, count)
+    return torch.compile(call, backend=compiler, fullgraph=True, dynamic=False)
+
+
+def call_of(
+    model: PreTrainedModel, inputs: Collection[str], reading: Reading
+) -> Callable[[Batch], Tensor]:
+    """Make the function that a program computes: a model of transformers, read in one way.
+
+    Args:
+        model: It may be moved later.
+        inputs: What its forward takes of a batch.
+        reading: What to read of its output.
+    """
+
+    def call(batch: Batch) -> Tensor:
+        taken = {name: tensor for name, tensor in batch.items() if name in inputs}
+        output = model(**taken)
+        if reading is Reading.TOKENS:
+            return of_tokens(output)
+        return of_padded(reading, output, batch[MASK], ()).whole
+
+    return call

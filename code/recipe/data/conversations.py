@@ -1,0 +1,159 @@
+"""Conversations as public data has them (OpenAI's messages, ShareGPT's) to messages of a role and a
+text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recipe.data.columns import SCRIPT
+from recipe.data.files.part import Part
+from recipe.errors import DataError, listed
+
+EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+_SHAREGPT: Mapping[str, str] = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "bot", "model"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+}
+"""What ShareGPT's `from` says, and the role that it is."""
+_ROLES: Mapping[str, str] = {
+    **{name: name for name in ("developer", "function", "ipython", "context", "document")},
+    **_SHAREGPT,
+}
+Message = dict[str, Any]
+
+
+def conversation(part: Part, row: int, value: Any, column: str, tools: Any = None) -> str:
+    """Return a conversation as JSON, without the keys that a message does not use.
+
+    Args:
+        part: The file, for messages.
+        row: The row of the file.
+        value: A list of messages, or its JSON.
+        column: The column of the conversation.
+        tools: The tools that the assistant may call: a list, or its JSON. With tools the JSON is an
+            object of `messages` and `tools`, without them the list of messages.
+
+    Raises:
+        DataError: The value is no conversation, a message has no text or an unknown role, or tools
+            or their calls cannot be read.
+    """
+    try:
+        messages = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        messages = None
+    is_one = isinstance(messages, list) and messages
+    if not is_one or not all(isinstance(message, dict) for message in messages):
+        raise DataError(
+            f"{part.where(row)} has no conversation in column {column!r}, but "
+            f"{json.dumps(value, default=str)[:80]}.",
+            f"Write it as {EXAMPLE}.",
+        )
+    where = f"{part.where(row)}, column {column!r}, message"
+    turns = [_turn(f"{where} {at}", message) for at, message in enumerate(messages)]
+    tools = _objects(f"{part.where(row)}, tools", tools) if tools not in (None, "", []) else []
+    return json.dumps({"messages": turns, "tools": tools} if tools else turns)
+
+
+def _turn(where: str, message: Message) -> Message:
+    is_sharegpt = message.get("role") is None and message.get("from") is not None
+    keys, roles = (("from", "value"), _SHAREGPT) if is_sharegpt else (("role", "content"), _ROLES)
+    said, content = (message.get(key) for key in keys)
+    role = roles.get(said) if isinstance(said, str) else None
+    if role is None:
+        what = f"no {keys[0]!r}" if said is None else f"the {keys[0]} {said!r}, which is not known"
+        raise DataError(
+            f"{where} (from 0) has {what}.",
+            f"Write each as in {EXAMPLE}; known are {listed(list(roles))}.",
+        )
+    others = {key: other for key, other in message.items() if key not in keys and other is not None}
+    where = f"{where} ({said}, from 0)"
+    if role == "assistant" and (calls := others.get("tool_calls")):
+        others["tool_calls"] = [_call(where, call) for call in _objects(where, calls)]
+        content = "" if content is None else content
+    return {"role": role, "content": _text(where, keys[1], content), **others}
+
+
+def _call(where: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call of a tool with its arguments as an object, as chat templates read them."""
+    function = call.get("function")
+    given = function.get("arguments") if isinstance(function, dict) else None
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = None
+    if not isinstance(function, dict) or not isinstance(given, dict):
+        raise DataError(
+            f"{where} has a tool call that cannot be read: {json.dumps(call, default=str)[:80]}.",
+            'Write each as {"type": "function", "function": {"name": "...", "arguments": {...}}}.',
+        )
+    return {**call, "function": {**function, "arguments": given}}
+
+
+def _objects(where: str, value: Any) -> list[dict[str, Any]]:
+    """Return tools, or calls of tools: a list of objects, or its JSON.
+
+    Raises:
+        DataError: The value is something else, or holds nulls that may stand for missing keys.
+    """
+    is_text = isinstance(value, str)
+    try:
+        objects = json.loads(value) if is_text else value
+    except ValueError:
+        objects = None
+    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
+        raise DataError(
+            f"{where}: {json.dumps(value, default=str)[:80]} is not a list of objects.",
+            "Write tools and tool_calls as lists of objects, as OpenAI's API has them.",
+        )
+    if not is_text and _has_null(objects):
+        raise DataError(
+            f"{where}: tools or arguments have null values, which also stand for keys that only"
+            " other rows have.",
+            "Write the column of tools, and each call's arguments, as a text of JSON.",
+        )
+    return objects
+
+
+def _has_null(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is None or any(map(_has_null, parts))
+
+
+def _text(where: str, key: str, content: Any) -> str:
+    """What is said: a text, or OpenAI's parts of text put together as they stand."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise DataError(
+            f"{where} has no {key} (null), and calls no tool.",
+            "Write what is said as a text, or remove the row.",
+        )
+    parts = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            shown = kind if kind not in (None, "text") else json.dumps(part, default=str)[:60]
+            raise DataError(
+                f"{where} has a part that is no text in its {key}: {shown}.",
+                SCRIPT if kind not in (None, "text") else f"Write each as in {EXAMPLE}.",
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many leading items (or characters) two sequences share."""
+    shared, most = 0, min(len(first), len(second))
+    while shared < most:
+        tried = (shared + most + 1) // 2
+        if first[shared:tried] == second[shared:tried]:
+            shared = tried
+        else:
+            most = tried - 1
+    return shared

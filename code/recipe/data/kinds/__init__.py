@@ -1,1 +1,0 @@
-"""What some tasks read that is neither labelled texts nor documents: pictures, pairs, questions."""

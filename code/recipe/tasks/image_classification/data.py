@@ -1,0 +1,282 @@
+"""From a job's channels to pictures and their classes: folders of classes, tables, or both."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import classification, held_out, labels
+from recipe.data.column_names import LABEL, LABEL_NAMES, plain, split_of
+from recipe.data.columns import Role, check_named, first_known, unknown
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files import formats
+from recipe.data.files.decoding import SUFFIXES
+from recipe.data.files.part import Part
+from recipe.data.labels import Labels, LabelShape
+from recipe.data.layout import sources, splits
+from recipe.data.layout.channels import NOT_DATA_CHANNELS
+from recipe.data.reading import by_column
+from recipe.errors import DataError, Problems, listed
+from recipe.hyperparameters import Hyperparameters
+
+PLACE, BYTES, FILE = "place", "bytes", "file"
+"""The columns of a picture: its place for people; its bytes, or the file that holds them."""
+NAMES = ("image", "img", "picture", "photo", "pixels", "jpg", "jpeg", "png", "image_bytes")
+FILE_NAMES = ("file_name", "filename", "file", "image_path", "path", "image_file", "image", "img")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Data sets with the columns `place`, `bytes`, `file` and `label`."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    labels: Labels
+    found: list[str]
+    """What was detected, one line each."""
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pictures:
+    """Find, label and split the pictures of a job's channels. None is opened.
+
+    Raises:
+        DataError: names the channel, file or column that cannot be used, and the remedy.
+    """
+    notes: list[str] = []
+    parts: dict[str, list[Part]] = {}
+    problems = Problems()
+    data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
+    others = [name for name in data if split_of(name) is None]
+    for name, path in data.items():
+        alone = others == [name] and not any(split_of(each) == "train" for each in data)
+        own = split_of(name) or ("train" if alone else None)
+        with problems.noted():
+            for split, part in _of_channel(path, own, hyperparameters, notes):
+                if own is None or split == own or not any(split_of(n) == split for n in data):
+                    parts.setdefault(split, []).append(part)
+    problems.check()
+    if not parts.get("train"):
+        channel_list = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
+        raise DataError(
+            " ".join(
+                [f"There are no training pictures; the job's channels are: {channel_list}.", *notes]
+            ),
+            "Give a channel called train with a folder for each class (train/cat/1.jpg), a "
+            "metadata.csv with the columns file_name and label, or Parquet with the columns image "
+            "and label.",
+        )
+    spelled: dict[str, list[list[str]]] = {
+        split: [LabelShape().spell(part, LABEL) for part in each] for split, each in parts.items()
+    }
+    train = [label for labels_of_part in spelled["train"] for label in labels_of_part]
+    known = labels.classes(parts["train"][0], LABEL, train)
+    built = {}
+    for split, each in parts.items():
+        tables = []
+        for part, names in zip(each, spelled[split], strict=True):
+            strange = next((row for row, name in enumerate(names) if name not in known.ids), None)
+            if strange is not None:
+                raise DataError(
+                    f"{part.table[PLACE][strange]} has the label {names[strange]!r}, which is in "
+                    f"the {split} data but not in the training data.",
+                    "Give training pictures of that class, or remove it.",
+                )
+            ids = pa.array([known.ids[name] for name in names], pa.int64())
+            tables.append(part.with_column(LABEL, ids).table)
+        built[split] = datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+        of_files = f"{len(each)} tables or folders" if len(each) > 1 else str(each[0].path)
+        notes.append(f"{split} data: {len(built[split])} pictures from {of_files}")
+    training, evaluation, test, rule = held_out.assign(
+        built, lambda split: np.asarray(split[LABEL][:]), hyperparameters
+    )
+    sizes = classification.rows_of_classes(known, training[LABEL][:])
+    shown = listed([f"{name} ({count} pictures)" for name, count in sizes.items()])
+    return Pictures(
+        train=training,
+        evaluation=evaluation,
+        test=test,
+        labels=known,
+        found=[*notes, rule, f"labels: {len(known.names)}: {shown}"],
+    )
+
+
+def _of_channel(
+    path: Path, own: str | None, hyperparameters: Hyperparameters, notes: list[str]
+) -> list[tuple[str, Part]]:
+    """The parts of a channel with their splits: what its tables hold or name, else its folders."""
+    if not path.exists():
+        raise DataError(
+            f"The channel {path} does not exist.", "Check the channel's name and its S3 prefix."
+        )
+    sources_here = sources.scan(path)
+    pictures = sorted(
+        each for each in (*sources_here.data, *sources_here.passed_over) if _is_picture(each)
+    )
+    tables = [each for each in sources_here.data if not _is_picture(each)]
+    if not tables:
+        return _folders(path, pictures, own, notes)
+    root = path if path.is_dir() else path.parent
+    assigned = splits.by_names(root, tables, own, [])
+    notes += assigned.notes
+    problems = Problems()
+    parts: list[tuple[str, Part]] = []
+    for split, files in assigned.files.items():
+        for file in files:
+            with problems.noted():
+                for own_split, part in by_column(split, formats.read(file), False, notes):
+                    parts.append((own_split, _of_table(part, hyperparameters, notes)))
+    problems.check()
+    used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
+    if left_out := sum(str(picture) not in used for picture in pictures):
+        notes.append(f"{left_out} pictures below {path} are in no table and are not used.")
+    return parts
+
+
+def _is_picture(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def _folders(
+    root: Path, pictures: Sequence[Path], own: str | None, notes: list[str]
+) -> list[tuple[str, Part]]:
+    """Pictures in a folder for each class; a folder above those may name a split."""
+    by_split: dict[str, list[Path]] = {}
+    classes = sorted({path.parent.name for path in pictures if path.parent != root})
+    if classes and all(map(split_of, classes)):
+        raise DataError(
+            f"The pictures below {root} lie in folders that are called after splits "
+            f"({', '.join(classes)}), and in none of a class.",
+            "Put those of each class into a folder of its name (train/cat/1.jpg), or add a "
+            "metadata.csv with the columns file_name and label.",
+        )
+    for path in pictures:
+        *above, _ = path.relative_to(root).parts[:-1] or (None,)
+        named = next((split for part in above if part and (split := split_of(part))), None)
+        if len(path.relative_to(root).parts) < 2:
+            raise DataError(
+                f"{path} lies in no folder of a class, and no table says what it shows.",
+                "Put the pictures of each class into a folder of its name, or add a metadata.csv "
+                "with the columns file_name and label.",
+            )
+        split = named or own
+        if split is not None:
+            by_split.setdefault(split, []).append(path)
+    if own == "train" and by_split.keys() - {"train"} and "train" not in by_split:
+        raise DataError(
+            f"The folders of {root} name {' and '.join(sorted(by_split))} data, and none is for "
+            "training.",
+            "Name one train, or give the training data in a channel of its own.",
+        )
+    parts = []
+    for split, files in by_split.items():
+        paths = pa.array([str(path) for path in files], pa.large_string())
+        table = {
+            PLACE: paths,
+            BYTES: pa.nulls(len(files), pa.large_binary()),
+            FILE: paths,
+            LABEL: pa.array([path.parent.name for path in files], pa.large_string()),
+        }
+        places = [str(path.relative_to(root)) for path in files]
+        kind = "folders of pictures"
+        parts.append((split, Part(path=root, format=kind, table=pa.table(table), places=places)))
+    return parts
+
+
+def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) -> Part:
+    """The pictures that a table holds or names, those without a label left out.
+
+    Raises:
+        DataError: the column of pictures or of labels is not known, or a file is not there.
+    """
+    names = part.table.column_names
+    classes = [name for name in names if name in part.class_names]
+    check_named(part, hyperparameters)
+    column = hyperparameters.label_column or first_known(part, LABEL_NAMES)
+    column = column or (classes[0] if len(classes) == 1 else None)
+    if column is None:
+        raise unknown(part, [Role("label", (), "label_column")])
+    rows = part.table.num_rows
+    part = labels.labelled(part, column, is_pair=False)
+    if unlabelled := rows - part.table.num_rows:
+        notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
+    rows = part.table.num_rows
+    stem = hyperparameters.image_column
+    kept = pa.nulls(rows, pa.large_binary())
+    for name in [stem] if stem else NAMES:
+        for each in (f"{name}.bytes", name):
+            kind = part.table.schema.field(each).type if each in names else pa.null()
+            if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+                kept = part.table[each].cast(pa.large_binary()).combine_chunks()
+                stem = name
+    files: list[str | None] = [None] * rows
+    if kept.null_count:
+        files = _files(part, kept, stem)
+    if len(kept) and kept.null_count < len(kept):
+        notes.append(f"{part.path}: pictures in column {stem!r}, labels in column {column!r}")
+    places = [file or part.where(row) for row, file in enumerate(files)]
+    table = pa.table({
+        PLACE: pa.array(places, pa.large_string()),
+        BYTES: kept,
+        FILE: pa.array(files, pa.large_string()),
+        LABEL: part.table[column],
+    })  # fmt: skip
+    names_of = {LABEL: part.class_names[column]} if column in part.class_names else {}
+    return dataclasses.replace(part, table=table, class_names=names_of)
+
+
+def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
+    """The files that the rows without bytes name, which lie beside the table."""
+    known = [f"{stem}.path", stem] if stem else [f"{NAMES[0]}.path", *FILE_NAMES]
+    column = first_known(part, [plain(name) for name in known])
+    if column is None:
+        raise unknown(part, [Role("image", (), "image_column")])
+    paths: list[str | None] = []
+    problems = Problems()
+    for row, name in enumerate(part.table[column].to_pylist()):
+        file = part.path.parent / str(name)
+        with problems.noted():
+            if kept[row].is_valid:
+                paths.append(None)
+                continue
+            if name is None or not file.is_file():
+                raise DataError(
+                    f"{part.where(row)} names the picture {name!r} in column {column!r}, and "
+                    f"there is no file {file}.",
+                    "Give the paths of files from the folder of the table.",
+                )
+            paths.append(str(file))
+    problems.check()
+    return paths
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Return that the first rows hold pictures in a column, or the channels pictures in folders."""
+    for stem in NAMES:
+        name = evidence.named([f"{stem}.bytes", stem])
+        if name is not None and pa.types.is_binary(evidence.kind(name)):
+            return Recognised(reason=f"column {stem} holds pictures")
+    for name, path in evidence.channels.items():
+        if name in NOT_DATA_CHANNELS or not path.is_dir():
+            continue
+        found = sources.scan(path)
+        pictures = [each for each in (*found.data, *found.passed_over) if _is_picture(each)]
+        in_folders = sum(len(picture.relative_to(path).parts) > 1 for picture in pictures)
+        if in_folders > 1 and all(map(_is_picture, found.data)):
+            return Recognised(reason=f"channel {name} holds folders of pictures")
+    column = evidence.named((*NAMES, *FILE_NAMES))
+    is_model = any(name.endswith("ForImageClassification") for name in evidence.architectures)
+    return (
+        Recognised(reason=f"column {column}, for a model of pictures")
+        if column and is_model
+        else None
+    )

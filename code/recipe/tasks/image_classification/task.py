@@ -1,0 +1,160 @@
+"""Image classification: one label for each picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import datasets
+import numpy as np
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe.batching.batches import Layout, Samples
+from recipe.data.column_names import LABEL
+from recipe.data.labels import SINGLE, balanced_weights
+from recipe.hyperparameters import Hyperparameters
+from recipe.metrics import SCORES
+from recipe.models import losses
+from recipe.models.loading import Source
+from recipe.reports import model_card
+from recipe.reports.model_card import About
+from recipe.reports.predictions import Predictions
+from recipe.tasks import evaluation, judging
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    Finding,
+    Objective,
+    Task,
+    check_best,
+)
+from recipe.tasks.evaluation import Scores
+from recipe.tasks.image_classification import data as pictures
+from recipe.tasks.image_classification import model as models
+from recipe.tasks.image_classification import tokens as pixels
+from recipe.tasks.image_classification.batches import CROP, FLIP, FixedPictures
+from recipe.tasks.image_classification.data import PLACE
+
+_RAREST_SHARE = 0.01
+AUGMENTATIONS: Mapping[str, frozenset[str]] = {
+    "none": frozenset(),
+    CROP: frozenset({CROP}),
+    FLIP: frozenset({CROP, FLIP}),
+}
+"""What the hyperparameter `augmentation` may be, and what is drawn then."""
+
+
+class _Classes(Objective):
+    def __init__(self) -> None:
+        self.processor: Any = None
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        processor = self.processor
+        height, width = pixels.shape_of(processor)
+        models.check_size(model, height, width)
+        scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
+        mean, std = (0.0,) * 3, (1.0,) * 3
+        if processor.do_normalize:
+            mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+        return FixedPictures(size, height, width, scale, mean, std)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return losses.of_samples(logits, labels, smoothing)
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        if hyperparameters.class_weight is None:
+            return None
+        count: Any = model.config.num_labels
+        return balanced_weights(samples.labels.tolist(), count)
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return evaluation.Scores()
+
+
+class ImageClassification(Task):
+    """One label for each picture."""
+
+    objective: _Classes
+    data: pictures.Pictures
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        check_best(hyperparameters, SCORES)
+        self._hyperparameters = hyperparameters
+        self.objective = _Classes()
+        channels = judging.channels(channels, hyperparameters)
+        self.data = pictures.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+
+    def load(self, source: Source) -> Any:
+        """With a head for the labels, and its image processor."""
+        if not self._hyperparameters.trains:
+            splits: Any = self.data
+            self.data = judging.with_labels_of(source, splits, self._hyperparameters)  # type: ignore[assignment]
+            self.train = self.data.train
+        model, processor = models.load(source, self.data.labels, self._hyperparameters)
+        self.objective.processor = processor
+        return model, processor
+
+    def longest(self, model: PreTrainedModel, tokenizer: Any) -> int:
+        """0: pictures are not cut."""
+        return 0
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return a sample for each image."""
+        return pixels.read(
+            name, split, tokenizer, AUGMENTATIONS[self._hyperparameters.augmentation]
+        )
+
+    def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:
+        """None: pictures have one size."""
+        return []
+
+    def about(self) -> About:
+        """A classifier of these labels."""
+        names = ", ".join(f"`{name}`" for name in self.data.labels.names)
+        return About(
+            title="Classifier of pictures",
+            pipeline="image-classification",
+            purpose=f"tell {len(self.data.labels.names)} labels of pictures apart: {names}",
+            metrics=model_card.of_labels(self.data.labels, (PLACE,)).metrics,
+            headline=("accuracy", "f1_macro", "loss"),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """How often each label occurs."""
+        counts = np.bincount(self.train[LABEL][:], minlength=len(self.data.labels.names))
+        shares = dict(zip(self.data.labels.names, counts / len(self.train), strict=True))
+        detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        level = WARNING if min(shares.values()) < _RAREST_SHARE else OK
+        yield Finding(level=level, what="balance", detail=detail)
+
+    def answers(self, trainer: Trainer) -> Predictions | None:
+        """Those last answers themselves."""
+        scores = trainer.compute_metrics
+        if not isinstance(scores, Scores) or scores.last is None:
+            return None
+        name, split = "evaluation", self.data.evaluation
+        if self.data.test is not None:
+            name, split = "test", self.data.test
+        outputs, true = scores.last
+        assert self.data.labels.problem == SINGLE
+        places = cast("list[str]", split[PLACE][:])
+        return Predictions(
+            split=name, labels=self.data.labels, outputs=outputs, true=true, texts=places
+        )
+
+
+TASK = ImageClassification

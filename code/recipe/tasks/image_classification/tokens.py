@@ -1,0 +1,115 @@
+"""Data sets of pictures to pixels, as the model's image processor makes them, kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+
+from recipe.console import say
+from recipe.data.column_names import LABEL
+from recipe.data.files.decoding import Unreadable, picture
+from recipe.errors import DataError, ModelError, Problems
+from recipe.storage import claims
+from recipe.tasks.image_classification.batches import PictureSamples
+from recipe.tasks.image_classification.data import BYTES, FILE, PLACE
+
+_SPARE = 1 << 28  # bytes
+
+
+def read(
+    name: str, split: datasets.Dataset, processor: Any, augmentation: frozenset[str]
+) -> PictureSamples:
+    """The pictures of a split of `data.Pictures`; a line says how many.
+
+    Each is decoded once, and read from a file in the cache of data sets (HF_DATASETS_CACHE) by this
+    and other processes of the host, and by a job that is started again.
+
+    Args:
+        name: Of the split.
+        processor: transformers' image processor.
+        augmentation: What is drawn anew in each epoch of a training.
+
+    Raises:
+        DataError: pictures cannot be read (each is named), or the disk has no room for them.
+    """
+    height, width = shape_of(processor)
+    # The same for the same contents and processor only.
+    sha = hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode())
+    for each in split:
+        content = each[BYTES] if each[BYTES] is not None else Path(each[FILE]).read_bytes()
+        sha.update(hashlib.sha256(content).digest())
+    digest = sha.hexdigest()[:32]
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{digest}.u8"
+    shape = (len(split), 3, height, width)
+    if not path.is_file():
+        needed = int(np.prod(shape))
+        if shutil.disk_usage(folder).free < needed + _SPARE:
+            raise DataError(
+                f"The {name} data's {len(split)} pictures take {needed / 1e9:.1f} GB at "
+                f"{width} x {height} pixels, and {folder} has not so much room.",
+                "Give the job a larger volume, or set HF_DATASETS_CACHE to a folder on one.",
+            )
+        with claims.claimed(folder, digest) as own:
+            aside = own / path.name
+            _fill(np.memmap(aside, np.uint8, "w+", shape=shape), split, processor)
+            aside.replace(path)
+    pixels = np.memmap(path, np.uint8, "r", shape=shape)
+    say(f"{name}: {len(split)} pictures of {width} x {height} pixels")
+    count = len(split)
+    return PictureSamples(
+        np.zeros(count, dtype=np.int32),
+        np.arange(count + 1),
+        np.asarray(split[LABEL][:], dtype=np.int64),
+        pixels,
+        digest,
+        augmentation,
+    )
+
+
+def shape_of(processor: Any) -> tuple[int, int]:
+    """Height and width of what an image processor makes of any picture.
+
+    Raises:
+        ModelError: they are not the same for all pictures.
+    """
+    from PIL import Image
+
+    sizes = {
+        _pixels(processor, Image.new("RGB", size)).shape[1:]
+        for size in ((64, 48), (31, 97), (200, 200))
+    }
+    if len(sizes) > 1:
+        raise ModelError(
+            f"The model's image processor ({type(processor).__name__}) makes pictures of different "
+            "sizes of different pictures.",
+            "Set do_resize and a size with height and width in its preprocessor_config.json.",
+        )
+    ((height, width),) = sizes
+    return int(height), int(width)
+
+
+def _pixels(processor: Any, opened: Any) -> Any:
+    """[3, height, width], uint8"""
+    processed = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
+    return np.asarray(processed["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)
+
+
+def _fill(pixels: Any, split: datasets.Dataset, processor: Any) -> None:
+    problems = Problems()
+    for row, each in enumerate(split):
+        with problems.noted():
+            try:
+                opened = picture(each[BYTES] if each[BYTES] is not None else Path(each[FILE]))
+            except Unreadable as error:
+                raise DataError(f"{each[PLACE]}: {error}", "Remove it, or save it anew.") from error
+            pixels[row] = _pixels(processor, opened)
+    problems.check()
+    pixels.flush()

@@ -1,0 +1,138 @@
+"""Masked language modelling: what stands in the place of masked tokens or words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe.batching import packing
+from recipe.batching.batches import Layout, Samples
+from recipe.data import language_modeling
+from recipe.data.column_names import TEXT, TOKEN_IDS
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, packed_encoders
+from recipe.models.loading import Source
+from recipe.reports import figures
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.tasks import judging
+from recipe.tasks.base import (
+    Batches,
+    EncoderObjective,
+    Model,
+    Objective,
+    Task,
+    TokenLosses,
+    can_answer,
+    check_best,
+    lengths_of,
+    shape_for,
+    unwrapped,
+)
+from recipe.tasks.masked_lm import model as masked_models
+from recipe.tasks.masked_lm import report as fillings
+from recipe.tasks.masked_lm import tokens as masked_texts
+from recipe.tasks.masked_lm.batches import MaskedTexts, PackedMasked, PaddedMasked
+from recipe.tokenization import encoding
+from recipe.value_ranges import TRUNCATE
+
+
+class _MaskedTokens(EncoderObjective, TokenLosses):
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        rooms = [
+            samples.room(rows) for samples, rows in batches if isinstance(samples, MaskedTexts)
+        ]
+        learned = max(rooms, default=1)
+        family = packed_encoders.family_of(model.config)
+        if packed and family is not None:
+            shape = shape_for(model, batches)
+            return PackedMasked(shape, size, pad_id, family.first_position(model.config), learned)
+        return PaddedMasked(packing.buckets(lengths_of(batches)), size, pad_id, learned)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if not packed:
+            packed_encoders.take_lengths(model)
+        masked_models.take_masked(model)
+
+
+MASKED_TOKENS: Objective = _MaskedTokens()
+"""The masked tokens of texts; the loss is the mean over these tokens."""
+
+
+class MaskedLm(Task):
+    """What stands in the place of masked tokens or words."""
+
+    data: language_modeling.Texts
+    objective: Objective = MASKED_TOKENS
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        check_best(hyperparameters, ("perplexity", "token_accuracy"))
+        self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
+        self.data = language_modeling.load(channels, hyperparameters, (TEXT, TOKEN_IDS))
+        self.train, self.found = self.data.train, self.data.found
+
+    def load(self, source: Source) -> Model:
+        """With its head for masked tokens."""
+        return masked_models.load(source, self._hyperparameters)
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer texts are split or truncated; what serves the model reads as much."""
+        encoding.refuse_types(model, tokenizer)
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add()
+        if length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a text, {special} tokens are "
+                "the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        return length
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return pieces of texts."""
+        return masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        return masked_texts.lengths(self.train.select(rows), tokenizer)
+
+    def pieces(self, length: int, longest: int) -> int:
+        """Several, where a long text is split."""
+        truncates = self._hyperparameters.long_texts == TRUNCATE
+        return 1 if truncates else -(-length // longest)
+
+    def about(self) -> About:
+        """A masked language model."""
+        return About(
+            title="Masked language model",
+            pipeline="fill-mask",
+            purpose="fill masks in texts like those of its data",
+            metrics="Losses are means over masked tokens, in an evaluation always the same ones; "
+            "the perplexity is e to that power.",
+            headline=("perplexity", "token_accuracy", "loss"),
+        )
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """The perplexity's curve; what the model fills in, if one process has all of it."""
+        sections = figures.perplexity_sections(trainer.state.log_history)
+        texts = samples["evaluation"]
+        if can_answer(trainer) and isinstance(texts, MaskedTexts):
+            sections.append(fillings.section(*unwrapped(trainer), texts))
+        return sections
+
+
+TASK = MaskedLm

@@ -1,0 +1,228 @@
+"""Texts to token ids whose words can be masked, in pieces that fit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import datasets
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from recipe.console import say
+from recipe.data.column_names import TEXT, TOKEN_IDS
+from recipe.errors import DataError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.tasks.masked_lm.batches import BACK, NEVER, MaskedTexts, Masking
+from recipe.tokenization import store
+from recipe.tokenization import texts as tokens
+from recipe.tokenization.encoding import Encoder
+from recipe.value_ranges import TRUNCATE
+
+_ROW = "row"
+_LOOKED_AT = 200
+_NO_WORD = -1
+Batch = Mapping[str, list[Any]]
+
+
+def tokenise(
+    name: str,
+    split: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    hyperparameters: Hyperparameters,
+) -> MaskedTexts:
+    """The samples of a split of `language_modeling.Texts`, cached; a line says what became of them.
+
+    A text longer than `max_length` is split into pieces of nearly one length, between words; each
+    has the tokenizer's special tokens around it. With long_texts=truncate the first is kept.
+
+    Raises:
+        DataError: nothing is left to learn, or tokenised data is not this tokenizer's.
+        HyperparameterError: whole words were asked for, and the tokenizer does not tell them apart.
+    """
+    whole_words = hyperparameters.whole_word_masking
+    if whole_words:
+        _check_words(split, tokenizer)
+    truncates = hyperparameters.long_texts == TRUNCATE
+    reader = _Reader(tokenizer, whole_words)
+
+    def make(batch: Batch, rows: range) -> dict[str, store.Column]:
+        return reader.pieces_of(*reader.read(batch, rows), rows, max_length, truncates)
+
+    ways = ("masked", str(whole_words), str(truncates))
+    made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
+    how = masking(tokenizer, hyperparameters)
+    samples = MaskedTexts.drawn_from(
+        made[TOKEN_IDS], made[store.STARTS], made[BACK], how, is_fixed=name != "train"
+    )
+    if len(samples) == 0:
+        raise DataError(f"The {name} data has {len(split)} texts, and none has a token.")
+    kept = len(np.unique(made[_ROW]))
+    line = f"{name}: {kept} texts in {len(samples)} pieces, {len(samples.token_ids)} tokens, "
+    line += f"{how.probability:.0%} of {'words' if whole_words else 'tokens'} masked"
+    if name != "train":
+        line += f", the same {samples.labels.sum()} each time"
+    if left_out := len(split) - kept:
+        line += f"; {left_out} texts are left out, as they have no token"
+    say(line)
+    return samples
+
+
+def masking(tokenizer: Any, hyperparameters: Hyperparameters) -> Masking:
+    """How tokens are masked, before an evaluation draws any."""
+    return Masking(
+        probability=hyperparameters.mlm_probability,
+        mask_id=int(tokenizer.mask_token_id),
+        vocabulary=len(tokenizer),
+        pad_id=int(tokenizer.pad_token_id),
+    )
+
+
+def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of each text, uncut, with special tokens."""
+    reader = _Reader(tokenizer, whole_words=False)
+    _, _, inner = reader.read(split[:], range(len(split)))
+    return [int(length) + len(reader.before) + len(reader.after) for length in inner]
+
+
+def pieces(words: store.Column, room: int, truncates: bool) -> Iterator[slice]:
+    """Where the pieces of a text are in it, each of `room` tokens at most.
+
+    A piece ends between words, unless one of more than half of it stands there.
+
+    Args:
+        words: The number of each token's word, _NO_WORD for none.
+    """
+    count = len(words)
+    if truncates:
+        yield slice(min(room, count))
+        return
+    start = 0
+    while start < count:
+        left = count - start
+        end = start + -(-left // -(-left // room))
+        at = end
+        while at < count and at > start + room // 2 and words[at] == words[at - 1] != _NO_WORD:
+            at -= 1
+        end = at if at == count or words[at] != words[at - 1] else end
+        yield slice(start, end)
+        start = end
+
+
+class _Reader:
+    """Rows of texts to tokens and their words."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, whole_words: bool) -> None:
+        self._tokenizer, self._whole_words = tokenizer, whole_words
+        self._encoder = Encoder(tokenizer, with_specials=False)
+        encoded = tokenizer("a", return_special_tokens_mask=True)
+        ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        first, last = special.index(0), len(ids) - special[::-1].index(0)
+        self.before, self.after = ids[:first], ids[last:]
+        """The special tokens that stand before and after each text."""
+
+    def read(self, batch: Batch, rows: range) -> tuple[store.Column, store.Column, store.Column]:
+        """Token ids [tokens] of texts without special tokens, the number of each token's word in
+        its text (_NO_WORD for none), and the tokens of each text [texts].
+
+        Raises:
+            DataError: tokenised data is not this tokenizer's.
+        """
+        if TOKEN_IDS in batch:
+            tokens.check_ids(batch[TOKEN_IDS], self._tokenizer, rows.start)
+            before, after = self.before, self.after
+            inner = []
+            for row in batch[TOKEN_IDS]:
+                if before and row[: len(before)] == before:
+                    row = row[len(before) :]
+                if after and row[-len(after) :] == after:
+                    row = row[: -len(after)]
+                inner.append(row)
+            ids, lengths = store.flat(inner, np.int32), store.lengths_of(inner)
+        elif self._whole_words:
+            encoded: Any = self._tokenizer(
+                batch[TEXT], add_special_tokens=False, return_attention_mask=False, verbose=False
+            )
+            ids = store.flat(encoded[TOKEN_IDS], np.int32)
+            numbers = itertools.chain.from_iterable(map(encoded.word_ids, range(len(rows))))
+            words = (_NO_WORD if word is None else word for word in numbers)
+            return ids, np.fromiter(words, np.int64, len(ids)), store.lengths_of(encoded[TOKEN_IDS])
+        else:
+            ids, _, lengths = self._encoder.encode(batch[TEXT])
+        # Each token is a word.
+        return ids, np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths), lengths
+
+    def pieces_of(
+        self,
+        ids: store.Column,
+        words: store.Column,
+        lengths: store.Column,
+        rows: range,
+        max_length: int,
+        truncates: bool,
+    ) -> dict[str, store.Column]:
+        """The pieces of some texts, as `read` gives them."""
+        special = len(self.before) + len(self.after)
+        never = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+        words = np.where(np.isin(ids, sorted(never)), _NO_WORD, words)
+        starts = np.cumsum(lengths) - lengths
+        cut: list[list[slice]] = [
+            [slice(0, length)] if 0 < length <= max_length - special
+            else list(pieces(words[start : start + length], max_length - special, truncates))
+            if length else []
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]  # fmt: skip
+        counts = store.lengths_of(cut)
+        owners = np.repeat(np.arange(len(cut)), counts)
+        begins = np.fromiter((p.start or 0 for some in cut for p in some), np.int64, len(owners))
+        inner = np.fromiter((p.stop for some in cut for p in some), np.int64, len(owners)) - begins
+        begins += starts[owners]
+        of_pieces = np.cumsum(inner) - inner  # where each begins, without special tokens
+        places = np.repeat(begins - of_pieces, inner) + np.arange(int(inner.sum()))
+        # A piece's first token begins a word, whatever came before it.
+        kept_words = words[places]
+        goes_on = np.concatenate([[False], kept_words[1:] == kept_words[:-1]])[: len(places)]
+        goes_on[of_pieces] = False
+        at = np.arange(len(places))
+        back = at - np.maximum.accumulate(np.where(goes_on, 0, at))
+        back[kept_words == _NO_WORD] = NEVER
+        # Special tokens around each piece.
+        whole = inner + special
+        into = np.repeat(np.cumsum(whole) - whole + len(self.before) - of_pieces, inner) + at
+        columns: dict[str, store.Column] = {
+            TOKEN_IDS: np.empty(int(whole.sum()), np.int32),
+            BACK: np.full(int(whole.sum()), NEVER, np.int16),
+        }
+        columns[TOKEN_IDS][into], columns[BACK][into] = ids[places], back
+        firsts, ends = np.cumsum(whole) - whole, np.cumsum(whole)
+        for offset, token in enumerate(self.before):
+            columns[TOKEN_IDS][firsts + offset] = token
+        for offset, token in enumerate(self.after):
+            columns[TOKEN_IDS][ends - len(self.after) + offset] = token
+        return {**columns, store.LENGTHS: whole, _ROW: owners + rows.start}
+
+
+def _check_words(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises HyperparameterError where whole words cannot be masked."""
+    reason = "Hyperparameter whole_word_masking has value True, but"
+    if TOKEN_IDS in split.column_names:
+        raise HyperparameterError(
+            f"{reason} the data came tokenised, which does not tell words apart.", "Give the texts."
+        )
+    if not tokenizer.is_fast:
+        raise HyperparameterError(
+            f"{reason} the model's tokenizer is one in Python, which does not tell words apart.",
+            "Leave it out, or give a model with a tokenizer.json.",
+        )
+    first_rows = split.select(range(min(_LOOKED_AT, len(split))))
+    encoded: Any = tokenizer(first_rows[TEXT][:], add_special_tokens=False, verbose=False)
+    count = sum(len(set(encoded.word_ids(row))) for row in range(len(first_rows)))
+    written = [len(str(text).split()) for text in first_rows[TEXT]]
+    if count < sum(written) / 2:
+        raise HyperparameterError(
+            f"{reason} the model's tokenizer tells {count} words apart in "
+            f"{len(first_rows)} texts of {sum(written)} words.",
+            "Leave it out: tokens are masked one by one.",
+        )

@@ -1,0 +1,350 @@
+"""From a job's channels to preferences: a prompt, the answer that was chosen, the one that was not.
+
+Answers are texts or conversations, and the prompt is a column of its own or what both begin with:
+`chosen` and `rejected` of hh-rlhf are whole talks ("Human: ... Assistant: ..."), those of
+UltraFeedback lists of messages of which the first ones are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import held_out
+from recipe.data.column_names import PROMPT, PROMPT_NAMES, PROMPT_PARTS, TEMPLATE_PARTS, plain
+from recipe.data.columns import Role, by_name, check_choices, check_parts
+from recipe.data.conversations import common_prefix, conversation
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files.part import Part
+from recipe.data.files.spool import spooled
+from recipe.data.layout import channels as layout
+from recipe.data.reading import describe, read_parts
+from recipe.errors import DataError, Problems
+from recipe.hyperparameters import Hyperparameters
+
+CHOSEN, REJECTED = "chosen", "rejected"
+_ROLES = (
+    Role(
+        PROMPT,
+        # LLaMA-Factory's conversations stand before `chosen` and `rejected` of one message each.
+        (*PROMPT_NAMES, "input", "query", "context", "conversations"),
+        "prompt_column",
+        is_optional=True,
+    ),
+    Role(
+        CHOSEN,
+        (CHOSEN, "chosen_response", "chosen_answer", "response_chosen", "accepted", "chosen.value"),
+        "chosen_column",
+    ),
+    Role(
+        REJECTED,
+        (REJECTED, "rejected_response", "rejected_answer", "response_rejected", "rejected.value"),
+        "rejected_column",
+    ),
+)
+_STATUS = "status"
+TIE = "column 'status' says tie: neither answer is the better one"
+NO_PROMPT = "there is no prompt, and the answers have no beginning in common"
+OTHER_PROMPTS = "the answers are to different prompts"
+EMPTY = "an answer is empty"
+SAME = "both answers are the same"
+_TURN = "\n\nAssistant:"
+"""What stands before each answer of a talk that is written as one text."""
+_MOST_WITHOUT_PROMPT = 0.1
+"""A larger share of rows without a shared beginning says that the prompt is in another column."""
+_LAST_WORD = re.compile(r"\S*\Z")
+_AT_ONCE = 10_000
+_SCHEMA = pa.schema([(name, pa.large_string()) for name in (PROMPT, CHOSEN, REJECTED)])
+Message = dict[str, Any]
+Triple = tuple[Any, Any, Any]
+"""Prompt, chosen and rejected: texts, or lists of messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """Data sets with the columns `prompt`, `chosen` and `rejected`."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    found: list[str]
+    """What was detected, one line each."""
+    are_talks: bool
+    """Whether the columns hold lists of messages, as JSON, and not texts."""
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Preferences:
+    """Read and split the preferences of a job's channels.
+
+    A row is not used, and counted in a line, if an answer is empty, both are the same, or it has no
+    prompt.
+
+    Raises:
+        DataError: names the channel, file, row or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels, hyperparameters.dataset_config_name)
+    notes, problems = list(places.notes), Problems()
+    read: dict[str, list[Part]] = {}
+    tables: dict[str, list[pa.Table]] = {}
+    like: dict[str, str] = {}
+    kinds: dict[bool, Path] = {}
+    is_prefixed = True
+    for split, part in read_parts(places, notes):
+        with problems.noted():
+            columns = _columns(part, hyperparameters, like)
+            like = like or columns
+            usable = _usable(part, columns)
+            kinds.setdefault(usable.are_talks, part.path)
+            read.setdefault(split, []).append(part)
+            tables.setdefault(split, []).append(usable.table)
+            is_prefixed = is_prefixed and usable.is_prefixed
+            for why, (count, first) in usable.left_out.items():
+                notes.append(
+                    f"{count} of {part.table.num_rows} pairs are not used: {why} (the first: "
+                    f"{part.where(first)})."
+                )
+    problems.check()
+    if len(kinds) > 1:
+        raise DataError(
+            f"{kinds[True]} has conversations, and {kinds[False]} has texts.",
+            "Give answers of one kind in all files.",
+        )
+    whole = {split: pa.concat_tables(of_split) for split, of_split in tables.items()}
+    are_talks = True in kinds
+    if not are_talks and is_prefixed:
+        notes.append("Every answer begins with its prompt, which is read once.")
+        whole = {split: spooled(_SCHEMA, _without_prompts(each)) for split, each in whole.items()}
+    if empty := [split for split in read if not whole[split].num_rows]:
+        told = " ".join(note for note in notes if "not used" in note)
+        raise DataError(
+            f"The {empty[0]} data has no pair that can be used. {told}",
+            "Give a prompt and two different answers in each row.",
+        )
+    built = {
+        # A name instead of a hash of all rows, which nothing here caches by.
+        split: datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+        for split, table in whole.items()
+    }
+    shown = ", ".join(f"{what} column {name!r}" for what, name in like.items())
+    shown += "" if PROMPT in like else "; the prompt is what both answers begin with"
+    found = [
+        describe(split, parts, f"{len(built[split])} pairs", shown, [*like.values(), _STATUS])
+        for split, parts in read.items()
+    ]
+    train, evaluation, test, rule = held_out.assign_groups(built, PROMPT, hyperparameters)
+    return Preferences(
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        found=[*notes, *found, rule.replace("queries", "prompts")],
+        are_talks=are_talks,
+    )
+
+
+def _columns(
+    part: Part, hyperparameters: Hyperparameters, like: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the columns of `part`, as the training data has them; maybe without one of prompts."""
+    chosen = by_name(part, _ROLES, hyperparameters, like)
+    if PROMPT in chosen and hyperparameters.prompt_column is None:
+        check_choices(part)
+        check_parts(part, chosen.values(), PROMPT_PARTS, f"prompt_column={chosen[PROMPT]}")
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Usable:
+    """The rows of a part that can be used, and why others cannot."""
+
+    table: pa.Table
+    """Of texts; of lists of messages as JSON."""
+    are_talks: bool
+    is_prefixed: bool
+    """Whether each answer is a text that begins with its prompt."""
+    left_out: Mapping[str, tuple[int, int]]
+    """By the reason: how many rows, and the first of them."""
+
+
+def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
+    """The rows that can be used.
+
+    Raises:
+        DataError: a row has another kind of value than others, or too many have no prompt.
+    """
+    talks = {
+        what
+        for what, name in columns.items()
+        if any(
+            _is_talk(value)
+            for _, batch in part.batches([name])
+            for value in batch[name].to_pylist()
+        )
+    }
+    if len(talks - {PROMPT}) == 1:
+        raise DataError(
+            f"{part.path} has conversations in only one of the columns {columns[CHOSEN]!r} and "
+            f"{columns[REJECTED]!r}.",
+            "Give both answers as texts, or both as lists of messages.",
+        )
+    if talks:
+        check_parts(part, columns.values(), TEMPLATE_PARTS, "")
+    names: list[str] = part.table.column_names
+    status = [name for name in names if plain(name) == _STATUS and name not in columns.values()]
+    left_out: dict[str, tuple[int, int]] = {}
+    is_prefixed = True
+
+    def triples() -> Iterator[pa.Table]:
+        nonlocal is_prefixed
+        for first, batch in part.batches([*columns.values(), *status]):
+            cells = {
+                what: _values(part, first, batch[name].to_pylist(), name, what in talks)
+                for what, name in columns.items()
+            }
+            usable: list[Triple] = []
+            prompts = cells.get(PROMPT, [None] * batch.num_rows)
+            ties = batch[status[0]].to_pylist() if status else [None] * batch.num_rows
+            rows = zip(prompts, cells[CHOSEN], cells[REJECTED], ties, strict=True)
+            for row, (prompt, *answers, tie) in enumerate(rows, first):
+                if talks and CHOSEN not in talks:
+                    answers = [[{"role": "assistant", "content": text}] for text in answers]
+                parted = of_talks(prompt, *answers) if talks else of_texts(prompt, *answers)
+                parted = TIE if tie == "tie" else parted
+                if isinstance(parted, str):
+                    count, first_such = left_out.get(parted, (0, row))
+                    left_out[parted] = count + 1, first_such
+                    continue
+                if talks:
+                    parted = json.dumps(parted[0]), json.dumps(parted[1]), json.dumps(parted[2])
+                elif not all(answer.startswith(parted[0]) for answer in parted[1:]):
+                    is_prefixed = False
+                usable.append(parted)
+            of_columns = list(zip(*usable, strict=True)) or [(), (), ()]
+            yield pa.table(dict(zip(_SCHEMA.names, of_columns, strict=True)), _SCHEMA)
+
+    table = spooled(_SCHEMA, triples())
+    without, _ = left_out.get(NO_PROMPT, (0, 0))
+    if PROMPT not in columns and without > _MOST_WITHOUT_PROMPT * part.table.num_rows:
+        raise DataError(
+            f"{part.path} has no column of prompts that is known by its name, and in {without} of "
+            f"{part.table.num_rows} rows the answers have no beginning in common: its columns are "
+            f"{', '.join(part.table.column_names)}.",
+            "Name the column of prompts in the hyperparameter prompt_column.",
+        )
+    return _Usable(table=table, are_talks=bool(talks), is_prefixed=is_prefixed, left_out=left_out)
+
+
+def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bool) -> list[Any]:
+    """Some values of a column as texts, or as lists of messages.
+
+    Raises:
+        DataError: a row, of which `first` is the first one, has another kind of value.
+    """
+    for row, value in enumerate(cells, first):
+        if value is None:
+            cells[row - first] = None if are_talks else ""
+        elif are_talks:
+            cells[row - first] = json.loads(conversation(part, row, value, column))
+        elif isinstance(value, (list, dict)):
+            raise DataError(
+                f"{part.where(row)} has no text in column {column!r}, but "
+                f"{json.dumps(value, default=str)[:60]}.",
+                'Give texts, or messages: [{"role": "assistant", "content": "..."}].',
+            )
+        else:
+            cells[row - first] = str(value)
+    return cells
+
+
+def _without_prompts(table: pa.Table) -> Iterator[pa.Table]:
+    """Rows whose answers begin with their prompt without that beginning; and without those rows of
+    which nothing follows it."""
+    for batch in table.to_batches(_AT_ONCE):
+        texts = zip(*(batch[name].to_pylist() for name in _SCHEMA.names), strict=True)
+        rows = [(p, a[len(p) :], b[len(p) :]) for p, a, b in texts if p not in (a, b)]
+        of_columns = list(zip(*rows, strict=True)) or [(), (), ()]
+        yield pa.table(dict(zip(_SCHEMA.names, of_columns, strict=True)), _SCHEMA)
+
+
+def _is_talk(value: Any) -> bool:
+    """Whether a value is a list of messages, or JSON of one."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return False
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
+
+
+def of_texts(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
+    """A row of texts with its prompt, or why it cannot be used.
+
+    A prompt that is None is what both answers begin with: of a talk up to "Assistant:", of other
+    texts up to where a word ends.
+    """
+    if not chosen.strip() or not rejected.strip():
+        return EMPTY
+    if chosen == rejected:
+        return SAME
+    if prompt is not None:
+        return (prompt, chosen, rejected) if prompt.strip() else NO_PROMPT
+    shared = chosen[: common_prefix(chosen, rejected)]
+    end = shared.rfind(_TURN) + len(_TURN)
+    if _TURN not in shared:
+        follows = chosen[len(shared) : len(shared) + 1] + rejected[len(shared) : len(shared) + 1]
+        ends_in_word = shared[-1:].isalnum() and any(each.isalnum() for each in follows)
+        end = len((_LAST_WORD.sub("", shared) if ends_in_word else shared).rstrip(" "))
+    if not chosen[:end].strip():
+        return NO_PROMPT
+    if not chosen[end:].strip() or not rejected[end:].strip():
+        return EMPTY
+    return chosen[:end], chosen[end:], rejected[end:]
+
+
+def of_talks(
+    prompt: list[Message] | str | None, chosen: list[Message] | None, rejected: list[Message] | None
+) -> Triple | str:
+    """A row of conversations with its prompt, or why it cannot be used.
+
+    A prompt that is no list of messages is what both conversations begin with; and the user's
+    turn, where these have none.
+    """
+    if not chosen or not rejected:
+        return EMPTY
+    if chosen == rejected:
+        return SAME
+    shared = common_prefix(chosen, rejected)
+    if isinstance(prompt, list):
+        before = prompt
+        shared = len(prompt) if shared >= len(prompt) and chosen[: len(prompt)] == prompt else 0
+    else:
+        before = chosen[:shared]
+        if prompt and prompt.strip() and all(turn["role"] != "user" for turn in before):
+            before = [*before, {"role": "user", "content": prompt}]
+    answers = [chosen[shared:], rejected[shared:]]
+    if any(answer and answer[0]["role"] != "assistant" for answer in answers):
+        return OTHER_PROMPTS
+    said = [[turn["content"] for turn in each if turn["role"] == "assistant"] for each in answers]
+    if not all("".join(contents).strip() for contents in said):
+        return EMPTY
+    if all(turn["role"] == "system" for turn in before):
+        return NO_PROMPT
+    return before, answers[0], answers[1]
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Return that the first rows hold chosen and rejected answers, whatever the model is."""
+    _, *roles = _ROLES
+    columns = [evidence.named(role.names) for role in roles]
+    if None in columns:
+        return None
+    reason = f"columns {columns[0]} and {columns[1]} hold answers that were chosen and rejected"
+    return Recognised(reason=reason)

@@ -1,0 +1,259 @@
+"""Preferences: a language model learns which of two answers is the better one (DPO)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load, save
+from torch import Tensor, nn
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe.batching import packing
+from recipe.batching.batches import Layout, Samples
+from recipe.data.column_names import PROMPT
+from recipe.errors import CheckpointError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, losses, packed_decoders
+from recipe.models.loading import Source
+from recipe.reports import generations
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    Finding,
+    Model,
+    Objective,
+    Task,
+    can_answer,
+    check_best,
+    lengths_of,
+    shape_for,
+    unwrapped,
+)
+from recipe.tasks.preference import batches as preference_batches
+from recipe.tasks.preference import data as preferences
+from recipe.tasks.preference import report as preferred
+from recipe.tasks.preference import tokens
+from recipe.tasks.preference.batches import AnswerPairs, PackedPairs, PaddedPairs
+from recipe.tasks.preference.data import CHOSEN, REJECTED
+
+_LONGEST_DOCUMENT = 1024
+_HIGH_RATE = 2e-5
+_SHOWN_ROWS, _SHOWN_CHARS = 3, 70
+_SCORES = ("reward_accuracy", "reward_margin")
+Array = npt.NDArray[Any]
+
+
+class Preferring(Objective):
+    """The objective: how much more likely than before the chosen answers became, beside the
+    rejected ones."""
+
+    packable: Collection[str] = packed_decoders.DECODERS
+    has_references = True
+
+    def __init__(self, hyperparameters: Hyperparameters) -> None:
+        self._kind, self._beta = hyperparameters.loss_type, hyperparameters.beta
+        self._smoothing = hyperparameters.label_smoothing
+        self.pairs: dict[str, AnswerPairs] = {}
+        """The samples of each split."""
+        self.last: tuple[str, Array] | None = None
+        """The last evaluation: its split, and the rewards of its pairs [pairs, 2]."""
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return packed_decoders.can_be_packed(model.config)
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        documents = preference_batches.documents_of(batches)
+        learned = max((samples.weight(rows) for samples, rows in documents), default=1)
+        if packed:
+            return PackedPairs(shape_for(model, documents), 2 * size, pad_id, 0, learned)
+        return PaddedPairs(packing.buckets(lengths_of(documents)), 2 * size, pad_id, learned)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        packed_decoders.take_documents(model)
+        # Of an answer's many tokens, dropout's noise would be larger than what is learned.
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Dropout) and "lora_dropout" not in name:
+                module.p = 0.0
+            if isinstance(getattr(module, "attention_dropout", None), float):
+                module.attention_dropout = 0.0
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return losses.of_preferences(
+            -logits[..., 0].float() - labels[:, :2],
+            labels[:, 2:],
+            self._kind,
+            self._beta,
+            self._smoothing,
+        )
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return self._score
+
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        labels = np.asarray(prediction.label_ids)
+        logs = -np.asarray(prediction.predictions)[..., 0].astype(np.float64)
+        rewards = self._beta * (logs - labels[:, :2])
+        is_test = "test" in self.pairs and prediction.label_ids is self.pairs["test"].labels
+        self.last = ("test" if is_test else "evaluation"), rewards
+        margins = rewards[:, 0] - rewards[:, 1]
+        means = zip(("chosen", "rejected"), rewards.mean(axis=0), logs.mean(axis=0), strict=True)
+        return {
+            "reward_accuracy": float((margins > 0).mean()),
+            "reward_margin": float(margins.mean()),
+            **{
+                name: float(value)
+                for answer, reward, log in means
+                for name, value in ((f"{answer}_reward", reward), (f"{answer}_logp", log))
+            },
+        }
+
+    def refer(self, ask: Callable[[Samples], Any]) -> None:
+        """Note the log-probabilities of all answers; see `Objective.refer`."""
+        for samples in self.pairs.values():
+            samples.refer(-np.asarray(ask(samples))[..., 0])
+
+    def references(self) -> bytes:
+        """The log-probabilities of each split, by what its data is told by."""
+        return save({
+            self._keys[name]: np.ascontiguousarray(samples.labels[:, :2])
+            for name, samples in self.pairs.items()
+        })  # fmt: skip
+
+    def restore(self, content: bytes) -> None:
+        """Take back what `references` gave."""
+        kept = load(content)
+        for name, samples in self.pairs.items():
+            if self._keys[name] not in kept:
+                raise CheckpointError(
+                    f"The {name} data has changed since the checkpoint was saved, which keeps what "
+                    "the model said of it before it was trained.",
+                    "Start with the same data, or give resume_from_checkpoint=False to train from "
+                    "the start.",
+                )
+            samples.refer(kept[self._keys[name]])
+
+    @functools.cached_property
+    def _keys(self) -> Mapping[str, str]:
+        """The name of each split with what its data is told by, which takes time to compute."""
+        return {name: f"{name} {each.fingerprint()}" for name, each in self.pairs.items()}
+
+
+class Preference(Task):
+    """Which of two answers to a prompt is the better one."""
+
+    objective: Preferring
+    data: preferences.Preferences
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        check_best(hyperparameters, _SCORES)
+        if not hyperparameters.trains:
+            raise HyperparameterError(
+                "do_train=False leaves nothing to judge: rewards are by how much a training has "
+                "changed a model.",
+                "Leave it out, or take task=causal-lm for a model's perplexity.",
+            )
+        kind, smoothing = hyperparameters.loss_type, hyperparameters.label_smoothing
+        if smoothing and kind not in ("sigmoid", "robust"):
+            raise HyperparameterError(
+                f"Hyperparameter label_smoothing has value {smoothing}, which loss_type={kind} has "
+                "no place for.",
+                "Leave it out, or give loss_type=sigmoid or robust.",
+            )
+        self._hyperparameters = hyperparameters
+        self.data = preferences.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+        self.objective = Preferring(hyperparameters)
+        if self._rate_is_high():
+            self.found.append(self._of_rate())
+
+    def _rate_is_high(self) -> bool:
+        given = self._hyperparameters
+        return given.lora_r is None and (given.learning_rate or 0) > _HIGH_RATE
+
+    def _of_rate(self) -> str:
+        rate = self._hyperparameters.learning_rate
+        return (
+            f"learning_rate={rate:g} is high for preferences, where all weights are trained: 5e-7 "
+            "to 5e-6 are usual, with lora_r up to ten times as much"
+        )
+
+    def load(self, source: Source) -> Model:
+        """As it is."""
+        return loading.load_causal(source, self._hyperparameters)
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where a prompt with its answer is cut; what serves the model reads more."""
+        asked = self._hyperparameters.max_length
+        return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return pairs of answers."""
+        are_talks = self.data.are_talks
+        pairs = tokens.tokenise(name, split, are_talks, tokenizer, max_length)
+        self.objective.pairs[name] = pairs
+        return pairs
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of the prompts with both answers, with the end token."""
+        return tokens.lengths(self.train.select(rows), self.data.are_talks, tokenizer)
+
+    def findings(self) -> Iterator[Finding]:
+        """Some rows as they were read, and a rate that forgets what the model knew."""
+        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
+            shown = (f"{name} {row[name][:_SHOWN_CHARS]!r}" for name in (PROMPT, CHOSEN, REJECTED))
+            yield Finding(level=OK, what="row", detail=", ".join(shown))
+        if self._rate_is_high():
+            yield Finding(level=WARNING, what="learning rate", detail=self._of_rate())
+
+    def about(self) -> About:
+        """A language model that prefers some answers."""
+        given = self._hyperparameters
+        return About(
+            title="Language model",
+            pipeline="text-generation",
+            purpose="give answers like those that were chosen in its data, and not those that were "
+            f"rejected (DPO, {given.loss_type} loss, beta {given.beta:g})",
+            metrics="An answer's reward is beta times by how much training has raised its "
+            "log-probability; reward_accuracy is the share of pairs in which that of the chosen "
+            "answer is higher, reward_margin by how much it is on average.",
+            headline=(*_SCORES, "loss"),
+        )
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """How the margins lie, the pairs at both ends, and how the model answers."""
+        sections: list[Section] = []
+        if self.objective.last is not None:
+            split, rewards = self.objective.last
+            data = self.data.test if split == "test" else self.data.evaluation
+            assert data is not None
+            rows = self.objective.pairs[split].rows
+
+            def show(pair: int) -> tuple[str, str, str]:
+                row = data[int(rows[pair])]
+                return row[PROMPT], row[CHOSEN], row[REJECTED]
+
+            sections += preferred.sections(split, rewards, show)
+        if can_answer(trainer):
+            chosen = self.objective.pairs["evaluation"].chosen()
+            sections.append(generations.section(*unwrapped(trainer), chosen))
+        return sections
+
+
+TASK = Preference

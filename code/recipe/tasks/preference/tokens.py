@@ -1,0 +1,171 @@
+"""Prompts with a chosen and a rejected answer to token ids, cut where they do not fit."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import datasets
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from recipe.batching.document_batches import Documents
+from recipe.console import say
+from recipe.data.column_names import LEARNED, PROMPT, TOKEN_IDS
+from recipe.data.conversations import common_prefix
+from recipe.errors import DataError
+from recipe.tasks.preference.batches import AnswerPairs
+from recipe.tasks.preference.data import CHOSEN, REJECTED
+from recipe.tokenization import chat, documents, store
+
+_ROW, _CUT, _GUESSED, _LABELS = "row", "cut", "guessed", "labels"
+_NAMED, _SHOWN_CHARS = 5, 40
+Batch = Mapping[str, list[Any]]
+Document = tuple[list[int], list[bool]]
+"""Token ids of a prompt and an answer, and which of them are the answer's."""
+
+
+def tokenise(
+    name: str,
+    split: datasets.Dataset,
+    are_talks: bool,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> AnswerPairs:
+    """The pairs of a split of `Preferences`, cached; a line says what became of them.
+
+    A text is an answer to its prompt with the end token behind it; a conversation is as the chat
+    template writes it, of which the assistant's turns after the prompt are the answer. Both are cut
+    at their end. A pair of which an answer is gone then, or the difference, is left out.
+
+    Args:
+        name: Of the split, for messages.
+        are_talks: Whether the rows are conversations.
+
+    Raises:
+        DataError: no pair is left, or a conversation is none for the chat template.
+    """
+    if are_talks:
+        chat.see_to_template(tokenizer)
+    elif tokenizer.chat_template is not None and name == "train":
+        say(
+            "the tokenizer has a chat template, which texts are not put into: for a model that is "
+            "asked by conversations, give the answers as lists of messages"
+        )
+    ways = ("preferences", str(are_talks), str(tokenizer.chat_template))
+    reader = documents.Reader(tokenizer)
+    made = store.tokens_of(
+        split,
+        store.key(split, tokenizer, max_length, *ways),
+        functools.partial(_documents_of, reader, tokenizer, are_talks, max_length),
+    )
+    why = f"their prompts fill max_length ({max_length} tokens), or they differ only behind it"
+    if not len(made[_LABELS]):
+        raise DataError(
+            f"No pair of the {name} data can be learned from: {why}.",
+            "Raise max_length, or give shorter prompts.",
+        )
+    rows = made[_ROW][::2]
+    left_out = np.setdiff1d(np.arange(len(split)), rows)
+    both = Documents(made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[LEARNED])
+    pairs = AnswerPairs.of_documents(both, rows)
+    chosen, rejected = (int(count) for count in pairs.labels[:, 2:].sum(axis=0, dtype=np.int64))
+    line = f"{name}: {len(pairs)} pairs, {len(pairs.token_ids)} tokens, {chosen} of them of chosen "
+    line += f"answers and {rejected} of rejected ones"
+    cut = made[_CUT].reshape(-1, 2).sum(axis=0)
+    if cut.any():
+        line += f"; {cut[0]} chosen and {cut[1]} rejected answers are cut at {max_length} tokens"
+    if len(left_out):
+        named = left_out[:_NAMED].tolist()
+        shown = [f"row {row} ({split[row][PROMPT][:_SHOWN_CHARS]!r})" for row in named]
+        more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        line += f"; {len(left_out)} pairs are left out, as {why}: {', '.join(shown)}{more}"
+    say(line)
+    if guessed := int(made[_GUESSED][::2].sum()):
+        say(
+            f"{name}: the chat template does not tell the answers apart in {guessed} pairs: an "
+            "answer is what follows where both differ first"
+        )
+    return pairs
+
+
+def lengths(
+    split: datasets.Dataset, are_talks: bool, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Tokens of each document, uncut: of a pair's chosen one, then of its rejected one."""
+    if are_talks:
+        chat.see_to_template(tokenizer)
+    reader = documents.Reader(tokenizer)
+    pairs = _encoded(reader, tokenizer, are_talks, split[:], range(len(split)))
+    return [len(ids) for both, _ in pairs for ids, _ in both]
+
+
+def _documents_of(
+    reader: documents.Reader,
+    tokenizer: PreTrainedTokenizerBase,
+    are_talks: bool,
+    max_length: int,
+    batch: Batch,
+    rows: range,
+) -> dict[str, store.Column]:
+    """Two documents for each pair that can be learned from."""
+    all_ids: list[list[int]] = []
+    all_learned: list[list[bool]] = []
+    of_documents: list[tuple[int, bool, bool]] = []
+    encoded = _encoded(reader, tokenizer, are_talks, batch, rows)
+    for row, (both, guessed) in zip(rows, encoded, strict=True):
+        cut = [(ids[:max_length], learned[:max_length]) for ids, learned in both]
+        has_answers = all(any(learned[1:]) for _, learned in cut)
+        if not has_answers or cut[0][0] == cut[1][0]:
+            continue
+        for (ids, learned), (whole, _) in zip(cut, both, strict=True):
+            all_ids.append(ids)
+            # Nothing comes before the first token by which it could be told.
+            all_learned.append([False, *learned[1:]])
+            of_documents.append((row, len(whole) > max_length, guessed))
+    of_all = np.array(of_documents, np.int64).reshape(-1, 3)
+    return {
+        TOKEN_IDS: store.flat(all_ids, np.int32),
+        LEARNED: store.flat(all_learned, bool),
+        store.LENGTHS: store.lengths_of(all_ids),
+        _LABELS: np.fromiter(map(sum, all_learned), np.int64, len(all_learned)),
+        _ROW: of_all[:, 0],
+        _CUT: of_all[:, 1].astype(bool),
+        _GUESSED: of_all[:, 2].astype(bool),
+    }
+
+
+def _encoded(
+    reader: documents.Reader,
+    tokenizer: PreTrainedTokenizerBase,
+    are_talks: bool,
+    batch: Batch,
+    rows: range,
+) -> Iterator[tuple[list[Document], bool]]:
+    """The chosen and the rejected document of each row, and whether their prompt is a guess."""
+    if not are_talks:
+        answers = [reader.completed(batch[PROMPT], batch[name]) for name in (CHOSEN, REJECTED)]
+        for each in zip(*answers, strict=True):
+            yield (
+                [
+                    (prompt + answer, [False] * len(prompt) + [True] * len(answer))
+                    for prompt, answer in each
+                ],
+                False,
+            )
+        return
+    written = []
+    for row, *talks in zip(rows, batch[PROMPT], batch[CHOSEN], batch[REJECTED], strict=True):
+        prompt, *both = map(json.loads, talks)
+        with chat.row_named(row):
+            written += [chat.write(tokenizer, prompt + each, len(prompt)) for each in both]
+    encoded = chat.in_tokens(reader.following, written)
+    for two in zip(encoded[::2], encoded[1::2], strict=True):
+        pair = [(talk.ids, talk.learned) for talk in two]
+        guessed = any(talk.is_guessed for talk in two)
+        if guessed:
+            shared = common_prefix(*(ids for ids, _ in pair))
+            pair = [(ids, [at >= shared for at in range(len(ids))]) for ids, _ in pair]
+        yield pair, guessed

@@ -1,0 +1,233 @@
+"""The words that answer questions: found in what a model says of windows, scored, and shown.
+
+The scores are those of SQuAD's official scripts (1.1, and 2.0 where questions have no answer).
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recipe.reports import section
+from recipe.reports.section import Section
+from recipe.tasks.question_answering.batches import NOWHERE, Windows
+
+SCORES = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
+_BEST, LONGEST_ANSWER = 20, 30
+_EXAMPLES, _SHOWN_CHARS = 12, 240
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is said of a question."""
+
+    question: str
+    context: str
+    text: str
+    """Empty for none."""
+    start: int
+    """Where it begins in the context; -1 for none."""
+    margin: float
+    """By how much its logits are better than those of no answer (or of the next best)."""
+    true: Sequence[str]
+
+    @property
+    def exact(self) -> float:
+        """1 where it is one of the true ones, but for case, articles and punctuation."""
+        return max(float(normal(each) == normal(self.text)) for each in self.true or [""])
+
+    @property
+    def f1(self) -> float:
+        """Of its words, against the true one that is nearest."""
+        return max(f1_of(each, self.text) for each in self.true or [""])
+
+
+def normal(text: str) -> str:
+    """As SQuAD's scripts compare texts."""
+    bare = "".join(
+        character for character in text.lower() if character not in set(string.punctuation)
+    )
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def f1_of(true: str, predicted: str) -> float:
+    """F1 of the words of one text against those of another."""
+    true_words, predicted_words = normal(true).split(), normal(predicted).split()
+    if not true_words or not predicted_words:
+        return float(true_words == predicted_words)
+    common = sum((Counter(true_words) & Counter(predicted_words)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted_words), common / len(true_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
+    """In percent: exact_match and f1 of all; where some have no answer, both of those that have
+    one, and the share of the others that were told to have none."""
+    metrics = {"exact_match": _mean([answer.exact for answer in answers]),
+             "f1": _mean([answer.f1 for answer in answers])}  # fmt: skip
+    without = [answer for answer in answers if not answer.true]
+    if has_unanswerable or without:
+        rest = [answer for answer in answers if answer.true]
+        if rest:
+            metrics["answerable_exact_match"] = _mean([answer.exact for answer in rest])
+            metrics["answerable_f1"] = _mean([answer.f1 for answer in rest])
+        if without:
+            metrics["no_answer"] = _mean([each.exact for each in without])
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return 100 * sum(values) / max(1, len(values))
+
+
+def find(
+    outputs: Array, windows: Windows, rows: Sequence[Mapping[str, Any]], may_be_none: bool
+) -> list[Answer]:
+    """The best answer to each question over its windows, as run_qa.py of transformers finds it.
+
+    Args:
+        outputs: [windows, 1 + 2 * tokens], as `recipe.models.token_heads.take_spans` has them.
+        rows: The questions, by the numbers in the windows' labels.
+        may_be_none: Whether a question may have no answer.
+    """
+    tokens = (outputs.shape[1] - 1) // 2
+    of_example: dict[int, list[int]] = defaultdict(list)
+    for window, number in enumerate(windows.labels[:, 2].tolist()):
+        of_example[number].append(window)
+    answers = []
+    for number, row in enumerate(rows):
+        nothing = np.inf
+        candidates: list[tuple[float, int, int]] = []
+        for window in of_example[number]:
+            span = windows.span(window)
+            begins, ends = windows.begins[span], windows.ends[span]
+            length = len(begins)
+            start = outputs[window, 1 : 1 + length]
+            end = outputs[window, 1 + tokens : 1 + tokens + length]
+            nowhere = int(windows.labels[window, 3])
+            nothing = min(nothing, float(start[nowhere] + end[nowhere]))
+            candidates += _spans(start, end, begins, ends)
+        candidates.sort(reverse=True)
+        score, begin, stop = candidates[0] if candidates else (-np.inf, 0, 0)
+        others = [each for each, *at in candidates if tuple(at) != (begin, stop)]
+        rival = nothing if may_be_none else max(others, default=score)
+        is_none = not candidates or (may_be_none and nothing > score)
+        answers.append(
+            Answer(
+                question=row["question"],
+                context=row["context"],
+                text="" if is_none else row["context"][begin:stop],
+                start=-1 if is_none else begin,
+                margin=float(nothing - score if is_none else score - rival),
+                true=row["answers"],
+            )
+        )
+    return answers
+
+
+def _spans(start: Array, end: Array, begins: Array, ends: Array) -> list[tuple[float, int, int]]:
+    """(score, first character, last one excluded) of the likeliest spans of a window."""
+    inside = begins != NOWHERE
+    firsts = np.argsort(-np.where(inside, start, -np.inf), kind="stable")[:_BEST]
+    lasts = np.argsort(-np.where(inside, end, -np.inf), kind="stable")[:_BEST]
+    return [
+        (float(start[first] + end[last]), int(begins[first]), int(ends[last]))
+        for first in firsts
+        for last in lasts
+        if inside[first] and inside[last] and first <= last < first + LONGEST_ANSWER
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundAnswers:
+    """The model's last answers, on the split that it is judged by."""
+
+    split: str
+    ids: Sequence[str]
+    answers: Sequence[Answer]
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Of each question its number and id, the answer, where it begins, and the true ones."""
+        for row, (name, each) in enumerate(zip(self.ids, self.answers, strict=True)):
+            yield {
+                "row": row,
+                "id": name,
+                "answer": each.text,
+                "start": each.start,
+                "true": list(each.true),
+                "exact_match": each.exact,
+                "f1": round(each.f1, 6),
+            }
+
+    def sections(self) -> list[Section]:
+        """Scores of the kinds of questions; wrong answers, those first that were surest."""
+        first_words = Counter(
+            (normal(answer.question).split() or [""])[0] for answer in self.answers
+        )
+        groups = {"all": list(self.answers)}
+        groups["with an answer"] = [answer for answer in self.answers if answer.true]
+        groups["without an answer"] = [answer for answer in self.answers if not answer.true]
+        for word, _ in first_words.most_common(8):
+            groups[f"{word} ..."] = [
+                answer
+                for answer in self.answers
+                if (normal(answer.question).split() or [""])[0] == word
+            ]
+        rows = [
+            [name, f"{_mean([member.exact for member in members]):.1f}",
+             f"{_mean([member.f1 for member in members]):.1f}", str(len(members))]
+            for name, members in groups.items() if members
+        ]  # fmt: skip
+        wrong = sorted(
+            (answer for answer in self.answers if answer.f1 < 1), key=lambda one: -one.margin
+        )
+        return [
+            Section(
+                title=f"Questions, {self.split} data",
+                columns=[
+                    ("questions", section.TEXT),
+                    ("exact match", section.NUMBER),
+                    ("F1", section.NUMBER),
+                    ("count", section.NUMBER),
+                ],
+                rows=rows,
+            ),
+            Section(
+                title=f"Worst answers, {self.split} data",
+                note=f"{len(wrong)} of {len(self.answers)} answers are not wholly right.",
+                columns=[
+                    ("question", section.TEXT),
+                    ("context", section.TEXT),
+                    ("true", section.TEXT),
+                    ("answer", section.TEXT),
+                    ("F1", section.NUMBER),
+                ],
+                rows=[
+                    [
+                        answer.question,
+                        _around(answer),
+                        " | ".join(dict.fromkeys(answer.true)) or "(none)",
+                        answer.text or "(none)",
+                        f"{answer.f1:.0%}",
+                    ]
+                    for answer in wrong[:_EXAMPLES]
+                ],
+            ),
+        ]
+
+
+def _around(answer: Answer) -> str:
+    """The part of the context in which the answer stands."""
+    start = max(0, answer.start - _SHOWN_CHARS // 2)
+    shown = answer.context[start : start + _SHOWN_CHARS]
+    return f"{'... ' * bool(start)}{shown}{' ...' * (start + len(shown) < len(answer.context))}"

@@ -1,0 +1,284 @@
+"""Question answering: the words of a context that answer a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import AutoModelForQuestionAnswering
+
+from recipe.backend import bounds, loading, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.saved.origin import Origin
+from recipe.errors import ModelError
+
+PARAMETERS = {
+    "top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
+    "handle_impossible_answer", "align_to_words", "padding",
+}  # fmt: skip
+_NONE = "handle_impossible_answer"
+_MAX_SEQ_LEN, _DOC_STRIDE, _MAX_ANSWER_LEN = 384, 128, 15
+_EXAMPLE = 'Send for example {"inputs": {"question": "Who?", "context": "It was Ada."}}.'
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a context with the question."""
+
+    row: TokenRow
+    encoding: Any
+    """The tokenizer's, which knows the characters of each token."""
+    allowed: np.ndarray[Any, Any]
+    """Which tokens may be of an answer: those of the context; and the one that stands for none."""
+    nowhere: int
+    """Which token that is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionAnswerer:
+    """A saved extractive question answering model."""
+
+    loaded: LoadedModel
+
+    @property
+    def _trained(self) -> Mapping[str, Any]:
+        """The parameters that the recipe trained and judged the model with; empty of others."""
+        return getattr(self.loaded.model.config, "question_answering", None) or {}
+
+    @classmethod
+    def load(cls, origin: Origin) -> QuestionAnswerer:
+        """The question answering model that `origin` names.
+
+        Raises:
+            ModelError: Its tokenizer does not know which characters its tokens are of.
+        """
+        loaded = loading.load(origin, AutoModelForQuestionAnswering)
+        if not loaded.tokenizer.is_fast:
+            raise ModelError(
+                f"The tokenizer of {origin.place} does not say where its tokens stand in a text.",
+                "Save a fast tokenizer (tokenizer.json) beside the model.",
+            )
+        return cls(loaded=loaded)
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[{"question": "Is it?", "context": text}])
+
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each part of each context, with its question.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's.
+        """
+        if request.prepared is None:
+            request.check_parameters(PARAMETERS, "question-answering")
+            if not request.is_read and not request.records:
+                request.texts = [part for value in request.texts for part in _spread(value)]
+            request.read(question_and_context)
+            bounds.hold(Bound.ROWS, len(request.texts))
+            most = request.parameters.get("top_k", 1)
+            bounds.hold(Bound.ANSWER, 4 * len(request.texts) * min(most, Bound.ANSWER.most))
+            prepared, rows, read = [], 0, 0
+            for question, context in request.texts:
+                prepared.append(self._windows(question, context, request.parameters))
+                rows += len(prepared[-1])
+                read += sum(len(window.row.ids) for window in prepared[-1])
+                bounds.hold(Bound.ROWS, rows)
+                bounds.hold(Bound.READ, read)
+            request.prepared = prepared
+        return [len(window.row.ids) for windows in request.prepared for window in windows]
+
+    def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
+        """A context in parts that overlap, each with the question and short enough for the model.
+
+        Raises:
+            BadRequest: The question leaves no room for the context, or the context has no tokens.
+        """
+        tokenizer: Any = self.loaded.tokenizer
+        own = self._trained
+        most = parameters.get("max_seq_len", own.get("max_seq_len", _MAX_SEQ_LEN))
+        most = min(most, self.loaded.max_length)
+        stride = min(most // 2, own.get("doc_stride", _DOC_STRIDE))
+        stride = parameters.get("doc_stride", stride)
+        bounds.hold_text(question, context)
+        answer = min(parameters.get("max_answer_len", _MAX_ANSWER_LEN), most)
+        bounds.hold(Bound.SCORES, 4 * most * answer, "max_seq_len and max_answer_len")
+        if longest := parameters.get("max_question_len"):
+            tokens = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
+            ends = [0, *(end for _, end in tokens["offset_mapping"])]
+            question = question[: ends[: longest + 1][-1]]
+        asks_first = tokenizer.padding_side == "right"
+        turns.pause()
+        length = len(tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"])
+        room = most - length - tokenizer.num_special_tokens_to_add(pair=True)
+        bounds.hold_windows(tokenizer, context, room, stride)
+        try:
+            encoded = tokenizer(
+                *((question, context) if asks_first else (context, question)),
+                truncation="only_second" if asks_first else "only_first",
+                max_length=most,
+                stride=stride,
+                return_overflowing_tokens=True,
+            )
+        except BaseException as error:
+            # If question and stride leave no room, tokenizers panic, which is not an Exception.
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise BadRequest(
+                f"The question leaves no room for its context: {most} tokens are read at once, of "
+                f"which parts share {stride} (doc_stride)."
+            ) from error
+        windows = []
+        sequence = 1 if asks_first else 0
+        for number, ids in enumerate(encoded["input_ids"]):
+            turns.pause()
+            allowed = np.array([owner == sequence for owner in encoded.sequence_ids(number)])
+            # The token before all, or XLNet's last one, stands for "no answer".
+            has_cls = tokenizer.cls_token_id in ids
+            nowhere = ids.index(tokenizer.cls_token_id) if has_cls else 0
+            allowed[nowhere] |= has_cls or own.get(_NONE, False)
+            types = encoded["token_type_ids"][number] if "token_type_ids" in encoded else None
+            windows.append(Window(TokenRow(ids, types), encoded[number], allowed, nowhere))
+        if not any(window.allowed.sum() > window.allowed[window.nowhere] for window in windows):
+            raise BadRequest(f"A context is empty. {_EXAMPLE}")
+        return windows
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """For each request, for each question `{"score", "start", "end", "answer"}`, where start
+        and end are characters of the context; with `top_k` a list of the best."""
+        for request in requests:
+            self.measure(request)
+        rows = [
+            window.row
+            for request in requests
+            for windows_of_part in request.prepared
+            for window in windows_of_part
+        ]
+        logits = iter(self.loaded.forward(rows, Reading.TOKENS))
+        answers: list[Any] = []
+        for request in requests:
+            entries = []
+            for (_, context), windows in zip(request.texts, request.prepared, strict=True):
+                scored = [(window, next(logits).numpy()) for window in windows]
+                entries.append(self._answer(context, scored, request.parameters))
+            # As Hugging Face's pipeline: a list of one question is answered as that question.
+            single = len(entries) == 1 and not request.records
+            answers.append(Answers(entries, request.truncated, single))
+        return answers
+
+    def _answer(
+        self,
+        context: str,
+        scored: Sequence[tuple[Window, np.ndarray[Any, Any]]],
+        parameters: Mapping[str, Any],
+    ) -> Any:
+        """The likeliest words of a context: one answer, or a list of several.
+
+        Args:
+            context: The whole of it.
+            scored: Its parts, with their logits of shape (tokens, 2): starts and ends.
+            parameters: The request's.
+        """
+        parameters = {**self._trained, **parameters}
+        count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
+        longest = parameters.get("max_answer_len", _MAX_ANSWER_LEN)
+        # Several spans of tokens may be the same words.
+        spans = 2 * count + 10 if by_words else count
+        sequence = 1 if self.loaded.tokenizer.padding_side == "right" else 0
+        no_answer, answers = 1e6, dict[str, dict[str, Any]]()
+        masked = [np.where(window.allowed, logits.T, -10000.0) for window, logits in scored]
+        # As training judges: each window's logits beside those of all, and of equal words in two
+        # places the likelier ones. Pipelines take each window for itself, and add the places up.
+        is_judged = bool(self._trained)
+        per_window = min(spans, masked[0].shape[1] * longest)
+        bounds.hold(Bound.ANSWER, 8 * len(masked) * per_window, "places of answers, by top_k")
+        scale = _scale(np.concatenate(masked, axis=1)) if is_judged else None
+        for (window, _), values in zip(scored, masked, strict=True):
+            highest, total = scale or _scale(values)
+            start, end = np.exp(values - highest) / total
+            no_answer = min(no_answer, float(start[window.nowhere] * end[window.nowhere]))
+            start[window.nowhere] = end[window.nowhere] = 0.0
+            for first, last, score in likeliest_spans(start, end, spans, longest):
+                turns.pause()
+                if not (window.allowed[first] and window.allowed[last]):
+                    continue
+                # Where the span's words begin and end; its tokens, if no words are known.
+                begins, ends = window.encoding.offsets[first][0], window.encoding.offsets[last][1]
+                words = [window.encoding.token_to_word(token) for token in (first, last)]
+                if by_words and None not in words:
+                    places = [window.encoding.word_to_chars(word, sequence) for word in words]
+                    if None not in places:
+                        begins, ends = places[0][0], places[1][1]
+                text = context[begins:ends]
+                known = answers.get(text.lower())
+                if known is None or (is_judged and known["score"] < score):
+                    entry = {"score": score, "start": begins, "end": ends, "answer": text}
+                    answers[text.lower()] = entry
+                elif not is_judged:
+                    known["score"] += score
+        ranked = list(answers.values())
+        if parameters.get(_NONE):
+            ranked.append({"score": no_answer, "start": 0, "end": 0, "answer": ""})
+        ranked = sorted(ranked, key=lambda entry: -entry["score"])[:count]
+        return ranked[0] if len(ranked) == 1 else ranked
+
+
+def _scale(logits: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What a softmax over the tokens subtracts from logits of shape (2, tokens), and divides by."""
+    highest = logits.max(axis=1, keepdims=True)
+    return highest, np.exp(logits - highest).sum(1, keepdims=True)
+
+
+def likeliest_spans(
+    start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], count: int, longest: int
+) -> list[tuple[int, int, float]]:
+    """The likeliest spans of at most `longest` tokens: first and last token, and probability."""
+    size, longest = len(start), min(longest, len(start))
+    # By first token and length; what would end behind the last token is no span.
+    products = np.full((size, longest), -1.0, dtype=start.dtype)
+    for length in range(longest):
+        products[: size - length, length] = start[: size - length] * end[length:]
+    flat = products.ravel()
+    count = min(count, size * longest - longest * (longest - 1) // 2)
+    likeliest = np.argpartition(-flat, count - 1)[:count]
+    likeliest = likeliest[np.argsort(-flat[likeliest], kind="stable")]
+    firsts, lengths = np.unravel_index(likeliest, products.shape)
+    return [
+        (int(first), int(first + length), float(products[first, length]))
+        for first, length in zip(firsts, lengths, strict=True)
+    ]
+
+
+def _spread(value: Any) -> list[Any]:
+    """Questions about one context, or one question about several, one by one."""
+    if not isinstance(value, dict) or set(value) != {"question", "context"}:
+        return [value]
+    question, context = value["question"], value["context"]
+    count = max(len(part) for part in (question, context, [0]) if isinstance(part, list))
+    lists = [part if isinstance(part, list) else [part] * count for part in (question, context)]
+    if not lists[0] or len(lists[0]) != len(lists[1]):
+        raise BadRequest(f"There are {len(lists[0])} questions and {len(lists[1])} contexts.")
+    return [{"question": q, "context": c} for q, c in zip(*lists, strict=True)]
+
+
+def question_and_context(value: Any) -> tuple[str, str]:
+    """An input's question and its context.
+
+    Raises:
+        BadRequest: It does not have both, or one of them is empty.
+    """
+    if isinstance(value, bytes):
+        a_text(value)
+    if not isinstance(value, dict) or set(value) != {"question", "context"}:
+        raise BadRequest(
+            f"An input is {str(value)[:60]!r}, not a question with its context. {_EXAMPLE}"
+        )
+    question, context = a_text(value["question"]), a_text(value["context"])
+    if not question.strip() or not context.strip():
+        raise BadRequest(f"A question or a context is empty. {_EXAMPLE}")
+    return question, context

@@ -1,0 +1,200 @@
+"""Question answering: the words of a context that answer a question, or that there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from transformers import (
+    AutoModelForQuestionAnswering,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from recipe.batching import packing
+from recipe.batching.batches import Layout
+from recipe.batching.samples import Samples
+from recipe.errors import DistributedError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, packed_encoders, token_heads
+from recipe.models.loading import Source
+from recipe.reports.model_card import About
+from recipe.tasks import judging
+from recipe.tasks.base import (
+    OK,
+    Batches,
+    EncoderObjective,
+    Finding,
+    Model,
+    Objective,
+    Task,
+    TokenLosses,
+    by_name,
+    check_best,
+    has_types,
+    lengths_of,
+)
+from recipe.tasks.question_answering import data as questions
+from recipe.tasks.question_answering import report as found_answers
+from recipe.tasks.question_answering import tokens as windows
+from recipe.tasks.question_answering.batches import PackedWindows, PaddedWindows, Windows
+from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, ID, QUESTION
+from recipe.tasks.question_answering.report import Answer, FoundAnswers
+
+_LONGEST, _STRIDE, _SHOWN_ROWS, _SHOWN_CHARS = 384, 128, 3, 70
+
+
+class Spans(EncoderObjective, TokenLosses):
+    """Where answers start and end; the loss is the mean over windows."""
+
+    def __init__(self, score: Callable[[EvalPrediction], dict[str, float]]) -> None:
+        self._score = score
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        typed = has_types(model, batches)
+        each = {id(samples): samples for samples, _ in batches}.values()
+        tokens = max(int(one.lengths.max(initial=1)) for one in each)
+        judged = any(isinstance(one, Windows) and one.judged for one in each)
+        family = packed_encoders.family_of(model.config)
+        if packed and family is not None:
+            first = family.first_position(model.config)
+            shape = packing.shape(lengths_of(batches))
+            return PackedWindows(shape, size, pad_id, first, tokens, judged, typed=typed)
+        lengths = packing.buckets(lengths_of(batches))
+        return PaddedWindows(lengths, size, pad_id, tokens, judged, typed=typed)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if not packed:
+            packed_encoders.take_lengths(model)
+        token_heads.take_spans(model)
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return self._score
+
+
+class QuestionAnswering(Task):
+    """The words of a context that answer a question."""
+
+    data: questions.Questions
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        check_best(hyperparameters, found_answers.SCORES)
+        self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
+        self.data = questions.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+        self.objective: Objective = Spans(self._score)
+        self._windows: dict[str, Windows] = {}
+        self._last: tuple[str, list[Answer]] | None = None
+
+    def load(self, source: Source) -> Model:
+        """With a head for starts and ends."""
+        return loading.load_head(
+            AutoModelForQuestionAnswering,
+            source,
+            self._hyperparameters,
+            adapters="QUESTION_ANS",
+            what="a model that answers questions",
+            num_labels=2,
+        )
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Tokens of a window."""
+        max_length = self._hyperparameters.max_length
+        length = loading.longest_input(model, tokenizer, max_length, _LONGEST)
+        stride = self._stride(length)
+        needed = stride + tokenizer.num_special_tokens_to_add(pair=True) + 3
+        if length < needed:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}, and windows share {stride} tokens "
+                f"(doc_stride): this leaves no room for questions.",
+                f"Give a max_length of {needed} or more, or a smaller doc_stride.",
+            )
+        # What serves the model answers as it is judged here, unless a request says otherwise.
+        config: Any = model.config
+        config.question_answering = {
+            "max_seq_len": length,
+            "doc_stride": stride,
+            "max_answer_len": found_answers.LONGEST_ANSWER,
+            "handle_impossible_answer": self.data.has_unanswerable,
+            "align_to_words": False,
+        }
+        return length
+
+    def _stride(self, length: int) -> int:
+        doc_stride = self._hyperparameters.doc_stride
+        return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return windows of contexts, each with its question."""
+        stride, judged = self._stride(max_length), name != "train"
+        made = windows.tokenise(name, split, tokenizer, max_length, stride, judged=judged)
+        self._windows[name] = made
+        return made
+
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        name = next(
+            (key for key, each in self._windows.items() if each.labels is prediction.label_ids),
+            None,
+        )
+        if name is None:
+            raise DistributedError(
+                "The questions that the model is judged by lie on several hosts.",
+                "Give every host all of that channel (FullyReplicated).",
+            )
+        split = by_name(self.data)[name]
+        outputs = np.asarray(prediction.predictions)
+        may_be_none = self.data.has_unanswerable
+        answers = found_answers.find(outputs, self._windows[name], list(split), may_be_none)
+        self._last = name, answers
+        return found_answers.scores(answers, may_be_none)
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of the question with its whole context."""
+        return windows.lengths(self.train.select(rows), tokenizer)
+
+    def pieces(self, length: int, longest: int) -> int:
+        """About how many windows a question with its context becomes."""
+        step = max(1, longest - self._stride(longest))
+        return 1 + max(0, -(-(length - longest) // step))
+
+    def about(self) -> About:
+        """An answerer of questions."""
+        none = ", or to tell that there is none" if self.data.has_unanswerable else ""
+        return About(
+            title="Answerer of questions",
+            pipeline="question-answering",
+            purpose=f"find the words of a context that answer a question{none}",
+            metrics="exact_match and f1 are in percent, as in SQuAD's official scripts.",
+            headline=("f1", "exact_match", "no_answer", "loss"),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Some questions as they were read."""
+        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
+            answer = repr(row[ANSWERS][0]) if row[ANSWERS] else "(none)"
+            question, context = row[QUESTION][:_SHOWN_CHARS], row[CONTEXT][:_SHOWN_CHARS]
+            yield Finding(level=OK, what="row", detail=f"{question!r} + {context!r}: {answer}")
+
+    def answers(self, trainer: Trainer) -> FoundAnswers | None:
+        """Those last answers themselves; None before there are any."""
+        if self._last is None:
+            return None
+        name, answers = self._last
+        return FoundAnswers(split=name, ids=by_name(self.data)[name][ID][:], answers=answers)
+
+
+TASK = QuestionAnswering

@@ -1,0 +1,140 @@
+"""Questions with their contexts to token ids, in windows that share tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from recipe.console import say
+from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
+from recipe.errors import ModelError
+from recipe.tasks.question_answering.batches import NOWHERE, Windows
+from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, QUESTION, STARTS
+from recipe.tokenization import store
+
+_BEGINS, _ENDS, _LABELS, _CUT = "begins", "ends", "labels", "cut"
+Batch = Mapping[str, list[Any]]
+
+
+def tokenise(
+    name: str,
+    split: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int,
+    *,
+    judged: bool,
+) -> Windows:
+    """The windows of a split of `recipe.tasks.question_answering.data`; a line says how many.
+
+    A window holds the question and a part of the context; two that follow each other share `stride`
+    tokens of it. The first answer is learned in the windows that hold all of it; in the others, and
+    where there is none, the first token (CLS).
+
+    Args:
+        name: Of the split, for messages.
+        judged: Whether the model's answers are wanted.
+
+    Raises:
+        ModelError: the tokenizer does not say which characters a token is of.
+    """
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"The tokenizer ({type(tokenizer).__name__}) does not say where its tokens stand in a "
+            "text.",
+            "Give a model with a fast tokenizer (tokenizer.json).",
+        )
+    made = store.tokens_of(
+        split,
+        store.key(split, tokenizer, max_length, "questions", str(stride)),
+        functools.partial(_windows_of, tokenizer, max_length, stride),
+    )
+    windows = Windows(
+        made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[_BEGINS], made[_ENDS], judged,
+        types=made.get(TYPE_IDS),
+    )  # fmt: skip
+    cut = len(np.unique(windows.labels[made[_CUT], 2]))
+    within = int((windows.labels[:, 0] != windows.labels[:, 3]).sum())
+    line = f"{name}: {len(split)} questions in {len(windows)} windows, {within} with an answer"
+    say(f"{line}; {cut} questions were cut to leave room for their context" if cut else line)
+    return windows
+
+
+def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
+    """Tokens of each question with its whole context, with special tokens."""
+    encoded = tokenizer(split[QUESTION][:], split[CONTEXT][:], verbose=False)
+    return [len(ids) for ids in encoded[TOKEN_IDS]]
+
+
+def _windows_of(
+    tokenizer: Any, max_length: int, stride: int, batch: Batch, rows: range
+) -> dict[str, store.Column]:
+    """The windows of some questions."""
+    most = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    bare = tokenizer(
+        list(batch[QUESTION]), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    questions, cut = [], []
+    for question, spans in zip(batch[QUESTION], bare["offset_mapping"], strict=True):
+        cut.append(len(spans) > most)
+        while len(spans) > most:
+            # What is left of a word may be more tokens than that part of the word was.
+            question = question[: min(spans[most - 1][1], len(question) - 1)]
+            again = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
+            spans = again["offset_mapping"]
+        questions.append(question)
+    asks_first = tokenizer.padding_side == "right"
+    contexts = list(batch[CONTEXT])
+    encoded = tokenizer(
+        *((questions, contexts) if asks_first else (contexts, questions)),
+        truncation="only_second" if asks_first else "only_first",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    of_context = 1 if asks_first else 0
+    all_begins, all_ends, labels, is_cut = [], [], [], []
+    for window, at in enumerate(encoded["overflow_to_sample_mapping"]):
+        owners, places = encoded.sequence_ids(window), encoded["offset_mapping"][window]
+        own = [owner == of_context for owner in owners]
+        begins = [
+            place[0] if is_own else NOWHERE for place, is_own in zip(places, own, strict=True)
+        ]
+        ends = [place[1] if is_own else NOWHERE for place, is_own in zip(places, own, strict=True)]
+        ids = encoded[TOKEN_IDS][window]
+        nowhere = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
+        span = [nowhere, nowhere]
+        if batch[ANSWERS][at]:
+            first = batch[STARTS][at][0]
+            span = _span(begins, ends, first, first + len(batch[ANSWERS][at][0])) or span
+        all_begins.append(begins)
+        all_ends.append(ends)
+        labels.append([*span, rows[at], nowhere])
+        is_cut.append(cut[at])
+    columns = {
+        TOKEN_IDS: store.flat(encoded[TOKEN_IDS], np.int32),
+        _BEGINS: store.flat(all_begins, np.int32),
+        _ENDS: store.flat(all_ends, np.int32),
+        store.LENGTHS: store.lengths_of(encoded[TOKEN_IDS]),
+        _LABELS: np.array(labels, np.int64),
+        _CUT: np.array(is_cut, bool),
+    }
+    if TYPE_IDS in encoded:
+        columns[TYPE_IDS] = store.flat(encoded[TYPE_IDS], np.int8)
+    return columns
+
+
+def _span(begins: Sequence[int], ends: Sequence[int], start: int, stop: int) -> list[int] | None:
+    """The first and the last token of the characters `start` to `stop`, where all are here."""
+    inside = [at for at, begin in enumerate(begins) if begin != NOWHERE]
+    if not inside or begins[inside[0]] > start or ends[inside[-1]] < stop:
+        return None
+    first = max(at for at in inside if begins[at] <= start)
+    last = min(at for at in inside if ends[at] >= stop)
+    return [first, max(first, last)]

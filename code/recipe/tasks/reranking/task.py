@@ -1,0 +1,297 @@
+"""Reranking: one number for a query and a text, by which a query's texts are ranked."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AutoModelForSequenceClassification,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from recipe.batching import groups, packing
+from recipe.batching.batches import Layout, Packed, Padded
+from recipe.batching.groups import Groups
+from recipe.batching.samples import Samples
+from recipe.console import say
+from recipe.data import relevance, values
+from recipe.data.column_names import LABEL, PAIR, TEXT
+from recipe.data.files.spool import spooled
+from recipe.data.relevance import QUERY, SCORES, TEXTS
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, lora, packed_encoders, ranking_losses
+from recipe.models.loading import Source
+from recipe.reports import rankings
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.tasks import judging, numbered_texts, ranking_scores
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    EncoderObjective,
+    Finding,
+    Model,
+    Task,
+    check_best,
+    has_types,
+    lengths_of,
+    shape_for,
+)
+from recipe.tasks.ranking_scores import Array, Found, JudgedLists
+from recipe.tasks.reranking import data as reranking
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as text_tokens
+
+_UNCUT = 10**6
+_AT_ONCE = 10_000
+_SHOWN_ROWS = 3
+_SHOWN_CHARS = 70
+_SPLITS = ("evaluation", "test")
+
+
+class Relevant(EncoderObjective):
+    """The objective: a number for each pair, by itself or beside those of its list."""
+
+    def __init__(self, hyperparameters: Hyperparameters) -> None:
+        self._listwise = hyperparameters.listwise
+        self.lists: dict[str, JudgedLists] = {}
+        self.last: tuple[str, Array, Found] | None = None
+        """The last evaluation: its split, its scores, what was found with them."""
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        texts = groups.text_batches(batches)
+        family, typed = packed_encoders.family_of(model.config), has_types(model, texts)
+        inner: Layout
+        if packed and family is not None:
+            first = family.first_position(model.config)
+            inner = Packed(shape_for(model, texts), size, pad_id, first, typed=typed)
+        else:
+            inner = Padded(packing.buckets(lengths_of(texts)), size, pad_id, typed=typed)
+        if not any(isinstance(samples, Groups) for samples, _ in batches):
+            return inner
+        return groups.layout(inner, size, batches)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if packed:
+            packed_encoders.take_packed(model)
+        else:
+            packed_encoders.take_lengths(model)
+        ranking_losses.take_groups(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        if logits.dim() == 3:
+            return ranking_losses.list_net(logits[..., 0], labels)
+        return functional.binary_cross_entropy_with_logits(
+            logits[:, 0].float(), labels[:, 0], reduction="none"
+        )
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return self._score
+
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        scores = np.asarray(prediction.predictions)[:, 0]
+        split = _SPLITS[int(np.asarray(prediction.label_ids)[0, 1])]
+        lists = self.lists[split]
+        hits = ranking_scores.rank(scores, lists)
+        self.last = split, scores, hits
+        loss = self._of_lists(scores, lists) if self._listwise else {}
+        return {**loss, **ranking_scores.of_lists(scores, lists, hits)}
+
+    def _of_lists(self, scores: Array, lists: JudgedLists) -> Mapping[str, float]:
+        """The loss of an evaluation, in the place of that of its pairs."""
+        losses = []
+        for start, end in zip(lists.starts, lists.starts[1:], strict=False):
+            labels = lists.labels[start:end].astype(np.float32)
+            labels = np.stack([labels, np.ones_like(labels)], axis=1)
+            logits = torch.from_numpy(scores[start:end])[None]
+            loss = ranking_losses.list_net(logits, torch.from_numpy(labels)[None])
+            losses.append((float(loss), 1))
+        return ranking_scores.mean(losses)
+
+
+class Reranking(Task):
+    """Scores of texts for a query, of rows (query, text, label) or of lists."""
+
+    objective: Relevant
+    data: relevance.Relevance
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        check_best(hyperparameters, ranking_scores.RERANKING)
+        self.data = relevance.load(
+            judging.channels(channels, hyperparameters),
+            hyperparameters,
+            reranking.Lists(hyperparameters.listwise).arrange,
+        )
+        is_listwise = hyperparameters.listwise
+        self.train = self.data.train if is_listwise else _pairs(self.data.train, 0)
+        self.found = [*self.data.found, _describe(self.data.train, is_listwise)]
+        self.objective = Relevant(hyperparameters)
+
+    def load(self, source: Source) -> Model:
+        """With a head of one number."""
+        model, tokenizer, new = loading.read(
+            AutoModelForSequenceClassification,
+            source,
+            self._hyperparameters,
+            num_labels=1,
+            id2label={0: "LABEL_0"},
+            label2id={"LABEL_0": 0},
+            ignore_mismatched_sizes=True,
+        )
+        say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+        if new and not self._hyperparameters.trains:
+            raise ModelError(
+                f"The model {source.name} lacks {len(new)} weights of a reranker ({new[0]} ...), "
+                "which training would make: do_train=False has nothing to judge.",
+                "Give a trained reranker, or leave do_train out.",
+            )
+        config: Any = model.config
+        config.problem_type = None
+        config.text_columns = list(self.data.columns)
+        # What sentence-transformers' CrossEncoder, and our image, make scores by. A listwise loss
+        # leaves the numbers' height open: the sigmoid could make one score of many.
+        name = "linear.Identity" if self._hyperparameters.listwise else "activation.Sigmoid"
+        config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
+        return lora.wrap(model, self._hyperparameters, new, "SEQ_CLS", trains_head=True), tokenizer
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer pairs are cut, by what serves the model, too."""
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add(pair=True)
+        if length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a pair of texts, {special} "
+                "tokens are the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        tokenizer.model_max_length = length
+        return length
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return the pairs; of training data that is learned by lists, the lists."""
+        number = 0 if name == "train" else _SPLITS.index(name)
+        pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
+        counts = numbered_texts.counts(split)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        if name != "train":
+            self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
+        if name != "train" or not self._hyperparameters.listwise:
+            return pairs
+        places = np.arange(counts.max())
+        is_there = places < counts[:, None]
+        members = np.where(is_there, starts[:-1, None] + places, -1)
+        scores = np.where(is_there, pairs.labels[:, 0][members], 0)
+        labels = np.stack([scores, is_there], axis=2).astype(np.float32)
+        return Groups.of_texts(pairs, members, labels)
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of each pair of the rows, with special tokens."""
+        chosen_rows = self.train.select(rows)
+        pairs = _pairs(chosen_rows, 0) if self._hyperparameters.listwise else chosen_rows
+        ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
+        return [len(tokens) for tokens in ids]
+
+    def findings(self) -> Iterator[Finding]:
+        """Some rows as they were read, and queries that say nothing."""
+        for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
+            texts = zip(row[TEXTS][:3], row[SCORES][:3], strict=True)
+            shown = ", ".join(f"{score:g} {text[:_SHOWN_CHARS]!r}" for text, score in texts)
+            detail = f"{row[QUERY][:_SHOWN_CHARS]!r}: {shown}"
+            yield Finding(level=OK, what="row", detail=detail)
+        alike = sum(len(set(scores)) == 1 for scores in self.data.evaluation[SCORES])
+        if alike:
+            yield Finding(
+                level=WARNING if alike > len(self.data.evaluation) / 2 else OK,
+                what="evaluation",
+                detail=f"{alike} of {len(self.data.evaluation)} queries have texts of one label "
+                "only, and are not in the scores of rankings",
+            )
+
+    def about(self) -> About:
+        """A reranker."""
+        query, text = self.data.columns
+        return About(
+            title="Reranker",
+            pipeline="text-ranking",
+            purpose=f"say how well a text answers a query, of pairs `{query}` and `{text}`. Load "
+            "it by sentence-transformers' `CrossEncoder(folder)`",
+            metrics="A query's texts are ranked among each other; queries whose texts have all the "
+            "same label are left out.",
+            headline=(*ranking_scores.RERANKING, "loss"),
+            library="sentence-transformers",
+        )
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """Where right texts stood in their lists."""
+        if self.objective.last is None:
+            return ()
+        split, scores, hits = self.objective.last
+        lists = self.objective.lists[split]
+        data = self.data.evaluation if split == "evaluation" else self.data.test
+        assert data is not None
+        judged = lists.judged()
+
+        def show(number: int) -> tuple[str, str, str]:
+            row = data[judged[number]]
+            start, end = lists.starts[judged[number]], lists.starts[judged[number] + 1]
+            labels = lists.labels[start:end]
+            best = np.where(labels > labels.min(), scores[start:end], -np.inf).argmax()
+            texts = row[TEXTS]
+            return row[QUERY], texts[int(best)], texts[int(hits.wrong_at[number])]
+
+        return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
+
+
+def _pairs(split: datasets.Dataset, number: int) -> datasets.Dataset:
+    """A row for each query and text; its label is [how relevant, `number`]."""
+    kinds = [(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.list_(pa.float32()))]
+    schema = pa.schema(kinds)
+
+    def pairs() -> Iterator[pa.Table]:
+        for some in values.tables(split, _AT_ONCE):
+            texts = some[TEXTS].combine_chunks()
+            queries = some[QUERY].combine_chunks().take(pc.list_parent_indices(texts))
+            flat = pc.list_flatten(some[SCORES]).to_numpy()
+            labels = np.stack([flat, np.full_like(flat, number)], axis=1).astype(np.float32)
+            offsets = pa.array(np.arange(len(flat) + 1, dtype=np.int32) * 2)
+            of_pairs = pa.ListArray.from_arrays(offsets, pa.array(labels.reshape(-1)))
+            yield pa.table([queries, pc.list_flatten(texts), of_pairs], schema=schema)
+
+    return datasets.Dataset(spooled(schema, pairs()), fingerprint=uuid.uuid4().hex)
+
+
+def _describe(train: datasets.Dataset, is_listwise: bool) -> str:
+    counts = numbered_texts.counts(train)
+    right = int((numbered_texts.scores(train) > 0).sum())
+    loss = "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"
+    return (
+        f"training rows: {len(counts)} queries, {counts.mean():.3g} texts each, "
+        f"{right / counts.sum():.1%} of a label above 0; learned: {loss}"
+    )
+
+
+TASK = Reranking

@@ -1,1 +1,0 @@
-"""Scores of what models answer, beyond those of classes and numbers."""

@@ -1,0 +1,148 @@
+"""Sparse and multi-vector encoders of sentence-transformers: the library computes their vectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recipe.backend import bounds, loaded_model, precision, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.loaded_model import BATCH, side_of
+from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.saved import weights
+from recipe.backend.saved.origin import Origin, refuse_empty
+from recipe.backend.static import programs as static
+from recipe.compat import UNBOUNDED, in_precision
+from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.tokenization.encoding import cutting
+
+SPARSE, MULTI_VECTOR = "SparseEncoder", "MultiVectorEncoder"
+_PARAMETERS = frozenset({"prompt_name", "truncation", "truncation_direction"})
+_SIDES = ("query", "document")
+
+
+@dataclass(frozen=True)
+class LibraryVectors:
+    """A sparse encoder (SPLADE) or one of late interaction (ColBERT)."""
+
+    kind: str
+    """The class of sentence-transformers: SPARSE or MULTI_VECTOR."""
+    model: Any
+
+    @classmethod
+    def load(cls, origin: Origin, kind: str, environ: Mapping[str, str] = os.environ) -> Any:
+        """Load the model that `origin` names.
+
+        Raises:
+            ModelError: It cannot be loaded, the installed library has no such class, or the device
+                takes fixed shapes only.
+            ValueError: AMPHORA_DTYPE is a precision that it does not have.
+        """
+        import sentence_transformers
+
+        exact = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
+        device, name, dtype = precision.chosen(exact)
+        if name == "int8":
+            raise ValueError(f"AMPHORA_DTYPE is 'int8', which a {kind} does not have.")
+        if device in static.DEVICES:
+            raise static.refused(device, f"a {kind} has no fixed shapes")
+        encoder_class = getattr(sentence_transformers, kind, None)
+        if encoder_class is None:
+            version = sentence_transformers.__version__
+            raise ModelError(
+                f"{origin.place} is a {kind}, which sentence-transformers {version} does not have.",
+                "Serve it by the image with the current transformers.",
+            )
+        try:
+            model = encoder_class(
+                origin.place, device=device, model_kwargs=in_precision(dtype), **origin.options
+            )
+        except (*UNLOADABLE, KeyError, TypeError) as error:
+            raise ModelError(
+                f"The {kind} {origin.place} cannot be loaded: {why_unloadable(error)}",
+                "It needs every file that its save_pretrained wrote.",
+            ) from error
+        weights.refuse_broken(model, origin)
+        refuse_empty(model.tokenizer, origin.place)
+        turns.pause_before_calls(model[0])
+        print(f"model: {kind} on {device} in {name}, by sentence-transformers", flush=True)
+        return cls(kind, model.eval())
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens of a text are read."""
+        return int(self.model.max_seq_length or UNBOUNDED)
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[text])
+
+    def measure(self, request: Request) -> list[int]:
+        """Count the tokens of each text.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's, or an input is too long
+                and is not to be cut.
+        """
+        request.check_parameters(_PARAMETERS, self.kind)
+        request.read(a_text, ())
+        name, known = request.parameters.get("prompt_name"), {*_SIDES, *self.model.prompts}
+        if name is not None and name not in known:
+            raise BadRequest(f"The prompt_name {name!r} is not one of {', '.join(sorted(known))}.")
+        if request.token_ids is None:
+            bounds.hold(Bound.ROWS, len(request.texts))
+            for text in request.texts:
+                bounds.hold_text(text)
+            request.token_ids = self.model.tokenizer(list(request.texts), verbose=False)[
+                "input_ids"
+            ]
+            lengths = [len(ids) for ids in request.token_ids]
+            request.truncated = [at for at, n in enumerate(lengths) if n > self.max_length]
+            loaded_model.refuse_uncut(request, self.max_length)
+        read = [min(len(ids), self.max_length) for ids in request.token_ids]
+        bounds.hold(Bound.READ, sum(read))
+        if self.kind == MULTI_VECTOR:
+            width = self.model.get_embedding_dimension()
+            bounds.hold(
+                Bound.ANSWER, sum(read) * width, f"{sum(read):,} tokens of {width:,} numbers"
+            )
+        return read
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """Answer each text with `[{"index", "value"}, ...]`, the tokens' numbers and weights that
+        are not 0, or with a vector for each of its tokens.
+        """
+        return [self._answer(request) for request in requests]
+
+    @torch.inference_mode()
+    def _answer(self, request: Request) -> Answers:
+        self.measure(request)
+        name = request.parameters.get("prompt_name")
+        # A query may be read otherwise than a document, whether or not it has a prompt.
+        options = {
+            "task": name if name in _SIDES else None,
+            "prompt_name": name if name in self.model.prompts else None,
+        }
+        with cutting(self.model.tokenizer, side_of(request.parameters)):
+            found = self.model.encode(
+                list(request.texts), batch_size=BATCH, show_progress_bar=False, **options
+            )
+        if self.kind == MULTI_VECTOR:
+            return Answers([vectors.float().tolist() for vectors in found], request.truncated)
+        rows = (row.coalesce() for row in found)
+        return Answers(
+            [
+                [
+                    {"index": index, "value": value}
+                    for index, value in zip(
+                        row.indices()[0].tolist(), row.values().float().tolist(), strict=True
+                    )
+                ]
+                for row in rows
+            ],
+            request.truncated,
+        )

@@ -1,0 +1,274 @@
+"""Feature extraction: one vector for each text, or each token's; and how alike texts are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModel
+
+from recipe.backend import bounds, loading, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.loaded_model import PARAMETERS, LoadedModel
+from recipe.backend.requests import ranking
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Request,
+    TokenIds,
+    a_text,
+    check_ids,
+)
+from recipe.backend.requests.ranking import Ranking
+from recipe.backend.rows import Reading
+from recipe.backend.saved.origin import Origin
+from recipe.tasks.sentence_embedding.vectors import SentenceVectors
+
+_SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
+"""What TEI and its clients call parameters of vectors."""
+TOKENS, VECTORS = "huggingface", "vectors"
+"""What AMPHORA_ANSWERS may be: a vector of each token, as Hugging Face's image answers, or one of
+each text."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """The mean of a text's last hidden states, as sentence encoders are trained."""
+
+    loaded: LoadedModel
+    parameters: frozenset[str] = frozenset({"normalize", "truncate_dim"} | PARAMETERS)
+    normalizes: bool = False
+    shortened: int | None = None
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens of a text are read."""
+        return self.loaded.max_length
+
+    @property
+    def tokenizer(self) -> Any:
+        """What makes tokens of texts."""
+        return self.loaded.tokenizer
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What may stand before texts: nothing."""
+        return {}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column of texts that the model was trained on, if it says so."""
+        return self.loaded.columns
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self.loaded.width
+
+    def count(self, request: Request) -> list[int]:
+        """Tokens of each text."""
+        return [len(ids) for ids in self.loaded.encode(request)]
+
+    def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
+        """The means."""
+        return self.loaded.rows(requests, Reading.MEAN)
+
+    def states(self, request: Request) -> list[torch.Tensor]:
+        """The last hidden state of each token of each text."""
+        return self.loaded.rows([request], Reading.TOKENS)[0]
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A saved encoder that answers texts with a vector for each."""
+
+    vectors: Means | SentenceVectors
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[text])
+
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each text.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's.
+        """
+        request.rename_parameters(_SAME)
+        request.check_parameters(self.vectors.parameters, "feature-extraction")
+        compared = (
+            ranking.parts(request.texts[0]) if request.single and not request.is_read else None
+        )
+        if compared is not None:
+            source, texts, ranked = compared
+            if ranked:
+                raise BadRequest(
+                    'The model makes vectors: send {"source_sentence": ..., "sentences": [...]} '
+                    "for how alike texts are; a query is ranked by a cross-encoder."
+                )
+            request.texts, request.is_read = [source, *texts], True
+            request.raw = Ranking(texts, ranked=False)
+        request.read(self._text, self.vectors.columns)
+        if request.of_tokens:
+            tokens = self.vectors.count(request)
+            read, width = sum(tokens), self.vectors.width
+            bounds.hold(Bound.ANSWER, read * width, f"{read:,} tokens of {width:,} numbers")
+            return tokens
+        if not isinstance(request.raw, Ranking):
+            count, width = len(request.texts), self.vectors.width
+            width = min(width, request.parameters.get("truncate_dim", width))
+            bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
+        return self.vectors.count(request)
+
+    def _text(self, value: Any) -> str:
+        """A text, or the one that token ids were made of.
+
+        Raises:
+            BadRequest: It is neither, or the ids are not those of the model's tokenizer: a model
+                would make a vector of any.
+        """
+        if not isinstance(value, TokenIds):
+            return a_text(value)
+        tokenizer = self.vectors.tokenizer
+        text: str = tokenizer.decode(check_ids(value, len(tokenizer)), skip_special_tokens=True)
+        if tokenizer(text, verbose=False)["input_ids"] != list(value):
+            raise BadRequest(
+                "The token ids are not what the model's tokenizer makes of a text, with its "
+                "special tokens. Send the text."
+            )
+        return text
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """For each request a vector for each text; of `{"source_sentence", "sentences"}` the cosine
+        of each sentence's vector to the source's."""
+        answers: list[Any] = []
+        pooled = [request for request in requests if not request.of_tokens]
+        rows_of = iter(self.vectors.rows(pooled))
+        for request in requests:
+            if request.of_tokens:
+                states = [state.tolist() for state in self.vectors.states(request)]
+                answers.append(Answers(states, request.truncated))
+                continue
+            rows = next(rows_of)
+            try:
+                vectors = self._finished(rows, request.parameters)
+            except BadRequest as error:
+                answers.append(error)
+                continue
+            if isinstance(request.raw, Ranking):
+                source, *others = [_normalized(vector) for vector in vectors]
+                cosines = [float(source @ other) for other in others]
+                answers.append(request.raw.answers(cosines, request))
+            else:
+                answers.append(Answers([vector.tolist() for vector in vectors], request.truncated))
+        return answers
+
+    def _finished(
+        self, vectors: Sequence[torch.Tensor], parameters: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """The vectors [texts, width] as a request wants them: shortened, of length 1.
+
+        Raises:
+            BadRequest: More numbers are asked for than a vector has.
+        """
+        whole = torch.stack(list(vectors))
+        if self.vectors.normalizes and "normalize" not in parameters:
+            whole = _normalized(whole)
+        width = parameters.get("truncate_dim", self.vectors.shortened)
+        if width is not None and width > (own := whole.shape[1]):
+            raise BadRequest(
+                f"The vectors are to have {width} dimensions, and the model's have {own}.",
+                "dimensions",
+            )
+        shortened = whole[:, :width]
+        return _normalized(shortened) if parameters.get("normalize") else shortened
+
+
+@dataclass(frozen=True)
+class TokenFeatures:
+    """A saved encoder that answers texts with the last hidden state of each of their tokens."""
+
+    loaded: LoadedModel
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[text])
+
+    @property
+    def embedder(self) -> Embedder:
+        """What answers clients' APIs, which know vectors only."""
+        return Embedder(Means(self.loaded))
+
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each text.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's.
+        """
+        if request.form is not None:
+            return self.embedder.measure(request)
+        request.rename_parameters({"truncate": "truncation"})
+        known = {"truncation", "truncation_direction", "max_length", "tokenize_kwargs"}
+        request.check_parameters(known, "feature-extraction")
+        if nested := request.parameters.get("tokenize_kwargs"):
+            flat = {k: v for k, v in request.parameters.items() if k != "tokenize_kwargs"}
+            request.parameters = {**nested, **flat}
+            request.check_parameters(known - {"tokenize_kwargs"}, "tokenize_kwargs")
+        request.read(a_text, self.loaded.columns)
+        counts = [len(ids) for ids in self.loaded.encode(request)]
+        tokens, width = sum(counts), self.loaded.width
+        bounds.hold(Bound.ANSWER, tokens * width, f"{tokens:,} tokens, a vector of {width:,} each")
+        return counts
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """For each request a matrix of [1, tokens, hidden size] for each text, special tokens
+        included, as transformers' pipeline answers; of a text in no list that matrix alone."""
+        own = [request for request in requests if request.form is None]
+        answers: dict[int, Any] = {}
+        for request, states in zip(own, self.loaded.rows(own, Reading.TOKENS), strict=True):
+            matrices = []
+            for state in states:
+                turns.pause()
+                matrices.append([state.tolist()])
+            answers[id(request)] = Answers(matrices, request.truncated, request.single)
+        others = [request for request in requests if request.form is not None]
+        answers |= zip(map(id, others), self.embedder.predict(others), strict=True)
+        return [answers[id(request)] for request in requests]
+
+
+def _normalized(vector: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(vector, dim=-1)
+
+
+def load_vectors(origin: Origin) -> Embedder:
+    """The encoder that `origin` names, without a head, for a vector of each text: what
+    sentence-transformers has saved computes it as that library does."""
+    if origin.sentence_modules:
+        return Embedder(SentenceVectors.load(origin))
+    return Embedder(Means(loading.load(origin, AutoModel, means=True)))
+
+
+def load_features(
+    origin: Origin, environ: Mapping[str, str] = os.environ
+) -> Embedder | TokenFeatures:
+    """The encoder that `origin` names, for vectors of texts or of tokens: AMPHORA_ANSWERS decides.
+
+    Raises:
+        ValueError: AMPHORA_ANSWERS is neither TOKENS nor VECTORS.
+    """
+    named = environ.get("AMPHORA_ANSWERS", "")
+    if named and named not in (TOKENS, VECTORS):
+        raise ValueError(f"AMPHORA_ANSWERS is {named!r}. Give {TOKENS} or {VECTORS}.")
+    # Hugging Face's image serves a model without a head only if HF_TASK says so: its clients read a
+    # matrix. If nobody asked for that, texts have vectors.
+    is_named = environ.get("HF_TASK") == "feature-extraction" and not origin.sentence_modules
+    answers = named or (TOKENS if is_named else VECTORS)
+    what = "each token" if answers == TOKENS else "each text"
+    other = VECTORS if answers == TOKENS else TOKENS
+    print(f"answers: a vector of {what} (AMPHORA_ANSWERS={other} for the other)", flush=True)
+    if answers == VECTORS:
+        return load_vectors(origin)
+    return TokenFeatures(loading.load(origin, AutoModel))

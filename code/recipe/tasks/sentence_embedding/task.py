@@ -1,0 +1,407 @@
+"""Sentence embedding: vectors of texts, alike where the texts belong together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+import torch
+from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.nn import functional
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe.batching import groups, packing
+from recipe.batching.batches import Layout, Packed, Padded
+from recipe.batching.groups import Groups
+from recipe.batching.samples import Samples
+from recipe.data import relevance
+from recipe.data.column_names import TEXT
+from recipe.data.files.spool import spooled
+from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
+from recipe.errors import DataError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, packed_encoders, ranking_losses
+from recipe.models.loading import Source
+from recipe.reports import figures, rankings
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.runtime import xla
+from recipe.tasks import judging, numbered_texts, ranking_scores
+from recipe.tasks.base import (
+    OK,
+    Batches,
+    EncoderObjective,
+    Finding,
+    Model,
+    Task,
+    check_best,
+    lengths_of,
+    shape_for,
+)
+from recipe.tasks.numbered_texts import Numbered
+from recipe.tasks.ranking_scores import Corpus, Found
+from recipe.tasks.sentence_embedding import model as sentence_encoder
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as text_tokens
+
+SIMILARITY = ("spearman", "pearson")
+"""What an evaluation gives of scored pairs."""
+_UNCUT = 10**6
+_AT_ONCE = 10_000
+_CONTRASTED = 64
+"""Rows that an evaluation's loss contrasts with each other, at most: a number of its own, so that
+the loss is the same however training is cut into batches and processes."""
+_SHOWN_ROWS = 3
+_SHOWN_CHARS = 70
+_SPLITS = ("evaluation", "test")
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """How the texts of one split belong together; texts are numbers in its samples."""
+
+    members: Array
+    """[rows, most]: the texts of each row; -1 for none."""
+    labels: Array
+    """[rows, ...]: what the losses take beside the vectors."""
+    corpus: Corpus | None
+    """Of pairs; none where they are scored."""
+    texts: datasets.Dataset
+
+
+class Alike(EncoderObjective):
+    """The objective: vectors of texts that belong together are alike."""
+
+    couples_samples = True
+    """A batch's samples are each other's negatives: cut otherwise, a step is another one."""
+
+    def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
+        self._kind, self._scale = kind, hyperparameters.scale
+        self._at_once = hyperparameters.mini_batch_size
+        self._parts = 1
+        self.sizes: tuple[int, ...] = ()
+        """Sizes of vectors that are learned; none for whole ones."""
+        self.judged: dict[str, _Judged] = {}
+        self.last: tuple[str, Array, Found | None] | None = None
+        """The last evaluation: its split, its vectors, what was found with them."""
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return sentence_encoder.packs(model)
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        texts = groups.text_batches(batches)
+        family = packed_encoders.family_of(model.config)
+        inner: Layout
+        if packed and family is not None:
+            # What is computed in parts is cut between blocks.
+            in_blocks = self._at_once is not None
+            shape = packing.shape(lengths_of(texts)) if in_blocks else shape_for(model, texts)
+            inner = Packed(shape, size, pad_id, family.first_position(model.config))
+        else:
+            inner = Padded(packing.buckets(lengths_of(texts)), size, pad_id)
+        if not any(isinstance(samples, Groups) for samples, _ in batches):
+            return inner
+        laid_out = groups.layout(inner, size, batches)
+        rows = laid_out.shape.rows if isinstance(laid_out, groups.PackedGroups) else laid_out.size
+        self._parts = min(-(-size // (self._at_once or size)), rows)
+        return laid_out
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if self._at_once is not None and xla.in_use():
+            raise HyperparameterError(
+                f"Hyperparameter mini_batch_size has value {self._at_once}, which is not computed "
+                "by torch-xla.",
+                "Leave it out, and lower per_device_train_batch_size.",
+            )
+        sentence_encoder.take_texts(model, self._parts)
+        ranking_losses.take_groups(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        if logits.dim() == 2:  # of an evaluation, whose loss is made of all its vectors
+            return logits.new_zeros(len(logits), dtype=torch.float32)
+        return self._of_rows(logits, labels, across=True)
+
+    def _of_rows(self, vectors: Tensor, labels: Tensor, across: bool) -> Tensor:
+        if self._kind == SCORED:
+            return ranking_losses.cosent(vectors, labels, self.sizes, across)
+        return ranking_losses.multiple_negatives(vectors, labels, self._scale, self.sizes, across)
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return self._score
+
+    @torch.no_grad()
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        vectors = np.asarray(prediction.predictions)
+        split = _SPLITS[int(np.asarray(prediction.label_ids)[0])]
+        judged, known = self.judged[split], torch.from_numpy(vectors)
+        losses = []
+        for span in ranking_scores.in_batches(len(judged.members), _CONTRASTED):
+            members = torch.from_numpy(judged.members[span])
+            labels = torch.from_numpy(judged.labels[span])
+            each = self._of_rows(known[members.clamp(min=0)], labels, across=False)
+            losses.append((float(each.sum()), len(each)))
+        hits = None
+        if judged.corpus is not None:
+            hits = ranking_scores.search(vectors, judged.corpus)
+            scores = ranking_scores.of_search(hits, judged.corpus)
+        else:
+            cosines = _cosines(vectors, judged)
+            scores, true = {}, judged.labels[:, 1]
+            if len(true) > 1 and np.ptp(true) > 0 and np.ptp(cosines) > 0:
+                scores["spearman"] = float(spearmanr(cosines, true).statistic)
+                scores["pearson"] = float(pearsonr(cosines, true).statistic)
+        self.last = split, vectors, hits
+        return {**ranking_scores.mean(losses), **scores}
+
+
+def _cosines(vectors: Array, judged: _Judged) -> Array:
+    first, second = (torch.from_numpy(vectors[judged.members[:, side]]) for side in (0, 1))
+    return functional.cosine_similarity(first, second).numpy()
+
+
+class SentenceEmbedding(Task):
+    """Vectors of texts, of pairs, triplets, queries with negatives, or pairs with scores."""
+
+    objective: Alike
+    data: relevance.Relevance
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        _refuse(hyperparameters)
+        self.data = relevance.load(
+            judging.channels(channels, hyperparameters), hyperparameters, arrange
+        )
+        self.train, self.found = self.data.train, [*self.data.found]
+        size = hyperparameters.per_device_train_batch_size
+        if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
+            raise HyperparameterError(
+                "Hyperparameter per_device_train_batch_size has value 1, and a row without "
+                "negatives is contrasted with the others of its batch: nothing would be learned.",
+                "Give 2 or more.",
+            )
+        check_best(
+            hyperparameters,
+            SIMILARITY if self.data.kind == SCORED else ranking_scores.RETRIEVAL,
+        )
+        if self.data.kind == PAIRS:
+            self.found.append(
+                "loss: multiple negatives ranking; a row's negatives are all texts of the batch, "
+                "of all processes, but those of rows with a text in common (as NO_DUPLICATES)"
+            )
+        else:
+            self.found.append("loss: CoSENT, over all pairs of the batch, of all processes")
+        self.objective = Alike(self.data.kind, hyperparameters)
+        self._prompts = ("", "")
+        self._sentences: Any = None
+        self._max_length = 0
+
+    def load(self, source: Source) -> Model:
+        """The encoder with its pooling and what follows it."""
+        model, tokenizer, self._sentences = sentence_encoder.load(source, self._hyperparameters)
+        self._prompts = sentence_encoder.prompts(self._sentences, self._hyperparameters)
+        width = sentence_encoder.width(self._sentences)
+        self.objective.sizes = _sizes(self._hyperparameters.matryoshka_dims, width)
+        return model, tokenizer
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer texts are cut: as the model does, unless max_length says otherwise."""
+        known = self._sentences.max_seq_length
+        requested = self._hyperparameters.max_length or known
+        self._max_length = loading.longest_input(model, tokenizer, requested)
+        return self._max_length
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return the rows of the training data; of evaluation data each text once."""
+        number = 0 if name == "train" else _SPLITS.index(name)
+        texts = numbered_texts.numbered(split, self._prompts, number)
+        labels = _labels(split, self.data.kind, texts)
+        tokens = text_tokens.samples(texts.texts, tokenizer, max_length)
+        if name == "train":
+            return Groups.of_texts(tokens, texts.members, labels)
+        self.objective.judged[name] = _Judged(
+            members=texts.members,
+            labels=labels,
+            corpus=_corpus(texts) if self.data.kind == PAIRS else None,
+            texts=texts.texts,
+        )
+        return tokens
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of each text of the rows, with special tokens."""
+        chosen_rows, (query, document) = self.train.select(rows), self._prompts
+        texts = [query + text for text in chosen_rows[QUERY]]
+        texts += [document + text for each in chosen_rows[TEXTS] for text in each]
+        return [len(ids) for ids in encoding.encode(tokenizer, texts, _UNCUT)]
+
+    def findings(self) -> Iterator[Finding]:
+        """Some rows as they were read."""
+        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
+            texts = [row[QUERY], *row[TEXTS]]
+            shown = " + ".join(repr(text[:_SHOWN_CHARS]) for text in texts[:4])
+            score = f"{row[SCORES][0]:g}: " if self.data.kind == SCORED else ""
+            yield Finding(level=OK, what="row", detail=f"{score}{shown}")
+
+    def about(self) -> About:
+        """A model of sentence vectors."""
+        is_scored = self.data.kind == SCORED
+        sizes = self.objective.sizes
+        cut = f" Vectors may be cut to {', '.join(map(str, sizes[1:]))} numbers." * bool(sizes[1:])
+        return About(
+            title="Sentence embedding model",
+            pipeline="sentence-similarity",
+            purpose="give texts vectors whose cosine says how well they belong together. Load it "
+            "by `SentenceTransformer(folder)`",
+            metrics=(
+                "Correlations are of cosines with the data's scores."
+                if is_scored
+                else "A query's texts are looked for among all texts of the evaluation data."
+            )
+            + cut,
+            headline=(*(SIMILARITY if is_scored else ranking_scores.RETRIEVAL[:3]), "loss"),
+            library="sentence-transformers",
+        )
+
+    def save(
+        self,
+        model: Any,
+        weights: Mapping[str, Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+    ) -> None:
+        """Write a folder of sentence-transformers, which AutoModel reads too."""
+        sentence_encoder.save(
+            self._sentences, model, weights, self._max_length, folder, self._hyperparameters
+        )
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """Where right texts stood, or how cosines go with scores."""
+        if self.objective.last is None:
+            return ()
+        split, vectors, hits = self.objective.last
+        judged = self.objective.judged[split]
+        corpus = judged.corpus
+        if hits is None or corpus is None:
+            draw = functools.partial(
+                figures.scatter, judged.labels[:, 1], _cosines(vectors, judged)
+            )
+            return [Section(title=f"Cosines by score, {split} data", figure=("cosines", draw))]
+
+        def show(query: int) -> tuple[str, str, str]:
+            own = corpus.documents[corpus.relevant[query]]
+            near = vectors[own] @ vectors[corpus.queries[query]]
+            other = corpus.documents[hits.wrong_at[query]]
+            numbers = corpus.queries[query], own[int(near.argmax())], other
+            query_text, right, wrong = (judged.texts[int(each)][TEXT] for each in numbers)
+            return query_text, right, wrong
+
+        return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
+
+
+def _refuse(hyperparameters: Hyperparameters) -> None:
+    """Raises HyperparameterError for what would be passed over."""
+    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
+        raise HyperparameterError(
+            "Hyperparameter lora_save has value 'adapter', and a model of sentence vectors is "
+            "saved whole, with its pooling.",
+            "Leave it out: adapters are merged.",
+        )
+
+
+def _sizes(requested: str | None, width: int) -> tuple[int, ...]:
+    """The sizes of vectors to learn, the whole one first."""
+    if requested is None:
+        return ()
+    try:
+        sizes = {int(size) for size in requested.strip("[]() ").split(",")}
+    except ValueError:
+        sizes = {0}
+    if min(sizes) < 1 or max(sizes) > width:
+        raise HyperparameterError(
+            f"Hyperparameter matryoshka_dims has value {requested!r}, and the model's vectors have "
+            f"{width} numbers.",
+            f"Give whole numbers from 1 to {width} with commas: {width},{max(1, width // 2)}.",
+        )
+    return tuple(sorted({*sizes, width}, reverse=True))
+
+
+def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
+    """What is learned of lists: of each, every text of a label above 0 belongs to the query, and
+    those of 0 do not.
+
+    Raises:
+        DataError: no text belongs to a query.
+    """
+    if kind != LISTS:
+        return kind, rows
+    lost = 0
+
+    def pairs() -> Iterator[pa.Table]:
+        nonlocal lost
+        for batch in rows.to_batches(_AT_ONCE):
+            made: list[Row] = []
+            for query, texts, scores in zip(*batch.to_pydict().values(), strict=True):
+                wrong = [text for text, score in zip(texts, scores, strict=True) if score <= 0]
+                right = [text for text, score in zip(texts, scores, strict=True) if score > 0]
+                lost += not right
+                made += [(query, [text, *wrong], [1.0, *[0.0] * len(wrong)]) for text in right]
+            yield relevance.table_of(made)
+
+    table = spooled(relevance.SCHEMA, pairs())
+    if not table.num_rows:
+        raise DataError("No text of the lists has a label above 0.", "Give labels above 0.")
+    notes.append("lists: texts of a label above 0 belong to the query, the others do not")
+    if lost:
+        notes.append(f"{lost} lists have no text that belongs to their query and are not used.")
+    return PAIRS, table
+
+
+def _labels(split: datasets.Dataset, kind: str, numbered: Numbered) -> Array:
+    """What the losses take beside the vectors, of rows: which texts are the same, or scores."""
+    if kind == SCORED:
+        scores = numbered_texts.scores(split)
+        return np.stack([np.ones_like(scores), scores], axis=1)
+    labels: Array = np.append(numbered.identities, 0)[numbered.members]  # the last one for -1
+    return labels
+
+
+def _corpus(numbered: Numbered) -> Corpus:
+    """What is to be found where."""
+    rows = [[number for number in row if number >= 0] for row in numbered.members.tolist()]
+    belongs: dict[int, dict[int, None]] = {}
+    for its in rows:
+        belongs.setdefault(its[0], {}).setdefault(its[1])
+    documents = np.asarray(sorted({number for its in rows for number in its[1:]}))
+    position = {int(number): at for at, number in enumerate(documents)}
+    known = numbered.identities
+    of_text = {int(known[number]): at for number, at in position.items()}
+    same = [
+        at if (at := of_text.get(int(known[query]), -1)) >= 0
+        and int(documents[at]) not in belongs[query] else -1
+        for query in belongs
+    ]  # fmt: skip
+    return Corpus(
+        queries=np.asarray(list(belongs)),
+        documents=documents,
+        relevant=[np.asarray([position[number] for number in its]) for its in belongs.values()],
+        same=np.asarray(same),
+    )
+
+
+TASK = SentenceEmbedding

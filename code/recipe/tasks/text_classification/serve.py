@@ -1,0 +1,249 @@
+"""Text classification: labels for each text or pair, or a number (regression); and how well texts
+answer a query, of a cross-encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from recipe.backend import bounds, loaded_model, loading, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests import ranking
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Label,
+    Request,
+    Text,
+    a_text_or_pair,
+)
+from recipe.backend.requests.ranking import Ranking
+from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.saved.origin import Origin
+from recipe.errors import ModelError
+from recipe.tokenization.encoding import around, windows_of
+from recipe.value_ranges import SPLIT
+
+PARAMETERS = {
+    "top_k", "function_to_apply", "return_all_scores", "return_text", "threshold",
+} | loaded_model.PARAMETERS  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """A saved classifier that answers texts and pairs."""
+
+    loaded: LoadedModel
+    activation: str
+    """sigmoid, softmax or none: what makes scores of the model's outputs, unless a request says."""
+
+    @classmethod
+    def load(cls, origin: Origin) -> Classifier:
+        """The classifier or cross-encoder that `origin` names.
+
+        Raises:
+            ModelError: It cannot be loaded, or names an activation that is not known here.
+        """
+        loaded = loading.load(origin, AutoModelForSequenceClassification)
+        return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[text if len(self.loaded.columns) < 2 else (text, text)])
+
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each text.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's.
+        """
+        request.check_parameters(PARAMETERS, "text-classification", nullable={"top_k"})
+        labels = self.loaded.model.config.num_labels or 0
+        ranking.expand(request, self.text_or_pair, self.loaded.columns, labels)
+        chosen = 1
+        if not {"top_k", "threshold", "return_all_scores"}.isdisjoint(request.parameters):
+            chosen = min(request.parameters.get("top_k") or labels, labels)
+        bounds.hold(Bound.ANSWER, 2 * chosen * len(request.texts))
+        threshold = request.parameters.get("threshold")
+        if threshold is not None and isinstance(request.raw, Ranking):
+            raise BadRequest("threshold is for labels, and this request asks for a ranking.")
+        applied = request.parameters.get("function_to_apply", "sigmoid")
+        if threshold == "tuned" and applied not in ("sigmoid", "default"):
+            raise BadRequest(
+                f"function_to_apply is {applied}, and tuned thresholds are probabilities that "
+                "sigmoid gives. Leave it out, or give threshold a number."
+            )
+        if threshold == "tuned" and not self._thresholds:
+            raise BadRequest(
+                'threshold is "tuned", but the model has no label_thresholds in its config.json '
+                "(training with tune_thresholds=True writes them). Give a number from 0 to 1."
+            )
+        return [sum(len(row.ids) for row in windows) for windows in self._windows(request)]
+
+    def _windows(self, request: Request) -> list[list[TokenRow]]:
+        """What the model reads of each text: one row, or the windows of a long one, if it was
+        trained on windows (long_texts=split) and the request does not say truncation.
+
+        Raises:
+            BadRequest: A text is too long and not to be cut, or has no windows.
+        """
+        asked = request.parameters
+        is_split = getattr(self.loaded.model.config, "long_texts", None) == SPLIT
+        if not is_split or asked.get("truncation") in (True, "longest_first"):
+            ids = self.loaded.encode(request)
+            types = request.type_ids or [None] * len(ids)
+            return [[TokenRow(*row)] for row in zip(ids, types, strict=True)]
+        if request.prepared is None:
+            if not all(isinstance(text, str) for text in request.texts):
+                raise BadRequest(
+                    "The model reads long texts in windows (long_texts=split), and an input is a "
+                    "pair of texts, which has none. Send single texts."
+                )
+            limit = min(self.loaded.max_length, asked.get("max_length") or self.loaded.max_length)
+            special = sum(map(len, around(self.loaded.tokenizer)))
+            if limit <= special:
+                raise BadRequest(
+                    f"max_length is {limit}, and {special} tokens of a window are the tokenizer's "
+                    f"own. Give {special + 1} or more, or leave it out."
+                )
+            ids_of: list[list[list[int]]] = []
+            types_of: list[list[list[int]]] = []
+            rows_read = tokens_read = 0
+            for piece in bounds.pieces(request.texts):
+                some = request.texts[piece.start : piece.stop]
+                for text in some:
+                    bounds.hold_text(text)
+                windows, window_types = windows_of(self.loaded.tokenizer, some, limit)
+                ids_of += windows
+                types_of += window_types or []
+                rows_read += sum(map(len, windows))
+                tokens_read += sum(len(window) for own in windows for window in own)
+                bounds.hold(Bound.ROWS, rows_read)
+                bounds.hold(Bound.READ, tokens_read)
+            request.keep_those_with_tokens(
+                [windows[0] for windows in ids_of], ids_of, *([types_of] if types_of else [])
+            )
+            request.prepared = [
+                [
+                    TokenRow(ids, types_of[text][at] if types_of and self.loaded.typed else None)
+                    for at, ids in enumerate(windows)
+                ]
+                for text, windows in enumerate(ids_of)
+            ]
+        rows: list[list[TokenRow]] = request.prepared
+        return rows
+
+    def text_or_pair(self, value: Any) -> Text:
+        """An input; a pair also by the names that its columns had in training.
+
+        Raises:
+            BadRequest: It is neither, or one text although the model was trained on pairs.
+        """
+        columns = self.loaded.columns
+        is_pair = len(columns) == 2
+        if is_pair and isinstance(value, dict) and set(value) == set(columns):
+            value = {"text": value[columns[0]], "text_pair": value[columns[1]]}
+        text = a_text_or_pair(value)
+        if is_pair and isinstance(text, str):
+            raise BadRequest(
+                f"The model was trained on pairs of texts ({columns[0]}, {columns[1]}), and an "
+                f"input is one text: {text[:60]!r}. Send for example "
+                '{"inputs": [{"text": "the first", "text_pair": "the second"}]}.'
+            )
+        return text
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """For each request an answer for each text: its best label; with `top_k` a list of its best
+        labels, all of them if it is null; with `threshold` a list of those that reach it. Of
+        `{"query", "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the
+        score of each.
+
+        Scores are what transformers' pipeline computes: softmax over the labels; the sigmoid of
+        each label if a text may have several, or there is but one; of a regression the number
+        itself; and of a cross-encoder what its own configuration names.
+        """
+        rows_of = [self._windows(request) for request in requests]
+        each_row = [row for texts in rows_of for windows in texts for row in windows]
+        said = iter(self.loaded.forward(each_row, Reading.LABELS))
+        # Of a text in windows the mean, as in training (`Samples.pooled`).
+        logits = [
+            [torch.stack([next(said) for _ in windows]).mean(0) for windows in texts]
+            for texts in rows_of
+        ]
+        answers = []
+        for request, rows in zip(requests, logits, strict=True):
+            turns.pause()
+            name = request.parameters.get("function_to_apply", "default")
+            name = self.activation if name == "default" else name
+            if name == "sigmoid":
+                rows = [row.sigmoid() for row in rows]
+            elif name == "softmax":
+                rows = [row.softmax(-1) for row in rows]
+            if isinstance(request.raw, Ranking):
+                answers.append(request.raw.answers([float(row[0]) for row in rows], request))
+                continue
+            # The pipeline answers a text in no list by a list of one label; a pair, or an object
+            # with a text, by the label.
+            chooses = not {"top_k", "threshold"}.isdisjoint(request.parameters)
+            is_bare = (
+                chooses or isinstance(request.raw, dict) or not isinstance(request.texts[0], str)
+            )
+            entries = [self._labels(row, request.parameters) for row in rows]
+            answers.append(Answers(entries, request.truncated, single=request.single and is_bare))
+        return answers
+
+    def _labels(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:
+        """The best label of a text's scores, or as many as the request asks for."""
+        names: Any = self.loaded.model.config.id2label
+        threshold = parameters.get("threshold")
+        if "top_k" not in parameters and threshold is None:
+            if parameters.get("return_all_scores"):
+                return [{"label": names[n], "score": s} for n, s in enumerate(scores.tolist())]
+            best = scores.max(-1)
+            return {"label": names[int(best.indices)], "score": float(best.values)}
+        # A stable sort, as the pipeline's: of equal scores the first label comes first.
+        ranked = scores.sort(descending=True, stable=True)
+        pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
+        tuned, usual = (self._thresholds, 0.5) if threshold == "tuned" else ({}, threshold)
+        labels = [
+            {"label": names[number], "score": score}
+            for number, score in pairs
+            if threshold is None or score >= tuned.get(names[number], usual)
+        ]
+        return labels[: parameters.get("top_k")]
+
+    @property
+    def _thresholds(self) -> Mapping[str, Any]:
+        """The probability of each label from which it counts as given, where training tuned it."""
+        kept = getattr(self.loaded.model.config, "label_thresholds", None)
+        return kept if isinstance(kept, dict) else {}
+
+
+def activation_of(config: Any, origin: Origin) -> str:
+    """What makes scores of the outputs: what a cross-encoder's files name, else as transformers'
+    pipeline decides by the problem and the number of labels.
+
+    Raises:
+        ModelError: The files name an activation that is not known here.
+    """
+    named = origin.sentence_settings.get("activation_fn")
+    named = named or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    if named is not None:
+        known = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
+        name = str(named).rpartition(".")[2]
+        if name not in known:
+            raise ModelError(
+                f"The cross-encoder {origin.place} names the activation {named!r}.",
+                f"These handlers have {', '.join(known)}; bring an inference.py for another one.",
+            )
+        return known[name]
+    if config.problem_type == "regression":
+        return "none"
+    is_multi_label = config.problem_type == "multi_label_classification"
+    return "sigmoid" if is_multi_label or config.num_labels == 1 else "softmax"

@@ -1,0 +1,349 @@
+"""Text classification: one label, several or a number for each text, or pair of texts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe import metrics
+from recipe.batching import packing
+from recipe.batching.batches import Layout, Packed, Padded, Samples
+from recipe.console import say
+from recipe.data import classification
+from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
+from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, losses, packed_encoders
+from recipe.models.loading import Source
+from recipe.reports import model_card
+from recipe.reports.model_card import About
+from recipe.reports.predictions import Predictions
+from recipe.tasks import evaluation, judging
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    EncoderObjective,
+    Finding,
+    Model,
+    Objective,
+    Task,
+    check_best,
+    has_types,
+    lengths_of,
+    shape_for,
+)
+from recipe.tasks.evaluation import Floats, Scores
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as text_tokens
+from recipe.value_ranges import SPLIT
+
+_UNCUT = 10**6
+_SHOWN_LABELS = 20
+_SHOWN_ROWS = 3
+_SHOWN_CHARS = 70
+_RAREST_SHARE = 0.01
+SCORES_OF: Mapping[str, Sequence[str]] = {
+    SINGLE: metrics.SCORES,
+    SEVERAL: ("accuracy", "f1_micro", "f1_macro"),
+    NUMBER: ("mse", "pearson", "spearman"),
+}
+"""What an evaluation gives beside the loss, by the kind of labels."""
+
+
+class _Classes(EncoderObjective):
+    def __init__(self, thresholds: Floats | None = None) -> None:
+        self._thresholds = thresholds
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        family = packed_encoders.family_of(model.config)
+        typed = has_types(model, batches)
+        if packed and family is not None:
+            shape = shape_for(model, batches)
+            return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
+        return Padded(packing.buckets(lengths_of(batches)), size, pad_id, typed=typed)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if packed:
+            packed_encoders.take_packed(model)
+        else:
+            packed_encoders.take_lengths(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return losses.of_samples(logits, labels, smoothing)
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        if hyperparameters.class_weight is None or samples.labels.dtype.kind != "i":
+            return None
+        count: Any = model.config.num_labels
+        return balanced_weights(samples.labels.tolist(), count)
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return Scores(self._thresholds)
+
+
+def _check_is_of_classes(hyperparameters: Hyperparameters, problem: str) -> None:
+    """See that what is for one class in each row is given for nothing else, where it would change
+    nothing.
+
+    Raises:
+        HyperparameterError: it is.
+    """
+    smoothing = hyperparameters.passed.get("label_smoothing_factor")
+    values = {"class_weight": hyperparameters.class_weight, "label_smoothing_factor": smoothing}
+    for name, value in values.items():
+        if problem != SINGLE and value:
+            what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
+            raise HyperparameterError(
+                f"Hyperparameter {name} has value {value}, but {what}: it is for rows of one class "
+                "each.",
+                "Leave it out, or give problem_type=single_label_classification.",
+            )
+
+
+CLASSES: Objective = _Classes()
+"""Labels of each sample; its loss is the mean over samples."""
+
+
+class TextClassification(Task):
+    """Labels of texts: classes, several for each text, or a number."""
+
+    takes_shards = True
+    data: classification.Splits
+    objective: Objective = CLASSES
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
+        self.data = classification.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+        self._tuned: Mapping[str, float] = {}
+        self._is_split = hyperparameters.long_texts == SPLIT
+        self._window = 0
+        columns = self.data.train.column_names
+        if self._is_split and (PAIR in columns or TEXT not in columns):
+            what = "are pairs of texts" if PAIR in columns else "came tokenised"
+            raise HyperparameterError(
+                f"Hyperparameter long_texts has value {SPLIT}, but the data {what}: windows are "
+                "made of rows of one text.",
+                "Leave it out: what is longer than max_length is cut. Or give one text in a row.",
+            )
+        check_best(hyperparameters, SCORES_OF[self.data.labels.problem])
+        _check_is_of_classes(hyperparameters, self.data.labels.problem)
+        if hyperparameters.tune_thresholds and self.data.labels.problem != SEVERAL:
+            raise HyperparameterError(
+                "Hyperparameter tune_thresholds has value True, but a row has one label only: the "
+                "most probable one is its answer, and there is no threshold.",
+                "Leave it out; if rows have several labels, give lists, or label_separator.",
+            )
+        if hyperparameters.tune_thresholds and not hyperparameters.evaluates:
+            raise HyperparameterError(
+                "Hyperparameter tune_thresholds has value True, but nothing is evaluated: "
+                "thresholds are found on evaluation data.",
+                "Leave do_eval and eval_strategy out, or tune_thresholds.",
+            )
+        if hyperparameters.tune_thresholds and not hyperparameters.trains:
+            raise HyperparameterError(
+                "Hyperparameter tune_thresholds has value True, but do_train=False writes no model "
+                "that could keep them.",
+                "Leave one of the two out.",
+            )
+        num_labels, names = hyperparameters.num_labels, self.data.labels.names
+        if num_labels is not None and num_labels != len(names):
+            listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
+            raise HyperparameterError(
+                f"Hyperparameter num_labels has value {num_labels}, but the data has {len(names)} "
+                f"label(s): {listed}.",
+                "Leave it out, or see why the data has others (label_column names their column).",
+            )
+
+    @property
+    def sharded(self) -> frozenset[str]:
+        """Return which splits have rows of this host only."""
+        return self.data.sharded
+
+    def load(self, source: Source) -> Model:
+        """With a head for the labels; its configuration says which columns it was trained on."""
+        if not self._hyperparameters.trains:
+            self.data = judging.with_labels_of(source, self.data, self._hyperparameters)
+            self.train = self.data.train
+        model, tokenizer = loading.load(source, self.data.labels, self._hyperparameters)
+        kept: Any = getattr(model.config, "label_thresholds", None)
+        if kept is not None and self._hyperparameters.trains:
+            del model.config.label_thresholds  # they were those of other weights
+        elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
+            names = self.data.labels.names
+            self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
+            say(f"thresholds of the model: {_listed(kept)}")
+        columns = self.train.column_names
+        is_text = TEXT in columns
+        if not self._hyperparameters.trains and self._hyperparameters.long_texts is None:
+            # As it was trained, and is served.
+            is_model_split = getattr(model.config, "long_texts", None) == SPLIT
+            self._is_split = is_model_split and is_text and PAIR not in columns
+        elif hasattr(model.config, "long_texts"):
+            del model.config.long_texts  # of a training before this one
+        if self._is_split:
+            model.config.long_texts = SPLIT
+        model.config.text_columns = list(self.data.text_columns) if is_text else None
+        return model, tokenizer
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer texts are cut, by what serves the model, too."""
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        is_pair = PAIR in self.train.column_names
+        special = tokenizer.num_special_tokens_to_add(pair=is_pair)
+        if (is_pair or self._is_split) and length < special + 2:
+            what = "a pair of texts" if is_pair else "a window"
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of {what}, {special} tokens are "
+                "the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        self._window = length - special
+        tokenizer.model_max_length = length
+        return length
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return a sample for each text, or for each of its windows."""
+        if self._is_split:
+            return text_tokens.windows(name, split, tokenizer, max_length)
+        return text_tokens.samples(split, tokenizer, max_length)
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        chosen_rows = self.train.select(rows)
+        if TEXT not in chosen_rows.column_names:
+            return [len(ids) for ids in chosen_rows[TOKEN_IDS]]
+        texts = list(chosen_rows[TEXT])
+        if PAIR in chosen_rows.column_names:
+            ids, _ = encoding.encode_pairs(tokenizer, texts, list(chosen_rows[PAIR]), _UNCUT)
+        else:
+            ids = encoding.encode(tokenizer, texts, _UNCUT)
+        return [len(tokens) for tokens in ids]
+
+    def pieces(self, length: int, longest: int) -> int:
+        """One, where a long text is cut; else its windows."""
+        special = longest - self._window
+        return len(encoding.spans(length - special, self._window)) if self._is_split else 1
+
+    def about(self) -> About:
+        """A classifier of these labels."""
+        about = model_card.of_labels(self.data.labels, self.data.text_columns)
+        if self._is_split:
+            purpose = (
+                f"{about.purpose}. A text of more than the {self._window} tokens of a window is "
+                "read in windows, whose logits' mean is the answer (`long_texts` in config.json): "
+                "in training, its scores, and served by the image that trained it; "
+                "transformers' pipeline reads the beginning only"
+            )
+            about = dataclasses.replace(about, purpose=purpose)
+        if not self._tuned:
+            return about
+        return dataclasses.replace(
+            about,
+            metrics=f"A label counts as given from its own probability ({_listed(self._tuned)}; "
+            "label_thresholds in config.json), found on the evaluation data; `eval_` scores are by "
+            "0.5, `eval_tuned_` and `test_` ones by these. Accuracy is of the whole set.",
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Some rows as they were read, and how often each label occurs."""
+        show = self.data.labels.show
+        if TEXT in self.data.train.column_names:
+            for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
+                texts = [row[name] for name in (TEXT, PAIR) if name in row]
+                shown = [
+                    repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
+                    for text in texts
+                ]
+                yield Finding(
+                    level=OK, what="row", detail=f"{show(row[LABEL])}: {' + '.join(shown)}"
+                )
+        if self.data.labels.problem == NUMBER:
+            return
+        rows = classification.rows_of_classes(self.data.labels, self.data.train[LABEL][:])
+        shares = {name: count / len(self.data.train) for name, count in rows.items()}
+        rarest = min(shares, key=lambda name: shares[name])
+        detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        level = WARNING if shares[rarest] < _RAREST_SHARE else OK
+        yield Finding(level=level, what="balance", detail=detail)
+
+    def tune(self, trainer: Trainer) -> dict[str, float]:
+        """The threshold of each label, kept with the model, and scores with them, if asked for.
+
+        The scores are of the rows that the thresholds were found on: those of test data tell more.
+        """
+        if not self._hyperparameters.tune_thresholds:
+            return {}
+        scores = trainer.compute_metrics
+        assert isinstance(scores, Scores)
+        if scores.last is None:  # the run was resumed after its last evaluation
+            trainer.evaluate()
+        assert scores.last is not None
+        logits, true = scores.last
+        scores.thresholds = evaluation.best_thresholds(logits, true)
+        kept = dict(zip(self.data.labels.names, scores.thresholds.tolist(), strict=True))
+        bare: Any = trainer.accelerator.unwrap_model(trainer.model)
+        bare.config.label_thresholds = self._tuned = kept
+        before, after = (
+            evaluation.score_sets(logits, true, thresholds)
+            for thresholds in (None, scores.thresholds)
+        )
+        say(
+            f"thresholds: {_listed(kept)}; F1 (macro) of the {len(true)} evaluation rows that they "
+            f"were found on: {after['f1_macro']:.4f}, with 0.5 {before['f1_macro']:.4f}"
+        )
+        return {f"eval_tuned_{name}": score for name, score in after.items()}
+
+    def answers(self, trainer: Trainer) -> Predictions | None:
+        """Those last answers themselves."""
+        scores = trainer.compute_metrics
+        if not isinstance(scores, Scores) or scores.last is None:
+            return None
+        name, split = "evaluation", self.data.evaluation
+        if self.data.test is not None:
+            name, split = "test", self.data.test
+        outputs, true = scores.last
+        # Where each host has texts of its own, none has them all.
+        is_whole = len(split) == len(true)
+        texts, pairs = (
+            list(split[each]) if is_whole and each in split.column_names else None
+            for each in (TEXT, PAIR)
+        )
+        return Predictions(
+            split=name,
+            labels=self.data.labels,
+            outputs=outputs,
+            true=true,
+            texts=texts,
+            pairs=pairs,
+            thresholds=scores.thresholds,
+        )
+
+
+def _listed(thresholds: Mapping[str, float]) -> str:
+    """Of the first labels."""
+    shown = [f"{name} {value:.3g}" for name, value in thresholds.items()]
+    return ", ".join(shown[:_SHOWN_LABELS]) + ", ..." * (len(shown) > _SHOWN_LABELS)
+
+
+TASK = TextClassification

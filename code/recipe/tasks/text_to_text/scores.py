@@ -1,0 +1,153 @@
+"""What an encoder-decoder model writes for evaluation data, and scores of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sacrebleu
+import torch
+from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+
+from recipe.batching.packing import Rows
+from recipe.reports.section import TEXT, Section
+from recipe.runtime.device import everyones
+from recipe.tasks.text_to_text.batches import Pairs
+from recipe.tasks.text_to_text.data import SOURCE, TARGET
+
+_SHOWN = 6
+_SHOWN_CHARS = 600
+_WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W_]+")
+_OF_ROUGE = re.compile(r"[a-z0-9]")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written for some rows of a data set."""
+
+    rows: Sequence[int]
+    texts: Sequence[str]
+    lengths: Sequence[int]
+    """Tokens of each, without padding and without what each begins with."""
+    pairs: Pairs
+    split: str = "evaluation"
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """What do_predict writes of each row."""
+        for row, text, target in zip(self.rows, self.texts, self.targets(), strict=True):
+            yield {"row": row, "text": text, "true": target}
+
+    def scores(self, language: str | None) -> dict[str, float]:
+        """`WRITING_SCORES`, against the targets of the data as they were given: from 0 to 100, but
+        for the mean number of tokens."""
+        targets = self.targets()
+        return {
+            **_rouge(self.texts, targets),
+            "bleu": float(
+                sacrebleu.corpus_bleu(self.texts, [targets], tokenize=_split_of(language)).score
+            ),
+            "chrf": float(sacrebleu.corpus_chrf(self.texts, [targets]).score),
+            "gen_len": float(np.mean(self.lengths)),
+        }
+
+    def targets(self) -> list[str]:
+        """The targets of `rows`."""
+        assert self.pairs.texts is not None  # what is evaluated on is kept
+        return list(self.pairs.texts.select(self.rows)[TARGET])
+
+    def sections(self) -> Sequence[Section]:
+        """Return a table of some generated texts beside the targets."""
+        chosen = np.linspace(0, len(self.rows) - 1, min(_SHOWN, len(self.rows))).astype(int)
+        rows = [self.rows[at] for at in chosen.tolist()]
+        assert self.pairs.texts is not None
+        examples = self.pairs.texts.select(rows)
+        texts = [self.texts[at] for at in chosen.tolist()]
+        section = Section(
+            title="What the model writes, evaluation data",
+            note=f"Scores are of what it wrote for {len(self.rows)} of {len(self.pairs)} rows.",
+            columns=[("source", TEXT), ("the model", TEXT), ("the data", TEXT)],
+            rows=[
+                tuple(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."
+                      for text in row)
+                for row in zip(examples[SOURCE], texts, examples[TARGET], strict=True)
+            ],
+        )  # fmt: skip
+        return [section]
+
+
+def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any]) -> Written:
+    """Let the processes together write for `most` rows (None: all), the same ones each time.
+
+    Args:
+        trainer: Its model and tokenizer are used; the weights are whole on each process.
+        options: What `generate` is given.
+    """
+    count = len(pairs) if most is None else min(most, len(pairs))
+    rows = np.unique(np.linspace(0, len(pairs) - 1, count).astype(int))
+    by_length = rows[np.argsort(pairs.lengths[rows], kind="stable")]
+    mine = by_length[trainer.args.process_index :: trainer.args.world_size]
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.eval()
+    tokenizer = trainer.processing_class
+    texts_by_row: list[tuple[int, str, int]] = []
+    size = trainer.args.eval_batch_size
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        for start in range(0, len(mine), size):
+            batch = mine[start : start + size]
+            output = _generated(inner, tokenizer, pairs, batch, options)
+            texts = tokenizer.batch_decode(output, skip_special_tokens=True)
+            lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
+            texts_by_row += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
+    every = sorted(each for part in everyones(texts_by_row) for each in part)
+    numbers, texts, lengths = (list(part) for part in zip(*every, strict=True))
+    return Written(numbers, texts, lengths, pairs)
+
+
+def _generated(
+    model: Any, tokenizer: Any, pairs: Pairs, rows: Rows, options: dict[str, Any]
+) -> Any:
+    longest = int(pairs.sources[rows].max())
+    ids = np.full((len(rows), longest), tokenizer.pad_token_id)
+    mask = np.zeros_like(ids)
+    for at, row in enumerate(rows.tolist()):
+        source = pairs.tokens(row)[: pairs.sources[row]]
+        ids[at, : len(source)], mask[at, : len(source)] = source, 1
+    device = model.device
+    return model.generate(
+        input_ids=torch.from_numpy(ids).to(device),
+        attention_mask=torch.from_numpy(mask).to(device),
+        do_sample=False,
+        **options,
+    )
+
+
+class _Words:
+    """ROUGE's words of texts that are not in Latin letters: of each character where words are not
+    spaced. The library's own know a to z and 0 to 9 only."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Words in lower case."""
+        return _WORD.findall(text.lower())
+
+
+def _rouge(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    joined = "".join(targets).lower()
+    letters = sum(character.isalnum() for character in joined)
+    is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
+    # As run_summarization.py has it, where the library's own words can be told.
+    scorer = RougeScorer(kinds, use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
+    each = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
+    return {kind: 100 * float(np.mean([one[kind].fmeasure for one in each])) for kind in kinds}
+
+
+def _split_of(language: str | None) -> str:
+    """How sacrebleu tells words apart: in languages without spaces, by characters."""
+    start = re.split("[_-]", language or "")[0].lower()
+    if start in ("zh", "zho", "yue"):
+        return "zh"
+    return "char" if start in ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my") else "13a"

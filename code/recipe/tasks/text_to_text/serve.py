@@ -1,0 +1,293 @@
+"""Text generation by encoder-decoders: summaries, translations and others.
+
+transformers 5 has no pipelines for these tasks; answers have the form of those of version 4.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCriteriaList
+
+from recipe.backend import bounds, loaded_model, loading, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.generation import calls, gathering
+from recipe.backend.generation.decoding import Finite, Pauses
+from recipe.backend.generation.gathering import Gathering, Piece, Source
+from recipe.backend.generation.options import GREEDY_BELOW
+from recipe.backend.loaded_model import BATCH, LoadedModel
+from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.saved.origin import Origin
+from recipe.models.packed_encoders import IS_OLDER
+from recipe.tasks.text_to_text.languages import is_multilingual, languages, token_of
+
+GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
+_NAMES = {GENERAL: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}
+_LENGTHS = {"max_new_tokens", "max_length"}
+_WRITING = _LENGTHS | {
+    "min_new_tokens", "min_length", "num_beams", "do_sample", "temperature", "top_k", "top_p",
+    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
+    "num_return_sequences", "seed",
+}  # fmt: skip
+PARAMETERS = _WRITING | {"truncation", "clean_up_tokenization_spaces", "prefix"}
+_SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
+_LANGUAGES = {"src_lang", "tgt_lang"}
+_NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
+_MOST_TOKENS = 4096
+"""The most new tokens, if the model's positions set no bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextGenerator:
+    """A saved encoder-decoder model."""
+
+    loaded: LoadedModel
+    task: str
+    """GENERAL, SUMMARIES or TRANSLATIONS."""
+    defaults: Mapping[str, Any]
+    """Parameters of requests that leave them out: beams, lengths, the prefix, languages."""
+    languages: Sequence[str]
+    """The language codes of a multilingual model's tokenizer; empty for other models."""
+    gathering: Gathering = field(default_factory=Gathering)
+
+    @classmethod
+    def load(
+        cls, origin: Origin, task: str, environ: Mapping[str, str] = os.environ
+    ) -> TextGenerator:
+        """Load the encoder-decoder model that `origin` names.
+
+        Args:
+            origin: The model.
+            task: GENERAL, SUMMARIES or TRANSLATIONS.
+            environ: HF_TASK may name the task more precisely, such as translation_en_to_fr, for
+                which a model's configuration may have settings (task_specific_params).
+        """
+        loaded = loading.load(origin, AutoModelForSeq2SeqLM)
+        calls.settle(loaded.model)
+        name = environ.get("HF_TASK") or task
+        config: Any = loaded.model.config
+        own: Any = loaded.model.generation_config
+        defaults: dict[str, Any] = {"prefix": getattr(config, "prefix", None) or ""}
+        # In transformers 4, 1 is the value of a model that says nothing.
+        if own.num_beams is None or (own.num_beams == 1 and IS_OLDER):
+            defaults["num_beams"] = _BEAMS
+        if own.max_new_tokens is not None:
+            defaults["max_new_tokens"] = own.max_new_tokens
+        elif own.max_length in (None, 20):
+            # 20 is transformers' value for a model that says nothing.
+            defaults["max_new_tokens"] = _NEW_TOKENS
+        else:
+            defaults["max_length"] = own.max_length
+        specific = (getattr(config, "task_specific_params", None) or {}).get(name, {})
+        if "max_length" in specific:
+            defaults.pop("max_new_tokens", None)
+        defaults |= {k: v for k, v in specific.items() if k in PARAMETERS}
+        if pair := re.fullmatch(r"translation_(.+)_to_(.+)", name):
+            defaults |= {"src_lang": pair[1], "tgt_lang": pair[2]}
+        defaults["own_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
+        shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
+        print(f"generation: {shown}, unless a request says otherwise", flush=True)
+        own_languages = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
+        return cls(loaded=loaded, task=task, defaults=defaults, languages=own_languages)
+
+    def example(self, text: str) -> Request:
+        """Return a cheap request that this task answers."""
+        parameters: dict[str, Any] = {"max_new_tokens": 2, "num_beams": 1, "min_length": 0}
+        if self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
+            parameters["tgt_lang"] = self.defaults.get("tgt_lang") or self.languages[0]
+        return Request(texts=[text], parameters=parameters)
+
+    def measure(self, request: Request) -> list[int]:
+        """Return the most tokens of each text and what is generated for it, together.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's.
+        """
+        if request.prepared is None:
+            request.check_parameters(
+                PARAMETERS | (_LANGUAGES if self.languages else set()), self.task
+            )
+            request.read(a_text, self.loaded.columns)
+            options = self._options(request.parameters)
+            tokenizer: Any = self.loaded.tokenizer
+            limit = self.loaded.limit({"truncation": request.parameters.get("truncation")})
+            prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
+            source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
+            self._hold_written(len(request.texts), options)
+            bounds.hold(Bound.ROWS, len(request.texts))
+            bounds.hold_text(prefix)
+            lengths: list[int] = []
+            token_ids: list[list[int]] = []
+            for piece in bounds.pieces(request.texts, len(prefix)):
+                if self.languages:
+                    # Other requests may have set theirs in the meantime.
+                    tokenizer.src_lang = source or self.defaults["own_src_lang"]
+                some = request.texts[piece.start : piece.stop]
+                texts = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
+                whole = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
+                lengths += map(len, whole)
+                token_ids += tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+                bounds.hold(Bound.READ, sum(map(len, token_ids)))
+            request.keep_those_with_tokens(token_ids, lengths)
+            request.truncated = [place for place, count in enumerate(lengths) if count > limit]
+            loaded_model.refuse_uncut(request, limit)
+            request.token_ids = token_ids
+            request.prepared = options
+        new = request.prepared.get("max_new_tokens") or request.prepared["max_length"]
+        return [len(ids) + new for ids in request.token_ids or ()]
+
+    def _hold_written(self, texts: int, options: Mapping[str, Any]) -> None:
+        """Raise TooCostly if a request may generate too much."""
+        own: Any = self.loaded.model.generation_config
+        beams = options.get("num_beams", own.num_beams) or 1
+        count = options.get("num_return_sequences", own.num_return_sequences) or 1
+        new = options.get("max_new_tokens") or options["max_length"]
+        rows = max(beams, count)
+        bounds.hold(
+            Bound.WRITTEN, texts * rows * new,
+            f"{texts:,} texts x {rows:,} beams or answers x {new:,} new tokens",
+        )  # fmt: skip
+
+    def _options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `generate` for a request's parameters.
+
+        Raises:
+            BadRequest: They contradict each other, or exceed a limit.
+        """
+        chosen = {k: v for k, v in parameters.items() if k in _WRITING}
+        if set(chosen) >= _LENGTHS:
+            raise BadRequest("max_new_tokens and max_length are both given. Give one.")
+        left_out = _LENGTHS if _LENGTHS & set(chosen) else set()
+        usual = {k: v for k, v in self.defaults.items() if k in _WRITING - left_out}
+        options = {**usual, **chosen}
+        if self.languages:
+            options |= self._first_token(parameters)
+        own: Any = self.loaded.model.generation_config
+        if options.get("temperature", 1) < GREEDY_BELOW:
+            del options["temperature"]
+            options["do_sample"] = False
+        if not options.get("do_sample", own.do_sample):
+            if idle := [name for name in _SAMPLING if name in chosen and name in options]:
+                raise BadRequest(
+                    f"{idle[0]} has no effect without do_sample: true. Send that too, or leave "
+                    f"{idle[0]} out.",
+                    idle[0],
+                )
+            options.pop("seed", None)
+        positions = getattr(self.loaded.model.config, "max_position_embeddings", None)
+        most = positions or _MOST_TOKENS
+        for name in ("max_new_tokens", "max_length", "min_length", "min_new_tokens"):
+            if (options.get(name) or 0) > most:
+                raise BadRequest(f"{name} is {options[name]}, and the model's limit is {most}.")
+        beams, count = options.get("num_beams", 1), options.get("num_return_sequences", 1)
+        if max(beams, count) > _MOST_BEAMS:
+            raise BadRequest(f"num_beams and num_return_sequences may be {_MOST_BEAMS} at most.")
+        if count > 1 and count > beams and not options.get("do_sample"):
+            raise BadRequest(
+                f"num_return_sequences is {count}, and num_beams {beams}: without do_sample there"
+                " are at most as many different texts as beams."
+            )
+        return options
+
+    def _first_token(self, parameters: Mapping[str, Any]) -> dict[str, int]:
+        """Return the first token of a multilingual model's texts, as an argument of `generate`.
+
+        Raises:
+            BadRequest: A language is not one of the model's, or the target language is not given.
+        """
+        tokenizer: Any = self.loaded.tokenizer
+        for name in ("src_lang", "tgt_lang"):
+            language = parameters.get(name)
+            if language is not None and language not in self.languages:
+                first_languages = ", ".join(self.languages[:60])
+                raise BadRequest(
+                    f"{name} is {language!r}. Give one of the model's: {first_languages}."
+                )
+        target = parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
+        if target is None:
+            if self.loaded.model.generation_config.forced_bos_token_id is None:
+                raise BadRequest(
+                    "The model generates several languages: name one in tgt_lang, as in "
+                    f'{{"inputs": "a text", "parameters": {{"tgt_lang": '
+                    f'"{self.languages[0]}"}}}}.'
+                )
+            return {}
+        return {"forced_bos_token_id": token_of(tokenizer, target)}
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """Return the generated texts of each request, under the task's name.
+
+        With num_return_sequences there is a list for each input. Texts of equal parameters are
+        generated together. If predictions take turns, an answer is a function that returns it.
+        """
+        later: list[Callable[[], Answers]] = []
+        for request in requests:
+            self.measure(request)
+            pieces = [*self._pieces(request)]
+            for piece in pieces:
+                self.gathering.add(piece)
+            later.append(partial(self._answer, request, pieces))
+        return list(later) if turns.are_taken() else [answer() for answer in later]
+
+    def _pieces(self, request: Request) -> Iterator[Piece[Source]]:
+        """Cut a request's texts into pieces that are generated together."""
+        own: Any = self.loaded.model.generation_config
+        options = request.prepared
+        beams = options.get("num_beams", own.num_beams) or 1
+        rows = max(beams, options.get("num_return_sequences", own.num_return_sequences) or 1)
+        # A step takes no longer than one of as many texts with the usual beams.
+        size = max(1, min(BATCH, BATCH * _BEAMS // rows))
+        penalty = own.encoder_repetition_penalty
+        if penalty not in (None, 1.0) or own.encoder_no_repeat_ngram_size:
+            # Penalties on tokens of the source would apply to its padding, too.
+            size = 1
+        sources = [Source(place, ids) for place, ids in enumerate(request.token_ids or [])]
+        alike: Any = object()
+        # What is drawn for one text depends on what is drawn for its neighbours.
+        if options.get("seed") is None:
+            sources.sort(key=lambda source: len(source.ids))
+            if size > 1:
+                alike = json.dumps(options, sort_keys=True)
+        return gathering.pieces(sources, alike, size)
+
+    def _answer(self, request: Request, pieces: Sequence[Piece[Source]]) -> Answers:
+        """Return a request's answer, once its pieces are generated."""
+        texts = self.gathering.results(pieces, partial(self._write, request.prepared))
+        name = _NAMES[self.task]
+        clean: Callable[[str], str] = str
+        if request.parameters.get("clean_up_tokenization_spaces"):
+            tokenizer: Any = self.loaded.tokenizer
+            clean = tokenizer.clean_up_tokenization
+        entries: list[Any] = [[{name: clean(text)} for text in some] for some in texts]
+        if all(len(some) == 1 for some in entries):
+            return Answers([entry for (entry,) in entries], request.truncated)
+        return Answers(entries, request.truncated, request.single)
+
+    @torch.inference_mode()
+    def _write(
+        self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
+    ) -> list[list[str]]:
+        """Generate the texts of each source, with a pause after each token."""
+        model: Any = self.loaded.model
+        arguments = {key: value for key, value in options.items() if key != "seed"}
+        draws = bool(arguments.get("do_sample", model.generation_config.do_sample))
+        if draws:
+            calls.set_seed(options.get("seed"), sources[0].place)
+        rows = [source.ids for source in sources]
+        output = model.generate(
+            **calls.padded(self.loaded, rows, on_right=True),
+            logits_processor=LogitsProcessorList([Finite(calls.end_ids(model))]),
+            stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
+            tokenizer=self.loaded.tokenizer,
+            **arguments,
+        )
+        count = len(output) // len(sources)
+        texts = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return [texts[start : start + count] for start in range(0, len(texts), count)]

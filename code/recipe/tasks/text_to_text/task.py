@@ -1,0 +1,206 @@
+"""Texts from texts: summaries, translations, and whatever else pairs of texts show."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe import metrics
+from recipe.batching.batches import Layout, Samples
+from recipe.console import say
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models.loading import Source
+from recipe.reports import figures
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.runtime import xla
+from recipe.task_table import SUMMARIES, TRANSLATIONS
+from recipe.tasks import judging
+from recipe.tasks.base import (
+    Batches,
+    Model,
+    Task,
+    TokenLosses,
+    check_best,
+)
+from recipe.tasks.text_to_text import batches as pair_batches
+from recipe.tasks.text_to_text import data as text_pairs
+from recipe.tasks.text_to_text import languages, tokens
+from recipe.tasks.text_to_text import model as models
+from recipe.tasks.text_to_text import scores as writing
+from recipe.tasks.text_to_text.batches import PaddedPairs, Pairs
+from recipe.tasks.text_to_text.data import SOURCE
+from recipe.tasks.text_to_text.scores import Written
+
+_USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
+_NO_LIMIT = 1 << 30
+
+
+class _TextPairs(TokenLosses):
+    def __init__(self, hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        self._smoothing = float(hyperparameters.passed.get("label_smoothing_factor", 0.0))
+        self._has_said = False
+        self.longest_target = 0
+        self.last: Written | None = None
+        """What was written in the last evaluation."""
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        pairs = [(samples, rows) for samples, rows in batches if isinstance(samples, Pairs)]
+        learned = max((samples.weight(rows) for samples, rows in pairs), default=1)
+        shapes = pair_batches.shapes(pairs)
+        return PaddedPairs(shapes, size, pad_id, models.shift_of(model), learned)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        models.take_pairs(model, self._smoothing)
+
+    def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
+        """Return ROUGE, BLEU and chrF; nothing if weights are sharded or XLA is in use."""
+        hyperparameters = self._hyperparameters
+        if not hyperparameters.predict_with_generate:
+            return {}
+        if trainer.is_fsdp_enabled or xla.in_use():
+            if not self._has_said:
+                why = "its weights are sharded" if trainer.is_fsdp_enabled else "XLA is in use"
+                say(f"predict_with_generate: nothing is written in evaluations, since {why}")
+            self._has_said = True
+            return {}
+        assert isinstance(samples, Pairs)
+        options: dict[str, Any] = {"max_new_tokens": self.longest_target}
+        if hyperparameters.num_beams is not None:
+            options["num_beams"] = hyperparameters.num_beams
+        most = None if hyperparameters.predicts else hyperparameters.generated_rows
+        self.last = writing.write(trainer, samples, most, options)
+        return self.last.scores(hyperparameters.target_lang)
+
+
+class TextToText(Task):
+    """Texts from texts."""
+
+    objective: _TextPairs
+    data: text_pairs.TextPairs
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        written = metrics.WRITING_SCORES if hyperparameters.predict_with_generate else ()
+        check_best(hyperparameters, ("perplexity", "token_accuracy", *written))
+        if hyperparameters.predicts and not hyperparameters.predict_with_generate:
+            raise HyperparameterError(
+                "do_predict=True asks for written texts, and predict_with_generate is False.",
+                "Leave one of them out.",
+            )
+        self._hyperparameters = hyperparameters
+        self.objective = _TextPairs(hyperparameters)
+        channels = judging.channels(channels, hyperparameters)
+        self.data = text_pairs.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+
+    def load(self, source: Source) -> Model:
+        """With its languages and prefix set."""
+        model, tokenizer = models.load(source, self._hyperparameters)
+        languages.mark(model, tokenizer, self._hyperparameters)
+        return model, tokenizer
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer sources are cut, by what serves the model, too; and targets."""
+        hyperparameters = self._hyperparameters
+        summarises = hyperparameters.task == SUMMARIES
+        source = _within(model, "encoder", "max_length", hyperparameters.max_length)
+        if hyperparameters.max_length is None:
+            usual = _USUAL_OF_SUMMARIES if summarises else _USUAL
+            source = min(source, usual, tokenizer.model_max_length)
+        target = _within(model, "decoder", "max_target_length", hyperparameters.max_target_length)
+        if hyperparameters.max_target_length is None:
+            target = min(target, _USUAL_TARGET)
+        tokenizer.model_max_length = source
+        self.objective.longest_target = target
+        settings: Any = model.generation_config
+        settings.max_new_tokens, settings.max_length = target, None
+        if hyperparameters.num_beams is not None:
+            settings.num_beams = hyperparameters.num_beams
+        if (settings.min_length or 0) > target:
+            say(f"min_length of the model is {settings.min_length}: lowered to {target}")
+            settings.min_length = target
+        say(f"targets are cut at {target} tokens")
+        return source
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return pairs of sources and targets."""
+        prefix, target = self._hyperparameters.source_prefix or "", self.objective.longest_target
+        return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of the sources, with the prefix and special tokens."""
+        prefix = self._hyperparameters.source_prefix or ""
+        texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
+        ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
+        return [len(tokens) for tokens in ids]
+
+    def about(self) -> About:
+        """A writer of such texts."""
+        hyperparameters = self._hyperparameters
+        scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
+        purpose, title = "write texts like those of its data", "Writer of texts from texts"
+        if hyperparameters.task == SUMMARIES:
+            purpose, title = "summarise texts like those of its data", "Summariser"
+        if hyperparameters.task == TRANSLATIONS:
+            scores = ("bleu", "chrf", "rougeLsum")
+            title, purpose = "Translator", "translate texts like those of its data"
+            if hyperparameters.source_lang and hyperparameters.target_lang:
+                purpose += f", from {hyperparameters.source_lang} to {hyperparameters.target_lang}"
+        if hyperparameters.source_prefix:
+            purpose += f". Each text is read with {hyperparameters.source_prefix!r} before it"
+        return About(
+            title=title,
+            pipeline=str(hyperparameters.task),
+            purpose=purpose,
+            metrics="Losses are means over the tokens of targets. ROUGE (F-measure), BLEU and chrF "
+            "are from 0 to 100, of what the model wrote for some rows (generated_rows).",
+            headline=(*scores, "perplexity", "loss"),
+        )
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """The perplexity's curve, and what the model wrote last."""
+        sections = figures.perplexity_sections(trainer.state.log_history)
+        return [*sections, *super().sections(trainer, samples)]
+
+    def answers(self, trainer: Trainer) -> Written | None:
+        """What the model wrote last."""
+        last = self.objective.last
+        if last is None or self.data.test is None:
+            return last
+        return dataclasses.replace(last, split="test")
+
+
+def _within(model: PreTrainedModel, half: str, name: str, requested: int | None) -> int:
+    """Tokens that the encoder or decoder takes: as asked, or as many as it has positions for.
+
+    Raises:
+        HyperparameterError: it has fewer than asked for.
+    """
+    config: Any = model.config
+    names = (f"max_{half}_position_embeddings", "max_position_embeddings")
+    limit = next((value for each in names if (value := getattr(config, each, None))), _NO_LIMIT)
+    if requested is not None and requested > limit:
+        raise HyperparameterError(
+            f"Hyperparameter {name} has value {requested}, but the model's {half} takes {limit} "
+            "tokens.",
+            f"Give {limit} or less.",
+        )
+    return int(requested or limit)
+
+
+TASK = TextToText

@@ -1,0 +1,401 @@
+"""From a job's channels to words with a tag for each: entities (IOB2), or any other tags."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import held_out, labels, values
+from recipe.data.column_names import TAGS, TOKENS, plain
+from recipe.data.columns import Role, by_name
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files import fasttext, formats
+from recipe.data.files.part import TAG, Part
+from recipe.data.files.spool import spooled
+from recipe.data.layout import channels as layout
+from recipe.data.reading import accepted, describe, read_parts
+from recipe.errors import DataError, Problems
+from recipe.hyperparameters import Hyperparameters
+from recipe.tasks.token_classification import spans
+
+OUTSIDE, UNTAGGED = "O", -100
+_ROLES = (
+    Role(
+        "words",
+        ("tokens", "words", "text", "sentence", "token", *spans.TEXT_COLUMNS),
+        "text_column",
+    ),
+    Role(
+        "tags",
+        (
+            *("ner_tags", "tags", "labels", "label", "ner", "ner_labels", "iob_tags", "bio_tags"),
+            *("entity_tags", "entities", "slots", "slot_labels", "ner_tag", "tag", "upos"),
+            *("pos_tags", *spans.SPAN_COLUMNS),
+        ),
+        "label_column",
+    ),
+)
+_TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
+_STARTING, _ENDING = set("BSUW"), set("ESLUW")
+_LOOKED_AT = 100
+_MOST_LONE_WORDS = 20
+"""Rows of one word each, from which they are words of sentences that were cut apart."""
+_SURE = 0.9
+_AT_ONCE = 10_000
+_SCHEMA = pa.schema([
+    (TOKENS, pa.large_list(pa.large_string())),
+    (TAGS, pa.large_list(pa.large_string())),
+])  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged:
+    """Data sets with the columns `tokens` (words) and `tags` (as many strings, or None)."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    names: tuple[str, ...]
+    """The tags; a tag's id is its position."""
+    are_entities: bool
+    """Whether they are B-, I- and O of entities."""
+    found: list[str]
+    """What was detected, one line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    part: Part
+    table: pa.Table
+    """Columns `tokens` and `tags`; no row is without words."""
+    words: int
+    tags: Counter[str]
+    """How many words have each tag."""
+    begun: Counter[str]
+    """How many entities begin of each kind, in IOB2."""
+    columns: tuple[str, str]
+    sentences: int
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Return that the first rows have a tag for each word, or spans of a text with their labels."""
+    part = evidence.part
+    if part is None:
+        return None
+    try:
+        words, tags = _columns(part, evidence.hyperparameters, None)
+    except DataError:
+        return None
+    rows = zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True)
+    pairs = [pair for pair in rows if all(pair)][:_LOOKED_AT]
+    lists = [_lists(word, tag) for word, tag in pairs]
+    alike = [
+        isinstance(word, list) and isinstance(tag, list) and len(word) == len(tag)
+        for word, tag in lists
+    ]
+    if pairs and sum(alike) >= _SURE * len(pairs):
+        return Recognised(reason=f"column {tags} holds a list of labels for each of {words}")
+    # Rows that were ignored, or have no span, may have nothing in the column.
+    span_lists = [spans.spans_of(tag) for _, tag in pairs]
+    if None not in span_lists and any(span_lists):
+        return Recognised(reason=f"column {tags} holds labels of spans of {words}")
+    return None
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagged:
+    """Read and split the tagged words of a job's channels.
+
+    Raises:
+        DataError: names the channel, file, row or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels, hyperparameters.dataset_config_name)
+    notes = list(places.notes)
+    read: dict[str, list[_Read]] = {}
+    like = None
+    problems = Problems()
+    for split, part in read_parts(places, notes, _units):
+        with problems.noted():
+            columns = _columns(part, hyperparameters, like)
+            like = like or columns
+            read.setdefault(split, []).append(
+                _read(part, columns, hyperparameters.class_names, notes)
+            )
+    problems.check()
+    names, are_entities, summary = _tag_names(read["train"], notes)
+    built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
+    findings = []
+    for split, files in read.items():
+        sentences = sum(file.sentences for file in files)
+        count = f"{sentences} sentences of {sum(file.words for file in files)} words"
+        words, tags = files[0].columns
+        columns_read = f"word column {words!r}, label column {tags!r}"
+        findings.append(
+            describe(split, [file.part for file in files], count, columns_read, {words, tags})
+        )
+    train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
+    return Tagged(
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        names=names,
+        are_entities=are_entities,
+        found=[*notes, *findings, rule, summary],
+    )
+
+
+def _units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
+    return [functools.partial(formats.read_tagged, path) for path in paths]
+
+
+def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
+    """The tags of a model that is trained on `files`, whether they are entities', and a line.
+
+    Raises:
+        DataError: there is one tag only, or a kind of entity is written in two ways.
+    """
+    counts = sum((file.tags for file in files), Counter[str]())
+    in_use = set(counts)
+    column = files[0].columns[1]
+    if len(in_use) < 2:
+        raise DataError(
+            f"Column {column!r} of {files[0].part.path} has one tag only: "
+            f"{', '.join(in_use) or 'none'}.",
+            "Training needs words of at least two tags.",
+        )
+    declared = files[0].part.class_names.get(column, [])
+    if OUTSIDE not in in_use or not all(map(_TAG.fullmatch, in_use - {OUTSIDE})):
+        names = tuple(declared) if in_use <= set(declared) else tuple(sorted(in_use))
+        sizes = [f"{name} ({counts[name]} words)" for name in names]
+        more = ", ..." if len(sizes) > 20 else ""
+        return names, False, f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
+    # O, and B- and I- of each type; in the order that was declared, where one was.
+    types = sorted({match[2] for tag in {*in_use, *declared} if (match := _TAG.fullmatch(tag))})
+    if not in_use <= set(declared):
+        labels.check_spellings(f"Column {column!r} of {files[0].part.path}", types)
+    iob2_names = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
+    kept = [name for name in declared if name in iob2_names]
+    if others := sorted({tag[0] for tag in in_use - set(iob2_names)}):
+        notes.append(f"tags: {', '.join(others)} are read as B and I: the same entities in IOB2.")
+    begun = sum((file.begun for file in files), Counter[str]())
+    words: Counter[str] = Counter()
+    for tag, count in counts.items():
+        words[tag[2:]] += count
+    sizes = [f"{kind} ({begun[kind]} B, {words[kind] - begun[kind]} I)" for kind in types]
+    summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
+    return (*kept, *(name for name in iob2_names if name not in kept)), True, summary
+
+
+def iob2(tags: Sequence[str | None]) -> list[str | None]:
+    """The same entities in IOB2, of tags in IOB1, IOB2, IO, IOE, BIOES, BILOU or BMES.
+
+    An entity begins where its tag says so, where the type changes, and behind a tag that ends one.
+    """
+    converted: list[str | None] = []
+    type_before, ended = None, True
+    for tag in tags:
+        match = _TAG.fullmatch(tag or "")
+        if match is None:
+            converted.append(tag)
+            type_before, ended = None, True
+            continue
+        prefix, kind = match[1], match[2]
+        begins = prefix in _STARTING or kind != type_before or ended
+        converted.append(f"{'B' if begins else 'I'}-{kind}")
+        type_before, ended = kind, prefix in _ENDING
+    return converted
+
+
+def _columns(
+    part: Part, hyperparameters: Hyperparameters, like: tuple[str, str] | None
+) -> tuple[str, str]:
+    """The column of the words (or the text), and that of the tags (or spans)."""
+    if part.format == fasttext.FORMAT:
+        raise DataError(
+            f"{part.path} has lines of {fasttext.MARK}, whose labels belong to a whole text.",
+            "Give task=text-classification, or a tag for each word (docs/DATA.md).",
+        )
+    # Prodigy's tokens are records, beside the text that its spans are of.
+    readable = [
+        field.name
+        for field in part.table.schema
+        if field.name == hyperparameters.text_column
+        or plain(field.name) != TOKENS
+        or "struct" not in str(field.type)
+    ]
+    others = dataclasses.replace(part, table=part.table.select(readable))
+    known = None if like is None else dict(zip(("words", "tags"), like, strict=True))
+    chosen = by_name(others, _ROLES, hyperparameters, known)
+    return chosen["words"], chosen["tags"]
+
+
+def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
+    """Words and their tags as lists, also where these are written as strings; a text beside a list
+    of names, or names with spaces between, as what stands between its spaces."""
+    listed, of_tags = (
+        values.container(value) if isinstance(value, str) else value for value in (words, tags)
+    )
+    if isinstance(tags, str) and of_tags is None and all(map(TAG.fullmatch, tags.split())):
+        of_tags = tags.split()
+    if isinstance(words, str) and listed is None and isinstance(of_tags, list):
+        # Spans are lists or records, and no spans an empty list.
+        are_names = all(isinstance(tag, (str, int)) for tag in of_tags)
+        listed = words.split() if of_tags and are_names else None
+    return listed, of_tags
+
+
+def _with_names(part: Part, column: str, class_names: str | None, notes: list[str]) -> Part:
+    """Return `part` with names for the numbers that its tags are, by the hyperparameter
+    class_names; without it, a note says that they have none.
+    """
+    codes = values.integers(part, column)
+    if not codes or column in part.class_names:
+        return part
+    if class_names is not None:
+        return part.named(column, labels.listed_names(class_names))
+    notes.append(
+        f"tags: column {column!r} of {part.path} has numbers without names: scored by accuracy. "
+        "Name them in class_names (O,B-PER,I-PER ...) to score entities"
+    )
+    return part
+
+
+def _read(part: Part, columns: tuple[str, str], class_names: str | None, notes: list[str]) -> _Read:
+    part = spans.annotated(accepted(part, columns[1], notes), columns[1], notes)
+    part = _with_names(part, columns[1], class_names, notes)
+    counts: Counter[str] = Counter()
+    begun: Counter[str] = Counter()
+    word_count = trimmed = within = empty = 0
+    problems = Problems()
+
+    def sentences() -> Iterator[pa.Table]:
+        nonlocal word_count, trimmed, within, empty
+        for start, batch in part.batches(list(dict.fromkeys(columns))):
+            words: list[list[str]] = []
+            tags: list[list[str | None]] = []
+            cells = (batch[name].to_pylist() for name in columns)
+            for row, (text, cell_tags) in enumerate(zip(*cells, strict=True), start):
+                with problems.noted():
+                    listed, tags_of_row = _lists(text, cell_tags)
+                    if isinstance(listed, list):
+                        names_of_row = _tags(part, row, listed, tags_of_row, columns)
+                        words_of_row = [str(word) for word in listed]
+                    elif isinstance(text, str):
+                        words_of_row, span_tags, cut = spans.words_of(
+                            part, row, text, cell_tags or []
+                        )
+                        names_of_row, trimmed = list(span_tags), trimmed + cut[0]
+                        within += cut[1]
+                    else:
+                        words_of_row, names_of_row = [], []
+                    if not words_of_row:
+                        empty += 1
+                        continue
+                    words.append(words_of_row)
+                    tags.append(names_of_row)
+                    word_count += len(words_of_row)
+                    known = [tag for tag in names_of_row if tag is not None]
+                    counts.update(known)
+                    converted = iob2(names_of_row) if any(map(_TAG.fullmatch, known)) else ()
+                    begun.update(tag[2:] for tag in converted if tag and tag[:2] == "B-")
+            yield pa.table({TOKENS: words, TAGS: tags}, _SCHEMA)
+
+    table = spooled(_SCHEMA, sentences())
+    problems.check()
+    if word_count == table.num_rows > _MOST_LONE_WORDS:
+        raise DataError(
+            f"Each of the {word_count} rows of {part.path} has one word only, and a word is not "
+            "told by itself.",
+            "Give the words of a sentence as lists in one row, or as CoNLL: a word and its tag on "
+            "each line, an empty line after each sentence.",
+        )
+    if empty:
+        notes.append(f"{empty} rows of {part.path} have no words and are not used.")
+    if trimmed:
+        notes.append(f"{trimmed} spans of {part.path} had space at their edges, which is left out.")
+    spans.check_edges(part, within, sum(counts[tag] for tag in counts if tag[:2] == "B-"), notes)
+    return _Read(
+        part=part,
+        table=table,
+        words=word_count,
+        tags=counts,
+        begun=begun,
+        columns=columns,
+        sentences=table.num_rows,
+    )
+
+
+def _tags(
+    part: Part, row: int, words: Sequence[Any], cell: Any, columns: tuple[str, str]
+) -> list[str | None]:
+    """The names of a row's tags; None for a word without (-100)."""
+    names = part.class_names.get(columns[1])
+    if not isinstance(cell, list) or len(cell) != len(words):
+        count = len(cell) if isinstance(cell, list) else "no"
+        raise DataError(
+            f"{part.where(row)} has {len(words)} words in column {columns[0]!r} and {count} tags "
+            f"in column {columns[1]!r}.",
+            "Give a tag for each word.",
+        )
+    tag_names: list[str | None] = []
+    for at, tag in enumerate(cell):
+        if tag == UNTAGGED:
+            tag_names.append(None)
+        elif names is not None and isinstance(tag, int):
+            if not 0 <= tag < len(names):
+                raise DataError(
+                    f"{part.where(row)} has the tag {tag} for word {at} ({words[at]!r}), and the "
+                    f"column {columns[1]!r} has {len(names)} classes, 0 to {len(names) - 1}.",
+                    "Correct the row, or give -100 for a word without a tag.",
+                )
+            tag_names.append(names[tag])
+        elif isinstance(tag, (str, int)) and str(tag).strip():
+            tag_names.append(str(tag).strip())
+        else:
+            raise DataError(
+                f"{part.where(row)} has {tag!r} as the tag of word {at} ({words[at]!r}).",
+                "Give a name, a number, or -100 for a word without a tag.",
+            )
+    return tag_names
+
+
+def _build(
+    split: str, parts: Sequence[_Read], names: Sequence[str], are_entities: bool
+) -> datasets.Dataset:
+    problems = Problems()
+    known = set(names)
+
+    def sentences() -> Iterator[pa.Table]:
+        for each in parts:
+            first = 1
+            for batch in each.table.to_batches(_AT_ONCE):
+                rows = batch[TAGS].to_pylist()
+                rows = [iob2(tags) for tags in rows] if are_entities else rows
+                for row, tags in enumerate(rows, first):
+                    strange = next((tag for tag in tags if not (tag is None or tag in known)), None)
+                    with problems.noted():
+                        if strange is not None:
+                            raise DataError(
+                                f"{each.part.path}, sentence {row}, has the tag {strange!r}, which "
+                                f"is in the {split} data but not in the training data "
+                                f"({', '.join(names[:20])}).",
+                                "Give training sentences with that tag, or remove it.",
+                            )
+                first += len(rows)
+                yield pa.table({TOKENS: batch[TOKENS], TAGS: rows}, _SCHEMA)
+
+    table = spooled(_SCHEMA, sentences())
+    problems.check()
+    if not table.num_rows:
+        raise DataError(f"The {split} data has no words.", "Give sentences of one word or more.")
+    # A name instead of a hash of all rows, which nothing here caches by.
+    return datasets.Dataset(table, fingerprint=uuid.uuid4().hex)

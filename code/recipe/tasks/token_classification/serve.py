@@ -1,0 +1,175 @@
+"""Token classification: the entities in each text, with the characters they stand at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoModelForTokenClassification
+
+from recipe.backend import bounds, loading, pipelines, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests.answers import json_values
+from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.saved.origin import Origin
+
+PARAMETERS = {
+    "aggregation_strategy", "ignore_labels", "stride", "is_split_into_words", "delimiter",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagger:
+    """A saved token classifier that answers texts."""
+
+    loaded: LoadedModel
+    pipeline: Any
+    """transformers' own: it cuts texts into chunks, and makes entities of the scores that are
+    computed here for all requests together."""
+
+    @classmethod
+    def load(cls, origin: Origin) -> Tagger:
+        """The token classifier that `origin` names."""
+        loaded = loading.load(origin, AutoModelForTokenClassification)
+        pipeline = pipelines.around("token-classification", loaded)
+        # It is called for each window of a text.
+        pipeline.gather_pre_entities = _pausing(pipeline.gather_pre_entities)
+        return cls(loaded=loaded, pipeline=pipeline)
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[text])
+
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each text.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's.
+        """
+        if request.prepared is None:
+            self._read(request)
+            limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
+            before, _, _ = self.pipeline._sanitize_parameters(**request.parameters)
+            bounds.hold(Bound.ROWS, len(request.texts))
+            specials, shared = len(tokenizer("")["input_ids"]), request.parameters.get("stride")
+            delimiter = len(request.parameters.get("delimiter", " "))
+            chunks: list[list[Any]] = []
+            rows = read = 0
+            for text in request.texts:
+                turns.pause()
+                if not isinstance(text, str):
+                    size = sum(map(bounds.size_of, text)) + delimiter * len(text)
+                    bounds.hold(Bound.TEXT, size)
+                elif shared is None:
+                    text = bounds.beginning(tokenizer, text, limit)
+                else:
+                    bounds.hold_text(text)
+                    bounds.hold_windows(tokenizer, text, limit - specials, shared)
+                own = []
+                for chunk in self.pipeline.preprocess(text, **before):
+                    own.append(chunk)
+                    turns.pause()
+                chunks.append(own)
+                rows += len(own)
+                read += sum(chunk["input_ids"].shape[1] for chunk in own)
+                bounds.hold(Bound.ROWS, rows)
+                bounds.hold(Bound.READ, read)
+            request.prepared = chunks
+            if "stride" not in request.parameters:
+                request.truncated = [
+                    place
+                    for place, (text, (chunk,)) in enumerate(
+                        zip(request.texts, chunks, strict=True)
+                    )
+                    if chunk["attention_mask"].sum() >= limit
+                    and (
+                        self.loaded.is_longer(text, limit)
+                        if isinstance(text, str)
+                        else len(tokenizer(text, is_split_into_words=True, verbose=False).input_ids)
+                        > limit
+                    )
+                ]
+        return [sum(int(c["attention_mask"].sum()) for c in chunks) for chunks in request.prepared]
+
+    def _read(self, request: Request) -> None:
+        """Check the parameters and read the inputs: texts, or lists of words."""
+        request.check_parameters(PARAMETERS, "token-classification")
+        parameters, limit = request.parameters, self.loaded.max_length
+        splits = parameters.get("is_split_into_words")
+        if "delimiter" in parameters and not splits:
+            raise BadRequest("delimiter goes with is_split_into_words only.")
+        if "stride" in parameters and parameters.get("aggregation_strategy", "none") == "none":
+            raise BadRequest("stride takes an aggregation_strategy: simple, first, average or max.")
+        if parameters.get("stride", 0) >= limit - 2:
+            raise BadRequest(f"stride must be less than the {limit} tokens read.")
+
+        def words_of(value: Any) -> list[str]:
+            if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+                return value
+            raise BadRequest("With is_split_into_words an input is a list of words.")
+
+        if splits and all(isinstance(word, str) for word in request.texts):
+            request.texts = [list(request.texts)]
+        request.read(words_of if splits else a_text, () if splits else self.loaded.columns)
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """For each request a list of entities for each text, as transformers' pipeline makes them:
+        `entity`, `score` (a probability), `index` (of the token), `word`, `start` and `end`
+        (characters); with an aggregation_strategy `entity_group` in the place of entity and index.
+        Tokens labelled O, or as `ignore_labels` says, are left out, as are special tokens."""
+        for request in requests:
+            self.measure(request)
+        rows = []
+        for chunk in [
+            chunk
+            for request in requests
+            for chunks_of_part in request.prepared
+            for chunk in chunks_of_part
+        ]:
+            count = int(chunk["attention_mask"].sum())
+            types = chunk["token_type_ids"][0, :count].tolist() if "token_type_ids" in chunk else []
+            rows.append(
+                TokenRow(chunk["input_ids"][0, :count].tolist(), types if any(types) else None)
+            )
+        logits = iter(self.loaded.forward(rows, Reading.TOKENS))
+        answers: list[Any] = []
+        for request in requests:
+            _, _, after = self.pipeline._sanitize_parameters(**request.parameters)
+            if "ignore_labels" in after:
+                after["ignore_labels"] = frozenset(after["ignore_labels"])
+            own = [[next(logits) for _ in chunks] for chunks in request.prepared]
+            try:
+                entities = self._entities(request, own, after)
+            except bounds.TooCostly as error:
+                answers.append(error)
+            else:
+                answers.append(Answers(entities, request.truncated, request.single))
+        return answers
+
+    def _entities(
+        self, request: Request, logits: Sequence[Sequence[Any]], options: Mapping[str, Any]
+    ) -> list[Any]:
+        """The entities of each text. Raises TooCostly if they are too many for an answer."""
+        entities, count = [], 0
+        for chunks, own in zip(request.prepared, logits, strict=True):
+            scored = [
+                {**chunk, "logits": values.unsqueeze(0)}
+                for chunk, values in zip(chunks, own, strict=True)
+            ]
+            entities.append(json_values(self.pipeline.postprocess(scored, **options)))
+            count += len(entities[-1])
+            bounds.hold(Bound.ANSWER, 6 * count, f"{count:,} entities")
+        return entities
+
+
+def _pausing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which gives others their turn first."""
+
+    def paused(*values: Any, **options: Any) -> Any:
+        turns.pause()
+        return function(*values, **options)
+
+    return paused

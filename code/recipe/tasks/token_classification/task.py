@@ -1,0 +1,248 @@
+"""Token classification: a tag for each word, of entities (IOB2) or of any other kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from transformers import (
+    AutoConfig,
+    AutoModelForTokenClassification,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from recipe.batching import packing
+from recipe.batching.batches import Layout
+from recipe.batching.samples import Samples
+from recipe.data.column_names import TAGS, TOKENS
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, packed_encoders, token_heads
+from recipe.models.loading import Source
+from recipe.reports.model_card import About
+from recipe.tasks import judging
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    EncoderObjective,
+    Finding,
+    Model,
+    Task,
+    TokenLosses,
+    check_best,
+    lengths_of,
+)
+from recipe.tasks.token_classification import data as word_tags
+from recipe.tasks.token_classification import report as entities
+from recipe.tasks.token_classification import tokens as words
+from recipe.tasks.token_classification.batches import PackedTags, PaddedTags, TaggedSamples
+from recipe.tasks.token_classification.report import Sentence, TaggedAnswers
+from recipe.tasks.token_classification.tokens import Tagging
+from recipe.tokenization import encoding
+from recipe.value_ranges import TRUNCATE
+
+_SHOWN_ROWS, _SHOWN_WORDS = 3, 15
+_FEWEST = 5
+
+
+class TagScores:
+    """What the Trainer calls with the outputs and labels of a whole evaluation."""
+
+    def __init__(self, names: Sequence[str], are_entities: bool) -> None:
+        self._names, self._are_entities = names, are_entities
+        self.last: list[Sentence] | None = None
+        """What the model said of each sentence in the last evaluation."""
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The scores of one evaluation."""
+        outputs, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+        self.last = entities.sentences_of(outputs, labels, self._names)
+        return entities.scores(self.last, self._are_entities)
+
+
+class Tags(EncoderObjective, TokenLosses):
+    """The tags of words; the loss is the mean over all learned tokens of a step."""
+
+    def __init__(self, smoothing: float, names: Sequence[str], are_entities: bool) -> None:
+        self._smoothing, self._are_entities = smoothing, are_entities
+        self.names = names
+        """In the order of the model's outputs."""
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        learned = max((samples.weight(rows) for samples, rows in batches), default=1)
+        each = {id(samples): samples for samples, _ in batches}.values()
+        most = max((one.words() for one in each if isinstance(one, TaggedSamples)), default=0)
+        family = packed_encoders.family_of(model.config)
+        if packed and family is not None:
+            first = family.first_position(model.config)
+            return PackedTags(
+                packing.shape(lengths_of(batches)), size, pad_id, first, learned, most
+            )
+        return PaddedTags(packing.buckets(lengths_of(batches)), size, pad_id, learned, most)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if not packed:
+            packed_encoders.take_lengths(model)
+        token_heads.take_tags(model, self._smoothing)
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return TagScores(self.names, self._are_entities)
+
+
+class TokenClassification(Task):
+    """A tag for each word."""
+
+    objective: Tags
+    data: word_tags.Tagged
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
+        self.data = word_tags.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+        are_entities = self.data.are_entities
+        check_best(hyperparameters, entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
+        self._names = self.data.names
+        smoothing = float(hyperparameters.passed.get("label_smoothing_factor") or 0.0)
+        self.objective = Tags(smoothing, self._names, are_entities)
+
+    def load(self, source: Source) -> Model:
+        """With a head for the tags, in the order of the model's own where these are the same."""
+        trusted = {"trust_remote_code": self._hyperparameters.trust_remote_code}
+        known = self._known_to(source, trusted)
+        if set(known) == set(self._names) or not self._hyperparameters.trains:
+            if not set(self._names) <= set(known):
+                raise ModelError(
+                    f"The model {source.name} answers with the tags {', '.join(known)}, and the "
+                    f"data has {', '.join(self._names)}: do_train=False cannot judge the one by "
+                    "the other.",
+                    "Give data with the model's tags, or train.",
+                )
+            self._names = self.objective.names = known
+        model, tokenizer = loading.load_head(
+            AutoModelForTokenClassification,
+            source,
+            self._hyperparameters,
+            adapters="TOKEN_CLS",
+            what="a tagger with these tags",
+            num_labels=len(self._names),
+            id2label=dict(enumerate(self._names)),
+            label2id={name: number for number, name in enumerate(self._names)},
+        )
+        return model, words.reading_words(tokenizer, source.name, trusted)
+
+    def _known_to(self, source: Source, trusted: Mapping[str, Any]) -> tuple[str, ...]:
+        try:
+            config: Any = AutoConfig.from_pretrained(source.name, **trusted)
+        except (OSError, ValueError):
+            return ()  # what loading the model says is better
+        names = config.id2label or {}
+        return tuple(str(names[number]) for number in sorted(names))
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Tokens of a window; what serves the model reads as many."""
+        encoding.refuse_types(model, tokenizer)
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add()
+        if length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a window, {special} tokens are "
+                "the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        tokenizer.model_max_length = length
+        return length
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return windows of sentences."""
+        tagging = Tagging(
+            names=self._names,
+            all_pieces=self._hyperparameters.label_all_tokens,
+            long_texts=self._hyperparameters.long_texts,
+        )
+        judged = name != "train"
+        return words.tokenise(name, split, tokenizer, max_length, tagging, judged=judged)
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        return words.lengths(self.train.select(rows), tokenizer)
+
+    def pieces(self, length: int, longest: int) -> int:
+        """Several, where a long sentence is split."""
+        return words.pieces(length, longest, self._hyperparameters.long_texts != TRUNCATE)
+
+    def about(self) -> About:
+        """A tagger with these tags."""
+        names = ", ".join(f"`{name}`" for name in self._names)
+        means = (
+            "Precision, recall and F1 are of whole entities (seqeval); accuracy is of words."
+            if self.data.are_entities
+            else "Accuracy is of words; f1_macro is the mean over tags."
+        )
+        return About(
+            title="Tagger of entities" if self.data.are_entities else "Tagger of words",
+            pipeline="token-classification",
+            purpose=f"give each word one of {len(self._names)} tags: {names}",
+            metrics=means,
+            headline=("f1", "precision", "recall", "accuracy", "loss"),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Some sentences as they were read, and kinds of which there are few."""
+        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
+            pairs = list(zip(row[TOKENS], row[TAGS], strict=True))
+            shown = " ".join(f"{word}/{tag or 'none'}" for word, tag in pairs[:_SHOWN_WORDS])
+            more = " ..." if len(pairs) > _SHOWN_WORDS else ""
+            yield Finding(level=OK, what="row", detail=f"{shown}{more}")
+        counts = dict.fromkeys(self._names, 0)
+        for tags in self.train[TAGS]:
+            for tag in tags:
+                if tag is not None:
+                    counts[tag] += 1
+        rare = [
+            f"{name} {count}"
+            for name, count in counts.items()
+            if count < _FEWEST and not name.startswith("I-")
+        ]
+        detail = f"tags that train on fewer than {_FEWEST} words: {', '.join(rare) or 'none'}"
+        yield Finding(level=WARNING if rare else OK, what="balance", detail=detail)
+
+    def answers(self, trainer: Trainer) -> TaggedAnswers | None:
+        """Those last answers themselves; None before there are any."""
+        scores = trainer.compute_metrics
+        if not isinstance(scores, TagScores) or scores.last is None:
+            return None
+        name, split = "evaluation", self.data.evaluation
+        if self.data.test is not None:
+            name, split = "test", self.data.test
+        judged = {number: split[number] for number in {example.number for example in scores.last}}
+        texts = {
+            number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
+            for number, row in judged.items()
+        }
+        # Words that were cut, or have no tokens, are not judged.
+        is_whole = all(len(texts[example.number]) == len(example.true) for example in scores.last)
+        return TaggedAnswers(
+            split=name,
+            sentences=scores.last,
+            words=texts if is_whole else None,
+            are_entities=self.data.are_entities,
+        )
+
+
+TASK = TokenClassification

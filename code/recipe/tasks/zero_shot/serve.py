@@ -1,0 +1,176 @@
+"""Zero-shot classification: how well labels that a request names go with each text, by a model that
+tells whether a sentence follows from another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from recipe.backend import bounds, loading, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.saved.origin import Origin
+from recipe.errors import ModelError
+from recipe.tokenization.encoding import beginning_of_two
+
+PARAMETERS = {"candidate_labels", "hypothesis_template", "multi_label"}
+_TEMPLATE = "This example is {}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShot:
+    """A saved model of entailment that answers texts with labels."""
+
+    loaded: LoadedModel
+    entails: int
+    """The output that says that the second text follows from the first."""
+
+    @classmethod
+    def load(cls, origin: Origin) -> ZeroShot:
+        """The model of entailment that `origin` names.
+
+        Raises:
+            ModelError: It does not say which of its labels means that a text follows from another.
+        """
+        loaded = loading.load(origin, AutoModelForSequenceClassification)
+        config: Any = loaded.model.config
+        names = {str(name): number for number, name in (config.id2label or {}).items()}
+        entails = [number for name, number in names.items() if name.lower().startswith("entail")]
+        if not entails:
+            raise ModelError(
+                f"The model {origin.place} has the labels {', '.join(list(names)[:5])}; none of "
+                "them is called entailment.",
+                "zero-shot-classification takes a model trained on natural language inference; if "
+                "this is one, name its labels in config.json (id2label, label2id).",
+            )
+        return cls(loaded=loaded, entails=int(entails[0]))
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[text], parameters={"candidate_labels": ["a", "b"]})
+
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each text with each label.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of this task's, or there are no labels.
+        """
+        if request.prepared is None:
+            request.check_parameters(PARAMETERS, "zero-shot-classification")
+            request.read(a_text)
+            template = request.parameters.get("hypothesis_template", _TEMPLATE)
+            try:
+                fields = [
+                    field[1:] for field in Formatter().parse(template) if field[1] is not None
+                ]
+            except ValueError:
+                fields = []
+            names = [name for name, *_ in fields]
+            # Nobody needs a field with a width, or an attribute, here.
+            if (names != [""] and set(names) != {"0"}) or any(
+                form or conversion for _, form, conversion in fields
+            ):
+                raise BadRequest(
+                    f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
+                    f" in {_TEMPLATE!r}, or {{0}} in several places."
+                )
+            labels, count = _labels(request), len(request.texts)
+            pairs = count * len(labels)
+            bounds.hold(Bound.ROWS, pairs, f"{count:,} texts x {len(labels):,} labels")
+            bounds.hold(Bound.ANSWER, 2 * pairs)
+            size = len(labels) * len(template) + len(names) * sum(map(len, labels))
+            bounds.hold(Bound.TEXT, size, "the hypotheses of all labels")
+            hypotheses = [template.format(label) for label in labels]
+            limit, read = self.loaded.max_length, 0
+            prepared, truncated = [], []
+            for place, text in enumerate(request.texts):
+                rows = self._rows(text, hypotheses)
+                prepared.append(rows)
+                read += sum(len(row.ids) for row in rows)
+                bounds.hold(Bound.READ, read)
+                if any(
+                    len(row.ids) == limit and self.loaded.is_longer((text, other), limit)
+                    for row, other in zip(rows, hypotheses, strict=True)
+                ):
+                    truncated.append(place)
+            request.prepared, request.truncated = prepared, truncated
+        return [len(row.ids) for rows in request.prepared for row in rows]
+
+    def _rows(self, text: str, hypotheses: Sequence[str]) -> list[TokenRow]:
+        """A text with each hypothesis. Raises BadRequest if a hypothesis leaves no room for it."""
+        tokenizer, limit = self.loaded.tokenizer, self.loaded.max_length
+        text = beginning_of_two(tokenizer, bounds.beginning(tokenizer, text, limit), limit)
+        rows = []
+        for piece in bounds.pieces(hypotheses, len(text)):
+            some = list(hypotheses[piece.start : piece.stop])
+            try:
+                # What is cut is the text: without the end of a label, the answer is another's.
+                encoded: Any = tokenizer(
+                    [text] * len(some), some, truncation="only_first", max_length=limit
+                )
+            except Exception as error:
+                # Tokenizers raise this bare, if nothing is left of the text.
+                raise BadRequest(
+                    f"A label is too long for the model, which reads {limit}."
+                ) from error
+            ids, types = encoded["input_ids"], encoded.get("token_type_ids")
+            if any(len(row) > limit for row in ids):
+                raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
+            rows += [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
+        return rows
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """For each request `{"sequence", "labels", "scores"}` for each text, the best label first.
+
+        Scores are a softmax over the labels; with `multi_label` each is the label's own probability
+        against its contradiction.
+        """
+        for request in requests:
+            self.measure(request)
+        every_row = [row for request in requests for rows in request.prepared for row in rows]
+        logits = iter(self.loaded.forward(every_row, Reading.LABELS))
+        answers = []
+        for request in requests:
+            labels = _labels(request)
+            entries = []
+            for text, rows in zip(request.texts, request.prepared, strict=True):
+                turns.pause()
+                outputs = torch.stack([next(logits) for _ in rows])
+                if request.parameters.get("multi_label") or len(labels) == 1:
+                    contradicts = -1 if self.entails == 0 else 0
+                    scores = outputs[:, [contradicts, self.entails]].softmax(-1)[:, 1]
+                else:
+                    scores = outputs[:, self.entails].softmax(-1)
+                ranked = scores.sort(descending=True, stable=True)
+                names = [labels[number] for number in ranked.indices.tolist()]
+                entries.append(
+                    {"sequence": text, "labels": names, "scores": ranked.values.tolist()}
+                )
+            answers.append(Answers(entries, request.truncated, request.single))
+        return answers
+
+
+def _labels(request: Request) -> list[str]:
+    """The labels that a request names. Raises BadRequest if there are none, or one of a list is
+    empty: left out, the scores of the others would be those of another question."""
+    named = request.parameters.get("candidate_labels", [])
+    if isinstance(named, str):
+        named = [label.strip() for label in named.split(",") if label.strip()]
+    for place, label in enumerate(named):
+        if not label.strip():
+            raise BadRequest(
+                f"candidate_labels[{place}] is {label!r}: name a label, or leave it out."
+            )
+    if not named:
+        raise BadRequest(
+            "candidate_labels names no label. Send for example "
+            '{"inputs": "a text", "parameters": {"candidate_labels": ["sports", "politics"]}}.'
+        )
+    return list(named)
