@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import botocore.session
 from botocore.model import ServiceModel, Shape
+
+from tests.support import http_server
 
 ACCOUNT = "123456789012"
 ANSWER = [{"label": "incident", "score": 0.9}]
@@ -229,7 +230,7 @@ def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
-            body = self.body()
+            body = http_server.read_body(self)
             url = urlsplit(self.path)
             service = re.search(r"/([\w-]+)/aws4_request", self.headers.get("Authorization", ""))
             target = self.headers.get("X-Amz-Target", "")
@@ -251,17 +252,6 @@ def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
             else:
                 aws.requests.append((f"unexpected {self.command} {self.path}", {}))
                 self.reply(501, b"")
-
-        def body(self) -> bytes:
-            if self.headers.get("Transfer-Encoding") == "chunked":
-                whole = b""
-                while size := int(self.rfile.readline(), 16):
-                    whole += self.rfile.read(size)
-                    self.rfile.readline()
-                self.rfile.readline()
-            else:
-                whole = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            return whole
 
         def reply_json(self, make: Any) -> None:
             kind = {"Content-Type": "application/x-amz-json-1.1"}
@@ -292,16 +282,8 @@ def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
 
 
 def serve() -> Iterator[Aws]:
-    """A running `Aws`, until the generator is closed."""
+    """Yield a running `Aws`, until the generator is closed."""
     aws = Aws()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(aws))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    aws.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with http_server.running(handler(aws)) as port:
+        aws.url = f"http://127.0.0.1:{port}"
         yield aws
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -17,6 +17,9 @@ from .aws import Aws, serve
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NOWHERE = "http://127.0.0.1:9"
+IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/amphora:gpu"
+ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
+COMMON = ["--image", IMAGE, "--role", ROLE]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

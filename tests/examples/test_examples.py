@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import io
 import json
-import os
 import re
 import runpy
 import subprocess
@@ -18,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from .aws import SAGEMAKER, Aws, violations
-from .conftest import EXAMPLES, ROOT, Run
+from tests.support.job_tree import Tree
 
-IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/amphora:gpu"
-ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
+from .aws import SAGEMAKER, Aws, violations
+from .conftest import COMMON, EXAMPLES, IMAGE, ROLE, ROOT, Run
+
 MODEL = "s3://bucket/models/model.tar.gz"
-COMMON = ["--image", IMAGE, "--role", ROLE]
 TRAIN = [*COMMON, "--train", "s3://bucket/train/"]
 SERVE = [*COMMON, "--model", MODEL]
 KINDS = [
@@ -245,21 +243,13 @@ def scaling(aws: Aws) -> list[dict[str, Any]]:
 
 def test_an_endpoint_of_a_team(aws: Aws, run: Run) -> None:
     newer = "s3://bucket/models/newer/model.tar.gz"
-    load = [
-        "--least",
-        "2",
-        "--most",
-        "6",
-        "--concurrency",
-        "24",
-        "--ami",
-        "al2023-ami-sagemaker-inference-gpu-4-1",
-    ]
+    ami = "al2023-ami-sagemaker-inference-gpu-4-1"
+    load = ["--least", "2", "--most", "6", "--concurrency", "24", "--ami", ami]
     done = run("endpoint_boto3.py", *SERVE, *load, "--capture", "s3://bucket/seen/", "--shadow", newer)  # fmt: skip
     assert done.returncode == 0, done.stderr
     config = aws.asked("CreateEndpointConfig")
     (variant,), (shadow,) = config["ProductionVariants"], config["ShadowProductionVariants"]
-    assert variant["InferenceAmiVersion"] == shadow["InferenceAmiVersion"] == load[-1]
+    assert variant["InferenceAmiVersion"] == shadow["InferenceAmiVersion"] == ami
     assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 600
     assert variant["InitialInstanceCount"] == 2
     created = [params for name, params in aws.requests if name == "CreateModel"]
@@ -402,57 +392,17 @@ def test_every_example_is_tested_here() -> None:
 
 @pytest.mark.heavy
 def test_the_script_trains_where_the_image_starts_it(tmp_path: Path, tiny_model: Path) -> None:
-    base = tmp_path / "ml"
-    data = base / "input" / "data" / "train"
-    data.mkdir(parents=True)
-    rows = ["red hot,0", "cold blue,1"] * 8
-    (data / "texts.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
-    told = {
+    rows = ["the film was good,0", "the film was bad,1"] * 8
+    tree = Tree(tmp_path / "ml", {"HF_HUB_OFFLINE": "1"})
+    tree.channel("train", **{"texts.csv": "\n".join(["text,label", *rows])})
+    hyperparameters = {
         "sagemaker_program": "train.py",
         "sagemaker_submit_directory": str(EXAMPLES / "script"),
         "model_name_or_path": str(tiny_model),
         "epochs": "2",
     }
-    config = {
-        "hyperparameters": told,
-        "inputdataconfig": {"train": {"TrainingInputMode": "File"}},
-        "resourceconfig": {"current_host": "algo-1", "hosts": ["algo-1"]},
-    }
-    (base / "input" / "config").mkdir()
-    for name, content in config.items():
-        (base / "input" / "config" / f"{name}.json").write_text(json.dumps(content))
-    done = subprocess.run(
-        [sys.executable, "-m", "amphora", "train"],
-        env=os.environ | {"SAGEMAKER_BASE_DIR": str(base), "HF_HUB_OFFLINE": "1"},
-        text=True,
-        capture_output=True,
-    )
+    done = tree.configure(hyperparameters).train()
     assert done.returncode == 0, done.stdout + done.stderr
     losses = re.findall(next(d["Regex"] for d in METRICS if d["Name"] == "loss"), done.stdout)
     assert len(losses) == 2
-    assert (base / "model" / "model.safetensors").is_file()
-
-
-@pytest.fixture
-def tiny_model(tmp_path: Path) -> Path:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    words = {word: place for place, word in enumerate(["[PAD]", "[UNK]", "red", "hot", "cold"])}
-    split = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    split.pre_tokenizer = Whitespace()
-    folder = tmp_path / "tiny"
-    PreTrainedTokenizerFast(
-        tokenizer_object=split, pad_token="[PAD]", unk_token="[UNK]"
-    ).save_pretrained(folder)
-    small = BertConfig(
-        vocab_size=5,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
-    BertForSequenceClassification(small).save_pretrained(folder)
-    return folder
+    assert (tree.base / "model" / "model.safetensors").is_file()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from .aws import SAGEMAKER, Aws, violations
-from .conftest import Run
-from .test_examples import COMMON, IMAGE, ROLE
+from .conftest import COMMON, IMAGE, ROLE, Run
 
 
 def test_update_endpoint_by_a_version_of_the_registry(aws: Aws, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""A real HTTP server of Python's own, for stand-ins of services that cannot be had here."""
+"""An HTTP server of the standard library, for stand-ins of services that tests cannot reach."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+def read_body(handler: BaseHTTPRequestHandler) -> bytes:
+    """Return a request's body, chunked or of a given length."""
+    if handler.headers.get("Transfer-Encoding") != "chunked":
+        return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+    body = b""
+    while size := int(handler.rfile.readline(), 16):
+        body += handler.rfile.read(size)
+        handler.rfile.readline()
+    handler.rfile.readline()
+    return body
+
+
 @contextlib.contextmanager
 def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Serves by `handler` on a free port of the loopback address, which it gives."""
+    """Serve by `handler` on a free port of the loopback address; yield the port."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
         yield server.server_port
     finally:
         server.shutdown()
+        thread.join()
         server.server_close()

@@ -50,17 +50,9 @@ class PushHub:
             return 404, {"error": f"no {path}"}
         files = self.repositories[match[1]]
         if match[2] == "preupload":
-            asked_for = json.loads(body)["files"]
-            return 200, {
-                "files": [
-                    {
-                        **e,
-                        "uploadMode": "regular",
-                        "shouldIgnore": False,
-                    }
-                    for e in asked_for
-                ]
-            }
+            files_to_send = json.loads(body)["files"]
+            how = {"uploadMode": "regular", "shouldIgnore": False}
+            return 200, {"files": [{**file, **how} for file in files_to_send]}
         if match[2] == "tree":
             kept = [
                 {"type": "file", "path": n, "size": len(b), "oid": "0"} for n, b in files.items()
@@ -90,14 +82,7 @@ def running() -> Iterator[PushHub]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if self.headers.get("Transfer-Encoding") == "chunked":
-                body = b""
-                while size := int(self.rfile.readline(), 16):
-                    body += self.rfile.read(size)
-                    self.rfile.readline()
-                self.rfile.readline()
-            else:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = http_server.read_body(self)
             path = self.path.partition("?")[0]
             status, value = hub.answer(
                 self.command, path, self.headers.get("Authorization", ""), body
