@@ -3,7 +3,7 @@
 Most starts are forks of this process, which has imported the recipe: so a start costs a fraction of
 a second, and the moments fall into reading data, steps, evaluations, checkpoints and the writing of
 the model. One in `WHOLE` is `amphora train` with everything below it, as a container has it. Some
-kinds of jobs (`ordeal.trainings`) go on by other numbers of processes, or are restarted in place.
+kinds of jobs (`ordeal.trainings`) go on by other numbers of processes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
-from ordeal.common import ROOT, Trial, descendants, kill_tree, send
+from ordeal.common import ROOT, Trial, kill_tree, send
 from ordeal.trainings import KINDS, Job, material
 
 WEIGHTS = (
@@ -39,9 +38,7 @@ def run(trial: Trial) -> None:
     import recipe.training.run  # noqa: F401  # before the forks
 
     wanted = 6 if trial.short else 220
-    # `amphora train` and its restarts take a minute: tests/amphora/training has its own.
-    kinds = [kind for kind in KINDS if not (trial.short and kind.in_place)]
-    cases = [(kind, processes) for kind in kinds for processes in kind.processes]
+    cases = [(kind, processes) for kind in KINDS for processes in kind.processes]
     trial.random.shuffle(cases)
     references: dict[tuple[str, int], tuple[Job, float]] = {}
     round_ = 0
@@ -57,10 +54,7 @@ def run(trial: Trial) -> None:
             references[kind.name, processes] = (job, time.monotonic() - began)
         reference, seconds = references[kind.name, processes]
         job = Job(trial.folder / f"job-{round_}", kind, its, processes)
-        if kind.in_place:
-            _strike_in_place(trial, job)
-        else:
-            _torment(trial, job, seconds, wanted)
+        _torment(trial, job, seconds, wanted)
         trial.count(f"trainings by {processes} {kind.name}".strip())
         if kind.changes:
             _check_losses(trial, job, reference)
@@ -81,40 +75,6 @@ def _check_losses(trial: Trial, job: Job, reference: Job) -> None:
         off = max(abs(each - loss) for each in losses.get(step, {loss})) / max(loss, 0.1)
         trial.figure("farthest loss", max(trial.figures.get("farthest loss", 0), round(off, 5)))
         trial.check(WEIGHTS, off < CLOSE, f"{job.base}: step {step} {losses.get(step)}, {loss}")
-
-
-def _strike_in_place(trial: Trial, job: Job) -> None:
-    """Kill some ranks of one `amphora train`, which restarts all of them each time."""
-    pid = job.whole(AMPHORA_MAX_RESTARTS="99")
-    killed = 0
-    for _ in range(trial.random.randint(1, 3)):
-        end = time.monotonic() + trial.random.uniform(2, 25)
-        while time.monotonic() < end and not _has_ended(pid):
-            time.sleep(0.05)
-        if ranks := [each for each in descendants(pid) if _is_rank(each)]:
-            send(trial.random.choice(ranks), signal.SIGKILL)
-            killed += 1
-    code = _code(pid, 300)
-    text = _log_of(trial, job)
-    trial.count("KILL", killed)
-    trial.count("KILL of a rank that was restarted in place", killed)
-    counted = max(map(int, re.findall(r"restart (\d+) of 99", text)), default=0)
-    # One that falls into the end of a restart is part of it, one at the very end too late.
-    trial.check(WEIGHTS, code == 0 and counted <= killed, (job.base, code, counted, text[-1500:]))
-    trial.count("restarts in place", counted)
-
-
-def _is_rank(pid: int) -> bool:
-    """Whether a process is one that trains: no launcher, and none that a rank has started."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-        above = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    trains = any(word.endswith(b"train.py") for word in words)
-    launches = b"torch.distributed.run" in words
-    return trains and not launches and words[1:3] != above[1:3]
 
 
 def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:

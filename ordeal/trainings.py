@@ -39,8 +39,6 @@ class Kind:
     """Whether the last host has none."""
     changes: bool = False
     """Whether a job goes on by other numbers of processes."""
-    in_place: bool = False
-    """Whether `amphora train` restarts what was killed."""
 
 
 KINDS = (
@@ -66,8 +64,6 @@ KINDS = (
          more={"bf16": False, **SHARDED}),
     Kind(name="other worlds, summaries", processes=(1, 3), material="still summaries",
          changes=True, more={"bf16": False, **SUMMARIES}),
-    Kind(name="restarts in place", processes=(1, 2, 3, 4), in_place=True),
-    Kind(name="restarts in place, FSDP2", processes=(2,), more=SHARDED, in_place=True),
 )  # fmt: skip
 
 
@@ -194,7 +190,7 @@ class Job:
             "LOCAL_RANK": str(rank % of_each), "LOCAL_WORLD_SIZE": str(of_each),
         }  # fmt: skip
 
-    def whole(self, **environ: str) -> int:
+    def whole(self) -> int:
         """`amphora train`, and what it starts."""
         configure(
             self.base,
@@ -205,7 +201,7 @@ class Job:
             channel = self.base / "input" / "data" / name
             if not channel.exists():
                 shutil.copytree(at, channel)
-        environ |= {"AMPHORA_NPROC_PER_NODE": str(self.processes)}
+        environ = {"AMPHORA_NPROC_PER_NODE": str(self.processes)}
         environ |= {"HF_DATASETS_CACHE": str(self.base / "cache")}
         return start(self.base, "train", self.log, **environ).pid
 

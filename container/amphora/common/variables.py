@@ -16,7 +16,6 @@ SETTINGS: Mapping[str, str] = {
     for name, text in (
         # Training
         ("NPROC_PER_NODE", "processes on each host (default: one for each accelerator)"),
-        ("MAX_RESTARTS", "how often a fault restarts all processes of the job (0)"),
         ("STOP_SECONDS", "seconds that a stopped script may take before it is killed (100)"),
         ("HOST_WAIT_SECONDS", "seconds that another host may take to appear (300)"),
         # Serving: the server
@@ -51,11 +50,7 @@ SETTINGS: Mapping[str, str] = {
 }
 """What users set, each with its meaning and default, for docs/REFERENCE.md."""
 _INTERNAL = frozenset(
-    PREFIX + name
-    for name in (
-        *("ERROR_DIR", "LAUNCHER", "NEURON_STACK"),
-        *("RESTART_COUNT", "SCRIPT_DIR"),
-    )
+    PREFIX + name for name in (*("ERROR_DIR", "LAUNCHER", "NEURON_STACK", "SCRIPT_DIR"),)
 )
 """Variables that an image or another process sets."""
 
@@ -69,6 +64,11 @@ REMOVED = {
         (
             "STALL_SECONDS",
             "Leave it out: the time-out of a collective, or max_run, ends a training that hangs.",
+        ),
+        (
+            "MAX_RESTARTS",
+            "Leave it out, and start the job again with the same checkpoint_s3_uri: it resumes."
+            " A retry policy of SageMaker Pipelines or Step Functions does this automatically.",
         ),
         ("MAX_WINDOWS", "Set AMPHORA_MAX_ROWS: windows are among its rows."),
         ("SESSIONS", "Leave it out: a model has at most 1,024 open sessions."),

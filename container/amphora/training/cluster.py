@@ -1,11 +1,10 @@
-"""Connects the hosts of one job, so that they end or restart together.
+"""Connects the hosts of one job, so that they end together.
 
-A host that fails or vanishes ends the job on every host with its reason, or restarts it on every
-host. A host that is done waits for the others, because the platform may end all containers when the
-first one ends. The first host listens and the others connect to it; each side sends a report (a
-line of JSON) every two seconds. Only addresses of the job's hosts may connect. torchrun does none
-of this: a rank in a collective notices a lost host after minutes, and each torchrun counts its own
-restarts (see ARCHITECTURE).
+A host that fails or vanishes ends the job on every host with its reason. A host that is done waits
+for the others, because the platform may end all containers when the first one ends. The first host
+listens and the others connect to it; each side sends a report (a line of JSON) every two seconds.
+Only addresses of the job's hosts may connect. torchrun does none of this: a rank in a collective
+notices a lost host only after minutes.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 
-from amphora.common.errors import ConfigError
-from amphora.training.limits import Limits
+from amphora.common.errors import CodeError, ConfigError
 from amphora.training.verdict import (
     BEAT_SECONDS,
     CAUSE_SECONDS,
-    LOST_SECONDS,
     Peer,
     Report,
     judge,
@@ -35,40 +32,29 @@ log = logging.getLogger("amphora")
 
 PORT = 7776
 """The port of the first host; torchrun uses 7777."""
-_READY_SECONDS = 120.0
-"""How long a host may take to end its processes for a restart. They have 10 s before SIGKILL, but a
-process may hang in a driver call."""
 _MOST_WARNINGS = 16
 
 
 class Link:
     """Represents this host in the job. `fileno` becomes readable with a decision for all hosts."""
 
-    def __init__(
-        self, host: str, hosts: Sequence[str], stopped: Callable[[], bool], limits: Limits
-    ) -> None:
+    def __init__(self, host: str, hosts: Sequence[str], stopped: Callable[[], bool]) -> None:
         self._stopped = stopped
         self._reader, self._writer = socket.socketpair()
-        self._lock = threading.RLock()
         self._decided = threading.Event()
-        self._go = threading.Event()
-        self.host, self.hosts, self.max_restarts = host, tuple(hosts), limits.max_restarts
+        self.host, self.hosts = host, tuple(hosts)
         self.addresses: dict[str, set[str]] = {}
         """The addresses of each host."""
-        self.keys: dict[str, str] = {}
-        """The public SSH keys of the other hosts, as they arrive."""
+        self.outbox: Path | None = None
+        """The folder in which mpirun's agent leaves a command for each of the other hosts."""
+        self.command = ""
+        """The command that the first host has sent to this one."""
         self.own = Report(host=host, state="running")
         self.decision: Report | None = None
-        """What follows for all hosts: 'abort', 'restart' or 'all done'; None while undecided."""
-        self.judge = partial(judge, hosts=self.hosts, max_restarts=limits.max_restarts)
+        """The decision for all hosts, 'abort' or 'all done'; None while there is none."""
 
     def fileno(self) -> int:
         return self._reader.fileno()
-
-    @property
-    def attempt(self) -> int:
-        """Return the number of restarts so far."""
-        return self.own.attempt
 
     @property
     def abort(self) -> Report | None:
@@ -77,40 +63,18 @@ class Link:
         is_abort = decision is not None and decision.state == "abort" and decision.host != self.host
         return decision if is_abort else None
 
-    @property
-    def restart(self) -> Report | None:
-        """Return the report that is answered by a restart, or None."""
-        decision = self.decision
-        return decision if decision is not None and decision.state == "restart" else None
-
-    def announce_done(self) -> None:
-        """Report that this host itself has nothing to wait for."""
-        self._report(Report(host=self.host, state="done", attempt=self.attempt))
-
-    def finish(
-        self, state: str, reason: str = "", *, is_consequence: bool = False, is_fault: bool = False
-    ) -> None:
-        """Report how this host ended, and wait for what follows (see `decision`).
+    def finish(self, state: str, reason: str = "", *, is_consequence: bool = False) -> None:
+        """Report how this host ended, and wait for the decision.
 
         A host that is done waits until the job is over, or until it is stopped: the others are then
         stopped as well. A host that failed because it lost another one waits for that one's reason.
 
         Args:
             is_consequence: Whether `reason` only says that another host was lost.
-            is_fault: Whether a restart may help.
         """
         if self.decision is not None:
             return
-        self._report(
-            Report(
-                host=self.host,
-                state=state,
-                attempt=self.attempt,
-                reason=reason,
-                is_consequence=is_consequence,
-                is_fault=is_fault,
-            )
-        )
+        self.own = Report(host=self.host, state=state, reason=reason, is_consequence=is_consequence)
         if len(self.hosts) == 1:
             return
         if state == "done":
@@ -119,93 +83,47 @@ class Link:
                 pass
             return
         # Long enough to send the report, and for the first host to see who else has ended.
-        wait = 2 * BEAT_SECONDS
-        if is_consequence or is_fault:
-            wait += CAUSE_SECONDS + LOST_SECONDS * is_fault
-        self._decided.wait(wait)
+        self._decided.wait(2 * BEAT_SECONDS + CAUSE_SECONDS * is_consequence)
 
-    def exchange_keys(self, key: str, names: Sequence[str], seconds: float) -> dict[str, str]:
-        """Send this host's public SSH key to the others, and wait for those of the hosts `names`.
+    def await_command(self) -> str:
+        """Wait for the command by which mpirun of the first host starts ranks on this one.
 
         Raises:
-            ConfigError: A key does not arrive in time.
+            CodeError: The job has ended before.
         """
-        self._report(replace(self.own, key=key))
-        deadline = _Deadline(seconds, self._stopped)
-        while missing := [name for name in names if name not in self.keys]:
-            if self._decided.wait(0.1) or deadline.passed():
-                why = f"within {seconds:.0f} s"
-                if self.abort is not None:
-                    why = f"because {self.abort.host} failed first: {self.abort.reason}"
-                raise ConfigError(
-                    f"No SSH key arrived from {', '.join(missing)} {why}.",
-                    "See the log of that host, or raise AMPHORA_HOST_WAIT_SECONDS.",
-                )
-        return {name: self.keys[name] for name in names}
-
-    def start_again(self) -> bool:
-        """Wait until every host has ended its processes, so that all restart together.
-
-        Returns:
-            Whether all are ready; otherwise the job was stopped, or another host is lost (`abort`).
-        """
-        assert self.restart is not None
-        attempt = self.restart.attempt
-        with self._lock:
-            self._go.clear()
-            self.decision = None
-            self._decided.clear()
-            self._reader.recv(64)
-            self._report(Report(host=self.host, state="ready", attempt=attempt))
-        while len(self.hosts) > 1 and not self._go.wait(0.2):
-            if self._decided.is_set() or self._stopped():
-                return False
-        self._report(Report(host=self.host, state="running", attempt=attempt))
-        return True
-
-    def is_over(self) -> bool:
-        """Return whether the whole job has ended."""
-        return self.decision is not None and self.decision.state != "restart"
-
-    def _report(self, report: Report) -> None:
-        with self._lock:
-            self.own = report = replace(report, key=report.key or self.own.key)
-            # A job of one host decides for itself.
-            if len(self.hosts) == 1:
-                decision = self.judge({self.host: report}, attempt=report.attempt)
-                if decision is not None:
-                    self._decide(decision)
+        while not self.command:
+            if self._decided.wait(0.1):
+                other = self.abort
+                why = f"{other.host} failed first: {other.reason}" if other else "the job is over"
+                raise CodeError(f"No command of mpirun arrived, because {why}")
+        return self.command
 
     def _decide(self, decision: Report) -> None:
-        with self._lock:
-            if self.decision is None:
-                self.decision = decision
-                self._decided.set()
-                self._writer.send(b"!")
+        if self.decision is None:
+            self.decision = decision
+            self._decided.set()
+            self._writer.send(b"!")
 
 
 @contextmanager
 def linked(
-    hosts: Sequence[str],
-    host: str,
-    stopped: Callable[[], bool],
-    limits: Limits,
+    hosts: Sequence[str], host: str, stopped: Callable[[], bool], wait: float
 ) -> Iterator[Link]:
     """Connect this host with the others of the job.
 
     Args:
         stopped: Returns whether the job was asked to stop.
-        limits: How long a host may take to appear, and the number of restarts.
+        wait: Seconds that a host may take to appear.
 
     Raises:
         ConfigError: A host's name does not resolve, or the first host cannot be reached, in time.
     """
-    link = Link(host, hosts, stopped, limits)
+    link = Link(host, hosts, stopped)
     with link._reader, link._writer:
         if len(hosts) == 1:
             yield link
             return
-        deadline = _Deadline(limits.host_wait_seconds, stopped)
+        deadline = _Deadline(wait, stopped)
         link.addresses = _resolve(hosts, deadline)
         is_first = host == hosts[0]
         talk = _Listener(link, deadline) if is_first else _Caller(link, hosts[0], deadline)
@@ -273,12 +191,12 @@ class _Listener:
         """By host, once a connection has named it."""
         self._open: list[Peer] = []
         self._warned: set[str] = set()
-        self._consequence_at = self._restart_at = float("inf")
-        """When a host first reported that it lost another one; when a restart was decided."""
+        self._consequence_at = float("inf")
+        """When a host first reported that it lost another one."""
 
     def run(self) -> None:
         """Talk to the other hosts until the job is over."""
-        last, beat, attempt = self.link.own, 0.0, 0
+        last, beat = self.link.own, 0.0
         self._selector.register(self._server, selectors.EVENT_READ)
         with self._server, self._selector:
             while not self.stop.is_set():
@@ -292,27 +210,17 @@ class _Listener:
                 if own != last or time.monotonic() - beat > BEAT_SECONDS:
                     last, beat = own, time.monotonic()
                     self._send_all(own)
-                if own.attempt < attempt:
-                    continue  # This host's own processes have not ended yet.
+                self._send_commands()
                 decision = self._judge(own)
                 if decision is not None:
                     self._send_all(decision)
                     self.link._decide(decision)
-                    if decision.state != "restart":
-                        return
-                    attempt, self._consequence_at = decision.attempt, float("inf")
-                    self._restart_at = time.monotonic()
+                    return
 
     def _accept(self) -> None:
         try:
             connection, (address, *_) = self._server.accept()
         except BlockingIOError:
-            return
-        except OSError:  # No descriptor is free.
-            oldest = next((peer for peer in self._open if peer.report is None), None)
-            if oldest is None:
-                raise
-            self._close(oldest)
             return
         if not any(address in self.link.addresses[name] for name in self.link.hosts[1:]):
             connection.close()
@@ -329,10 +237,7 @@ class _Listener:
             name = peer.report.host
             is_host = name in self.link.hosts[1:] and peer.address in self.link.addresses[name]
             # The first connection that names a host from its own address is that host.
-            if is_host and self._peers.setdefault(name, peer) is peer:
-                if peer.report.key:
-                    self.link.keys[name] = peer.report.key
-            else:
+            if not is_host or self._peers.setdefault(name, peer) is not peer:
                 peer.ended = True
         if peer.ended:  # The peer of a host stays known as ended.
             self._close(peer)
@@ -358,34 +263,31 @@ class _Listener:
         now = time.monotonic()
         reports = {own.host: own}
         reports |= {name: peer.report for name, peer in self._peers.items() if peer.report}
-        current = {name: each for name, each in reports.items() if each.attempt == own.attempt}
-        failed = [report for report in current.values() if report.state == "failed"]
+        failed = [report for report in reports.values() if report.state == "failed"]
         if any(report.is_consequence for report in failed):
             self._consequence_at = min(self._consequence_at, now)
-        decision = self.link.judge(
-            reports, attempt=own.attempt, consequence_for=now - self._consequence_at
-        )
+        decision = judge(reports, self.link.hosts, now - self._consequence_at)
         is_cause_known = any(not report.is_consequence for report in failed)
         for name, peer in self._peers.items():
-            has_failed = name in current and current[name].state == "failed"
+            has_failed = peer.report is not None and peer.report.state == "failed"
             if not is_cause_known and not has_failed and (reason := peer.lost(now)):
-                return Report(host=name, state="abort", attempt=own.attempt, reason=reason)
+                return Report(host=name, state="abort", reason=reason)
         missing = [name for name in self.link.hosts[1:] if name not in reports]
         if decision is None and missing and self._deadline.is_late():
             reason = "; ".join(("it did not appear in time", *sorted(self._warned)))
             return Report(host=missing[0], state="abort", reason=reason)
-        if own.state == "ready":
-            late = [name for name in self.link.hosts if name not in current]
-            if not late:
-                self.link._go.set()
-            elif now - self._restart_at > _READY_SECONDS:
-                why = f"its processes did not end for a restart within {_READY_SECONDS:.0f} s"
-                return Report(host=late[0], state="abort", attempt=own.attempt, reason=why)
         return decision
 
     def _send_all(self, report: Report) -> None:
         for peer in self._peers.values():
             peer.send(report)
+
+    def _send_commands(self) -> None:
+        """Send what mpirun's agent has left for hosts that are connected."""
+        for path in self.link.outbox.iterdir() if self.link.outbox else ():
+            if path.name in self._peers:
+                self._peers[path.name].send(replace(self.link.own, command=path.read_text()))
+                path.unlink()
 
 
 class _Caller:
@@ -412,24 +314,13 @@ class _Caller:
             if self._peer.ended:
                 self.stop.wait(0.2)  # Reading would return at once.
             for report in () if self._peer.ended else self._peer.read():
-                if report.key:
-                    self.link.keys[report.host] = report.key
-                if report.state in ("abort", "restart", "all done"):
+                self.link.command = report.command or self.link.command
+                if report.state in ("abort", "all done"):
                     self.link._decide(report)
-                    if report.state != "restart":
-                        return
-                elif own.state == "ready" != report.state and report.attempt == own.attempt:
-                    self.link._go.set()  # The first host has seen that all are ready.
+                    return
             if reason := self._peer.lost(time.monotonic()):
                 self.link._decide(Report(host=self._first, state="abort", reason=reason))
                 return
-
-
-def await_port(hosts: Sequence[str], port: int, wait: float, stopped: Callable[[], bool]) -> None:
-    """Wait until each host answers on a port. Raises ConfigError if one does not in time."""
-    deadline = _Deadline(wait, stopped)
-    for host in hosts:
-        _connected(host, port, deadline).close()
 
 
 def _connected(host: str, port: int, deadline: _Deadline) -> socket.socket:

@@ -62,18 +62,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "A communication error: another rank ended first, or the hosts cannot reach each other.",
     ),
 )
-# Faults that a restart may cure: a broken connection, a failing device. Not those that the script
-# causes: too little memory, an index out of range (a device-side assert).
-_DEVICE_FAULT = (
-    r"\bCUDA error: (?!out of memory|device-side assert|invalid|no kernel image|API call is not)"
-    r"|\b(?:CUBLAS|CUDNN)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)"
-    r"|\bnccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError)|\bNCCL (?:error|timeout)"
-    r"|\bNRT_(?:EXEC_HW|EXEC_UNIT|EXEC_NC|HW_ERR|TIMEOUT|FAILURE|EXEC_COMPLETED_WITH_ERR)"
-    r"|\bfallen off the bus|\bUncorrectable ECC|\buncorrectable ECC"
-)
-_CRASHES = tuple(
-    getattr(signal, f"SIG{name}") for name in ("ILL", "ABRT", "BUS", "FPE", "KILL", "SEGV")
-)
 # torchrun's own log begins here; only the lines before are the script's.
 _LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
 _SHELL_ERROR = r"^\S+: (?:line )?\d+: "
@@ -256,9 +244,6 @@ class Failure:
     """Whether it only reports a lost peer, so that another host knows the cause."""
     is_stopped: bool
     """Whether it ended because the job was asked to stop."""
-    is_fault: bool
-    """Whether a device, a collective or the host failed, so that a restart may help. An exception
-    or exit code of the script would come again."""
 
     @property
     def text(self) -> str:
@@ -289,7 +274,6 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         raised=record is not None,
         is_consequence=record is not None and record.lost_a_peer,
         is_stopped=ended.stop_signal is not None and not ended.out_of_budget,
-        is_fault=_is_fault(ended, record, worker),
     )
 
 
@@ -335,20 +319,6 @@ def _head(
         advice = transformers4.remedy(head[0])
         head += [advice] if advice else hints[:1]
     return head
-
-
-def _is_fault(ended: Ended, record: Record | None, worker: dict[str, Any] | None) -> bool:
-    """Return whether a restart may help."""
-    code: int = worker["exit_code"] if worker else ended.exit_code
-    if ended.stop_signal is not None:
-        return False
-    if record is not None:
-        texts = [error.text for error in record.errors]
-        return record.lost_a_peer or any(re.search(_DEVICE_FAULT, text) for text in texts)
-    if code < 0:
-        return -code != signal.SIGINT  # Python ends by it after KeyboardInterrupt.
-    # Shells and mpirun exit with 128 + n if signal n ended a program.
-    return worker is None and not ended.is_script and code - 128 in _CRASHES
 
 
 def _cause(ended: Ended, records: Sequence[Record]) -> tuple[Record | None, dict[str, Any] | None]:

@@ -24,7 +24,6 @@ from amphora.training import (
     sdk_v3,
 )
 from amphora.training.limits import Limits
-from amphora.training.verdict import Report
 
 log = logging.getLogger("amphora")
 
@@ -56,7 +55,9 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
             limits = Limits.of(environ)
-            with cluster.linked(job.hosts, job.current_host, signals.stopped, limits) as link:
+            with cluster.linked(
+                job.hosts, job.current_host, signals.stopped, limits.host_wait_seconds
+            ) as link:
                 return _run(job, environ, limits, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
             number = signals.stop or signal.SIGTERM
@@ -82,67 +83,39 @@ def _run(
     link: cluster.Link,
     sdk_command: str | None,
 ) -> int:
-    """Run the job on this host, with its restarts, and report to the other hosts."""
+    """Run the job on this host, and report to the other hosts."""
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
-        started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
-        if started.ssh_hosts:
-            _trust_hosts(started, environ, link, limits)
-        while True:
-            if started.lends:
-                link.announce_done()
-            cluster.await_port(
-                () if started.lends else started.ssh_hosts,
-                mpi.SSH_PORT,
-                limits.host_wait_seconds,
-                signals.stopped,
-            )
-            signals.interrupts = False
-            ended = process_tree.run(
-                started.argv,
-                started.environ,
-                started.cwd,
-                signals,
-                is_launcher=started.is_launcher,
-                budget=limits.stop_seconds,
-                link=link,
-            )
-            ends_well = started.lends and link.abort is None and ended.stop_signal is None
-            if ends_well and link.is_over():
-                log.info("the first host has succeeded: done")
-                _write(job.paths.success, "")
-                return 0
-            if sdk_command is not None:
-                sdk_v3.forget_generic_failure(job.paths)
-            if started.argv[0] == "mpirun" and (ended.exit_code, ended.stop_signal) == (0, None):
-                mpi.check_started(error_dir)
-            records = failure.read_records(error_dir)
-            code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
-            if code == 0 and records:
-                # A shell pipe has the exit code of its last command: `python a.py | tee log`.
-                headline = records[-1].headline
-                log.warning("exit code 0, but an exception ended a process: %s", headline)
-            state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
-            has_failed = state == "failed"
-            link.finish(
-                state,
-                failed.head if code else "",
-                is_consequence=has_failed and failed.is_consequence,
-                is_fault=has_failed and failed.is_fault,
-            )
-            if link.restart is None:
-                break
-            if not _starts_again(job, link, link.restart, failed, has_failed):
-                if signals.stopped():
-                    raise process_tree.Interrupted
-                break
-            for record in error_dir.iterdir():
-                record.unlink()
-            started = replace(
-                started,
-                environ={**started.environ, "AMPHORA_RESTART_COUNT": str(link.attempt)},
-            )
+        plan = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
+        if plan.agent_dir is not None:
+            mpi.create_agent(plan.agent_dir)
+            link.outbox = plan.agent_dir / mpi.COMMANDS
+        argv = ("/bin/sh", "-c", link.await_command()) if plan.lends else plan.argv
+        signals.interrupts = False
+        ended = process_tree.run(
+            argv,
+            plan.environ,
+            plan.cwd,
+            signals,
+            is_launcher=plan.is_launcher,
+            budget=limits.stop_seconds,
+            link=link,
+        )
+        if sdk_command is not None:
+            sdk_v3.forget_generic_failure(job.paths)
+        if argv[0] == "mpirun" and (ended.exit_code, ended.stop_signal) == (0, None):
+            mpi.check_started(error_dir)
+        records = failure.read_records(error_dir)
+        code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
+        if code == 0 and records:
+            # A shell pipe has the exit code of its last command: `python a.py | tee log`.
+            headline = records[-1].headline
+            log.warning("exit code 0, but an exception ended a process: %s", headline)
+        state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
+        # mpirun of the first host knows why its daemon on this one failed.
+        is_consequence = state == "failed" and (plan.lends or failed.is_consequence)
+        link.finish(state, failed.head if code else "", is_consequence=is_consequence)
     except process_tree.Interrupted:
         link.finish("stopped")
         raise
@@ -150,33 +123,6 @@ def _run(
         link.finish("failed", f"{type(error).__name__}: {error}")
         raise
     return _report(job, code, failed, link)
-
-
-def _trust_hosts(
-    started: launch.Launch, environ: Mapping[str, str], link: cluster.Link, limits: Limits
-) -> None:
-    """Exchange the SSH keys of mpirun, so that only hosts of this job may log in."""
-    key = mpi.make_key(started.ssh_dir, environ)
-    keys = link.exchange_keys(key, started.ssh_hosts, limits.host_wait_seconds)
-    mpi.trust(started.ssh_dir, keys, link.addresses, started.environ)
-
-
-def _starts_again(
-    job: Job, link: cluster.Link, fault: Report, failed: failure.Failure, has_failed: bool
-) -> bool:
-    """Log the reason, and wait for the other hosts. Return False if the job ends after all."""
-    if has_failed:
-        log.error("%s\n%s", failed.head, failed.rest)
-    log.warning(
-        "restart %d of %d, from the last checkpoint: on %s: %s",
-        fault.attempt,
-        link.max_restarts,
-        fault.host,
-        fault.reason.split("\n", 1)[0],
-    )
-    with suppress(OSError):  # The script's own text about the failure.
-        job.paths.failure.unlink()
-    return link.start_again()
 
 
 def _prepared(
@@ -238,7 +184,6 @@ def _prepared(
 
 def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link) -> int:
     """Write the outcome and return the exit code. Another host's failure comes first."""
-    restarts = f"restarts used: {link.attempt} of {link.max_restarts} (AMPHORA_MAX_RESTARTS)"
     other = link.abort
     if other is not None:
         code = code or PEER_EXIT_CODE
@@ -250,11 +195,9 @@ def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link) ->
             rest = f"On this host: {failed.head}\n\n{failed.rest}"
             failed = replace(failed, head=theirs, rest=rest)
     if code == 0:
-        log.info("training ended with exit code 0%s", f"; {restarts}" if link.attempt else "")
+        log.info("training ended with exit code 0")
         _write(job.paths.success, "")
         return 0
-    if link.max_restarts:
-        failed = replace(failed, head=f"{failed.head}\n({restarts})")
     if failed.is_stopped:
         log.warning("training was stopped, exit code %d: %s", code, failed.head)
     else:

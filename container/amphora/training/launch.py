@@ -49,12 +49,9 @@ class Launch:
     is_launcher: bool
     """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
     lends: bool = False
-    """Whether this host only runs sshd, because another host's mpirun starts its processes."""
-    ssh_hosts: tuple[str, ...] = ()
-    """Hosts that exchange SSH keys with this one: those that mpirun reaches, or the one whose
-    mpirun reaches this host."""
-    ssh_dir: Path
-    """The folder of this host's SSH key."""
+    """Whether mpirun of the first host sends the command for this host, in place of `argv`."""
+    agent_dir: Path | None = None
+    """The folder of the agent by which mpirun on this host reaches the others, to be created."""
     cache: Path | None = None
     """The folder of compiled programs, to be created before."""
     notes: tuple[str, ...]
@@ -102,25 +99,17 @@ def plan(
     complete = {**_defaults(job, devices, world), **environ}
     complete |= {**(setup.variables if setup else {}), **variables}
     complete |= devices.variables
-    ssh_dir = error_dir.parent / "ssh"
-    lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
-    if lends:
-        argv: tuple[str, ...] = tuple(mpi.sshd(environ, ssh_dir))
-    else:
-        argv = (
-            *_command(job, source, world, devices, variables, complete, ssh_dir),
-            *arguments(job),
-        )
+    agent_dir = error_dir.parent / "mpi"
+    is_mpi = world.launcher == "mpirun"
+    lends = is_mpi and job.current_host != world.hosts[0]
+    command = () if lends else _command(job, source, world, devices, variables, complete, agent_dir)
     return Launch(
-        argv=argv,
+        argv=(*command, *arguments(job)),
         environ=complete,
         cwd=source.root,
-        is_launcher=bool(world.launcher) and not lends,
+        is_launcher=bool(world.launcher),
         lends=lends,
-        ssh_hosts=(world.hosts[:1] if lends else world.hosts[1:])
-        if world.launcher == "mpirun"
-        else (),
-        ssh_dir=ssh_dir,
+        agent_dir=agent_dir if is_mpi and len(world.hosts) > 1 and not lends else None,
         cache=setup.cache if setup else None,
         notes=(*world.notes, *(setup.notes if setup else ()), *notes),
     )
@@ -189,13 +178,15 @@ def _command(
     devices: Devices,
     variables: Mapping[str, str],
     environ: Mapping[str, str],
-    ssh_dir: Path,
+    agent_dir: Path,
 ) -> tuple[str, ...]:
     python = () if source.kind is ProgramKind.COMMAND else (sys.executable,)
     program = (*python, *source.command)
     if world.launcher == "mpirun":
         interface = job.network_interface if job.network_interface in devices.interfaces else None
-        argv = mpi.mpirun(job, world.hosts, world.processes, variables, environ, interface, ssh_dir)
+        argv = mpi.mpirun(
+            job, world.hosts, world.processes, variables, environ, interface, agent_dir
+        )
         return (*argv, *program)
     if world.launcher != "torchrun":
         return program

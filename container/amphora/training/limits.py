@@ -12,7 +12,6 @@ STOP_SECONDS = 100.0
 HOST_WAIT_SECONDS = 300.0
 """How long a host may take to appear: instances of one job start at different times."""
 _LEAST_SECONDS = 0.001
-_MOST_RESTARTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +21,6 @@ class Limits:
     stop_seconds: float
     """How long a stopped script may take to end."""
     host_wait_seconds: float
-    max_restarts: int
-    """How often a fault is answered by a restart on every host."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Limits:
@@ -40,7 +37,6 @@ class Limits:
         limits = cls(
             stop_seconds=seconds("AMPHORA_STOP_SECONDS", STOP_SECONDS),
             host_wait_seconds=seconds("AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS),
-            max_restarts=variables.number("AMPHORA_MAX_RESTARTS", 0, least=0, most=_MOST_RESTARTS),
         )
         variables.check()
         return limits

@@ -1,19 +1,14 @@
-"""Builds the command of mpirun on the first host, and of sshd on the others.
+"""Builds the command of mpirun on the first host.
 
-mpirun reaches the other hosts by ssh; they run sshd until the first one has ended. Each host
-creates a key pair for this job and sends the others the public key (see `cluster`). The sshd of a
-host accepts only the key of the first host, from that host's addresses, for the user of the job.
-Keys in the image are not used: everybody who pulls AWS's public images can read their private key.
+mpirun starts a daemon (orted) on each other host, usually by ssh. Here its launch agent is a script
+that hands the daemon's command to `cluster`, which sends it to the host: `amphora train` runs it
+there. So no host runs sshd, and ranks on other hosts are supervised like all processes of a job.
 """
 
 from __future__ import annotations
 
-import os
-import pwd
-import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,8 +18,12 @@ from amphora.contract.job import Job
 KEY = "sagemaker_mpi_enabled"
 PROCESSES_KEY = "sagemaker_mpi_num_of_processes_per_host"
 OPTIONS_KEY = "sagemaker_mpi_custom_mpi_options"
-SSH_PORT = 22
-_KEY = re.compile(r"ecdsa-sha2-nistp256 [A-Za-z0-9+/=]+")
+AGENT, COMMANDS = "agent", "commands"
+# mpirun runs this as it runs ssh, with a host and a command.
+_AGENT = f"""#!/bin/sh
+host=$1 && shift && cd "${{0%/*}}" && printf %s "$*" >"part-$host" &&
+exec mv "part-$host" "{COMMANDS}/$host"
+"""
 # Each rank leaves a file, because mpirun may exit with 0 without having started any.
 _SIGNED = (
     "/bin/sh",
@@ -32,15 +31,6 @@ _SIGNED = (
     '{ echo "$OMPI_COMM_WORLD_LOCAL_SIZE" >"$AMPHORA_ERROR_DIR/rank-$OMPI_COMM_WORLD_RANK"; }'
     ' 2>/dev/null; exec "$@"',
     "sh",
-)
-# Variables of a rank on another host that a login there would not set.
-_PASSED_ON = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "OMP_NUM_THREADS",
-    "ACCELERATE_USE_CPU",
-    "FI_PROVIDER",
-    "FI_EFA_USE_DEVICE_RDMA",
 )
 
 
@@ -51,7 +41,7 @@ def mpirun(
     names: Iterable[str],
     environ: Mapping[str, str],
     interface: str | None,
-    ssh: Path,
+    folder: Path,
 ) -> list[str]:
     """Return mpirun with its options, up to the program.
 
@@ -59,20 +49,23 @@ def mpirun(
         processes: The number on each host.
         names: The variables that every rank gets.
         interface: The network interface between the hosts, if it is known.
-        ssh: The folder of this host's key and ssh_config.
+        folder: The folder of the launch agent (see `create_agent`).
 
     Raises:
         ConfigError: There is no mpirun, or the options of the job cannot be read.
     """
-    path = environ.get("PATH")
-    _required("mpirun", "Open MPI", path)
+    if shutil.which("mpirun", path=environ.get("PATH")) is None:
+        raise ConfigError(
+            f"{KEY} is on, but there is no mpirun in this image.",
+            "Use torch_distributed, or install Open MPI in an image built on this one.",
+        )
     argv = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--tag-output", "-bind-to", "none"]
     argv += ["-np", str(processes * len(hosts))]
     if len(hosts) > 1:
-        _required("ssh", "the OpenSSH client", path)
         slots = ",".join(f"{host}:{processes}" for host in hosts)
         argv += ["--host", slots, "-mca", "plm_rsh_no_tree_spawn", "1"]
-        argv += ["-mca", "plm_rsh_args", f"-F {ssh / 'ssh_config'}"]
+        # The daemons stay attached, since they run in place of the script on their hosts.
+        argv += ["-mca", "plm_rsh_agent", str(folder / AGENT), "--leave-session-attached"]
         if interface is not None:
             for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
                 argv += ["-mca", layer, interface]
@@ -80,7 +73,7 @@ def mpirun(
         argv += shlex.split(str(job.sagemaker.get(OPTIONS_KEY) or ""))
     except ValueError as error:
         raise ConfigError(f"{OPTIONS_KEY} cannot be read: {error}.", "Close the quotes.") from error
-    for name in sorted({*names, *(name for name in _PASSED_ON if name in environ)}):
+    for name in sorted(names):
         argv += ["-x", name]
     return [*argv, *_SIGNED]
 
@@ -96,86 +89,8 @@ def check_started(folder: Path) -> None:
         )
 
 
-def sshd(environ: Mapping[str, str], ssh: Path) -> list[str]:
-    """Return the sshd that a host runs while mpirun of the first host starts ranks on it.
-
-    Args:
-        ssh: The folder of this host's key and sshd_config.
-
-    Raises:
-        ConfigError: There is no sshd.
-    """
-    path = f"{environ.get('PATH', '')}:/usr/sbin:/sbin"
-    config = str(ssh / "sshd_config")
-    return [_required("sshd", "the OpenSSH server", path), "-D", "-e", "-f", config]
-
-
-def make_key(ssh: Path, environ: Mapping[str, str]) -> str:
-    """Create this host's key pair in the new folder `ssh`, and return the public key.
-
-    Raises:
-        ConfigError: There is no ssh-keygen, or it fails.
-    """
-    program = _required("ssh-keygen", "the OpenSSH client", environ.get("PATH"))
-    ssh.mkdir(mode=0o700)
-    argv = [program, "-q", "-t", "ecdsa", "-b", "256", "-N", "", "-C", "", "-f", str(ssh / "key")]
-    made = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if made.returncode != 0:
-        raise ConfigError(
-            f"ssh-keygen created no key: {made.stderr.strip()}.", "Correct what it names."
-        )
-    return (ssh / "key.pub").read_text().strip()
-
-
-def trust(
-    ssh: Path,
-    keys: Mapping[str, str],
-    addresses: Mapping[str, Iterable[str]],
-    environ: Mapping[str, str],
-) -> None:
-    """Write the configuration of ssh and sshd for this host and those of `keys`.
-
-    Raises:
-        ConfigError: One of `keys` is not a public key.
-    """
-    for host, key in keys.items():
-        if not _KEY.fullmatch(key):
-            raise ConfigError(f"The SSH key of {host} is {key!r}.", "See that host's log.")
-    (ssh / "known_hosts").write_text("".join(f"{host} {key}\n" for host, key in keys.items()))
-    (ssh / "ssh_config").write_text(
-        f'IdentityFile "{ssh}/key"\nIdentitiesOnly yes\nIdentityAgent none\nBatchMode yes\n'
-        f'UserKnownHostsFile "{ssh}/known_hosts"\nGlobalKnownHostsFile none\n'
-        "StrictHostKeyChecking yes\nLogLevel ERROR\n"
-    )
-    own = {host: sorted(addresses[host]) for host in keys}
-    (ssh / "authorized_keys").write_text(
-        "".join(f'restrict,from="{",".join(own[host])}" {key}\n' for host, key in keys.items())
-    )
-    user = pwd.getpwuid(os.getuid()).pw_name
-    users = " ".join(f"{user}@{address}" for each in own.values() for address in each)
-    # What ranks need before mpirun's daemon sets their environment.
-    passed = [f"{name}={environ[name]}" for name in _PASSED_ON[:2] if environ.get(name)]
-    set_env = f"SetEnv {' '.join(map(_quoted, passed))}\n" if passed else ""
-    # Without PAM, sshd refuses a user without a password. StrictModes would also check the folders
-    # above `ssh`, which itself is private.
-    (ssh / "sshd_config").write_text(
-        f'Port {SSH_PORT}\nHostKey "{ssh}/key"\nAuthorizedKeysFile "{ssh}/authorized_keys"\n'
-        f"AllowUsers {users}\nAuthenticationMethods publickey\nPermitRootLogin prohibit-password\n"
-        f"UsePAM yes\nStrictModes no\nPidFile none\n{set_env}"
-    )
-
-
-def _quoted(text: str) -> str:
-    """Quote a value of sshd_config."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _required(program: str, name: str, path: str | None) -> str:
-    """Return the path of a program of the package `name`. Raises ConfigError."""
-    place = shutil.which(program, path=path)
-    if place is None:
-        raise ConfigError(
-            f"{KEY} is on, but there is no {program} in this image.",
-            f"Use torch_distributed, or install {name} in an image built on this one.",
-        )
-    return place
+def create_agent(folder: Path) -> None:
+    """Create the launch agent in the new folder `folder`, and the folder of its commands."""
+    (folder / COMMANDS).mkdir(parents=True)
+    (folder / AGENT).write_text(_AGENT)
+    (folder / AGENT).chmod(0o700)

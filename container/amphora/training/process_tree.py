@@ -31,7 +31,7 @@ from amphora.training.failure import Ended
 from amphora.training.limits import STOP_SECONDS
 
 ABORT_BUDGET_SECONDS = 10.0
-"""The budget after another host has failed, or before a restart: no whole step can be saved."""
+"""The budget after another host has failed: no whole step can be saved."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TAIL_LINES = 200
 _CHUNK_BYTES = 64 * 1024
@@ -40,7 +40,7 @@ _IDLE_SECONDS = 1.0
 # How long to read the pipes after the script has ended.
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
-_LAUNCHER = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|\bmpirun\b")
+_LAUNCHER = re.compile(r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b")
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -169,7 +169,7 @@ def run(
         is_launcher: Whether the program (torchrun) only starts the script's processes, which then
             get the signals, and whose exceptions count.
         budget: Seconds that the tree may take to end after a stop.
-        link: Readable once the job ends or restarts on all hosts; then the tree has 10 s.
+        link: Readable once the job ends on all hosts; then the tree has 10 s.
 
     Raises:
         CodeError: The program cannot be started.

@@ -1,15 +1,11 @@
-"""Decides what follows for all hosts of a job from what each of them reports.
-
-A fault (a killed process, a broken collective, a failing device) may be answered by a restart on
-every host. An exception of the script ends the job, because it would be raised again.
-"""
+"""Defines the reports of a job's hosts, and decides from them when the job ends everywhere."""
 
 from __future__ import annotations
 
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +19,7 @@ _STOPPED_SECONDS = 110.0
 """How long the others may run after one host was stopped: SageMaker stops all, and each has its
 budget."""
 _MAX_LINE = 64 * 1024
-_STATES = {"ready", "running", "done", "failed", "stopped", "abort", "restart", "all done"}
+_STATES = {"running", "done", "failed", "stopped", "abort", "all done"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +28,12 @@ class Report:
 
     host: str
     state: str
-    """'ready' (to restart), 'running', 'done', 'failed' or 'stopped'; decisions are 'abort',
-    'restart' and 'all done'."""
-    attempt: int = 0
-    """The number of restarts so far."""
+    """'running', 'done', 'failed' or 'stopped'; decisions are 'abort' and 'all done'."""
     reason: str = ""
     is_consequence: bool = False
     """Whether a failed host only lost another one, which may still report the cause."""
-    is_fault: bool = False
-    """Whether a restart may help a failed host."""
-    key: str = ""
-    """The host's public SSH key, in a job of mpirun."""
+    command: str = ""
+    """From the first host: the command by which mpirun starts ranks on the receiver."""
 
     @classmethod
     def of(cls, line: bytes) -> Report:
@@ -111,30 +102,20 @@ class Peer:
 
 
 def judge(
-    reports: Mapping[str, Report],
-    hosts: tuple[str, ...],
-    attempt: int,
-    max_restarts: int,
-    consequence_for: float = 0.0,
+    reports: Mapping[str, Report], hosts: Sequence[str], consequence_for: float = 0.0
 ) -> Report | None:
-    """Decide what follows for the job, or return None while it goes on.
+    """Decide whether the job is over, or return None while it goes on.
 
     Args:
-        reports: By host. Those of an earlier attempt do not count.
-        attempt: The number of restarts so far.
+        reports: The latest of each host that is known.
         consequence_for: Seconds since a host first reported that it lost another one.
     """
-    current = {host: report for host, report in reports.items() if report.attempt == attempt}
-    is_stopping = any(report.state == "stopped" for report in reports.values())
-    failed = [report for report in current.values() if report.state == "failed"]
+    failed = [report for report in reports.values() if report.state == "failed"]
     if failed:
-        # A cause goes before a consequence, and an exception before a fault.
-        first = min(failed, key=lambda report: (report.is_consequence, report.is_fault))
+        first = min(failed, key=lambda report: report.is_consequence)
         if first.is_consequence and len(failed) < len(hosts) and consequence_for <= CAUSE_SECONDS:
             return None
-        if first.is_fault and attempt < max_restarts and not is_stopping:
-            return replace(first, state="restart", attempt=attempt + 1)
         return replace(first, state="abort")
-    has_ended = [report.state in ("done", "stopped") for report in current.values()]
-    is_over = len(current) == len(hosts) and all(has_ended)
-    return Report(host=hosts[0], state="all done", attempt=attempt) if is_over else None
+    has_ended = [report.state in ("done", "stopped") for report in reports.values()]
+    is_over = len(reports) == len(hosts) and all(has_ended)
+    return Report(host=hosts[0], state="all done") if is_over else None

@@ -33,11 +33,18 @@ def test_all_that_the_sources_read_is_known() -> None:
 def test_an_unknown_variable_is_refused_with_the_near_one(
     name: str, meant: str, tmp_path: Path
 ) -> None:
-    environ = {name: "1", "AMPHORA_MAX_RESTARTS": "many", "AMPHORAX": "a user's own"}
+    environ = {name: "1", "AMPHORA_HOST_WAIT_SECONDS": "many", "AMPHORAX": "a user's own"}
     with pytest.raises(ConfigError, match=f"many.*{name} is not a variable.*Did you mean {meant}"):
         Limits.of(environ)
     with pytest.raises(ConfigError, match=f"{name} is not a variable.*Did you mean {meant}"):
         settings.read(tmp_path, environ, devices.detect({}))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e999"])
+def test_a_time_that_is_not_above_zero_is_refused(value: str) -> None:
+    assert Limits.of({"AMPHORA_STOP_SECONDS": " 2.5 "}).stop_seconds == 2.5
+    with pytest.raises(ConfigError, match=rf"STOP_SECONDS is '{value}'. Give a number of sec"):
+        Limits.of({"AMPHORA_STOP_SECONDS": value})
 
 
 def test_a_removed_variable_is_refused_with_what_takes_its_place(tmp_path: Path) -> None:

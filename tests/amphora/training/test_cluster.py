@@ -1,26 +1,24 @@
-"""The port on which the hosts of a job meet, as strangers and faulty hosts use it."""
+"""The decision for all hosts, and the port on which they meet, as strangers use it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import socket
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amphora.training import cluster
 from amphora.training.cluster import Link, linked
-from amphora.training.limits import Limits
-from amphora.training.verdict import Report
+from amphora.training.verdict import CAUSE_SECONDS, Report, judge
 from tests.support.ports import free_port
 from tests.support.until import until
 
-LIMITS = Limits(stop_seconds=1, host_wait_seconds=60, max_restarts=0)
+WAIT = 60.0
 # Two names of one machine: the first listens, the second is the other host.
 HOSTS = ("localhost", "127.0.0.1")
 STRANGER = "127.0.0.99"
@@ -29,7 +27,7 @@ STRANGER = "127.0.0.99"
 @pytest.fixture
 def first(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     monkeypatch.setattr(cluster, "PORT", free_port())
-    with linked(HOSTS, HOSTS[0], lambda: False, LIMITS) as link:
+    with linked(HOSTS, HOSTS[0], lambda: False, WAIT) as link:
         yield link
 
 
@@ -45,12 +43,17 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+def end(link: Link, other: Link) -> None:
+    """Both hosts are done, and hear of the end of the job."""
+    for host in (link, other):
+        host.own = Report(host=host.host, state="done")
+    until(lambda: link.decision and other.decision)
+
+
 def assert_meets(link: Link) -> None:
     """The second host still reaches the first one, and both hear of the end of the job."""
-    with linked(HOSTS, HOSTS[1], lambda: False, LIMITS) as other:
-        other.announce_done()
-        link.announce_done()
-        until(lambda: link.is_over() and other.is_over())
+    with linked(HOSTS, HOSTS[1], lambda: False, WAIT) as other:
+        end(link, other)
     assert link.decision is not None and link.decision.state == "all done", link.decision
 
 
@@ -59,9 +62,9 @@ JUNK = {
     "objects": b'{"host":' * 7_000 + b"\n",
     "no line end": b"x" * 200_000,
     "no text": bytes(range(256)) * 64 + b"\n",
-    "a number of many digits": b'{"host": "127.0.0.1", "state": "running", "attempt": ' + b"9" * 60_000 + b"}\n",
+    "a number of many digits": b'{"host": "127.0.0.1", "state": "running", "reason": ' + b"9" * 60_000 + b"}\n",
     "a list for a host": b'{"host": ["127.0.0.1"], "state": "running"}\n',
-    "an object for an attempt": b'{"host": "127.0.0.1", "state": "running", "attempt": {}}\n',
+    "an object for a reason": b'{"host": "127.0.0.1", "state": "running", "reason": {}}\n',
     "an unknown state": b'{"host": "127.0.0.1", "state": "running away"}\n',
     "an unknown field": b'{"host": "127.0.0.1", "state": "running", "x": 1}\n',
     "another host": b'{"host": "algo-9", "state": "failed"}\n',
@@ -87,45 +90,22 @@ def test_other_addresses_are_refused(first: Link) -> None:
     assert_meets(first)
 
 
-def test_the_first_connection_of_a_host_is_the_host(first: Link) -> None:
-    with linked(HOSTS, HOSTS[1], lambda: False, LIMITS) as other, connect() as second:
-        other.exchange_keys("a key, to be heard of", (), 1)
-        until(lambda: first.keys)
+def test_the_first_connection_of_a_host_is_the_host(first: Link, tmp_path: Path) -> None:
+    with linked(HOSTS, HOSTS[1], lambda: False, WAIT) as other, connect() as second:
+        # A command of mpirun arrives once the first host knows the other one.
+        (tmp_path / "127.0.0.1").write_text("orted --number 1")
+        first.outbox = tmp_path
+        assert other.await_command() == "orted --number 1"
         with contextlib.suppress(ConnectionError):
             second.sendall(Report(host="127.0.0.1", state="failed", reason="forged").line())
         assert is_closed(second)
-        other.announce_done()
-        first.announce_done()
-        until(first.is_over)
+        end(first, other)
     assert first.decision is not None and first.decision.state == "all done", first.decision
-
-
-def listens(link: Link) -> bool:
-    threads = [each for each in threading.enumerate() if each.name == "peers"]
-    return bool(threads) and not link.is_over()
-
-
-def test_idle_connections_up_to_the_limit_of_descriptors(first: Link) -> None:
-    """From an address of the job itself, so that none is refused at once."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        idle = [stack.enter_context(connect()) for _ in range(20)]
-        used = max(connection.fileno() for connection in idle)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, hard))
-        with contextlib.suppress(OSError):
-            for _ in range(300):
-                idle.append(stack.enter_context(connect()))
-        # No descriptor is left in this process, which is that of the listener, too.
-        assert listens(first)
-        for connection in idle[-20:]:
-            connection.close()
-        assert_meets(first)
 
 
 ATOMS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
 WORDS = st.dictionaries(
-    st.sampled_from(["host", "state", "attempt", "reason", "is_fault", "key", "other"]),
+    st.sampled_from(["host", "state", "reason", "is_consequence", "command", "other"]),
     st.one_of(
         ATOMS, st.sampled_from(["127.0.0.1", "running", "failed", "done"]), st.lists(ATOMS, max_size=3)
     ),
@@ -142,38 +122,26 @@ def test_any_line_is_a_word_or_refused(line: bytes) -> None:
     assert Report.of(word.line()) == word
 
 
-@given(chunks=st.lists(st.binary(min_size=1, max_size=200), max_size=8))
-@settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+RAISED = Report(host="algo-2", state="failed", reason="ValueError: mine")
+LOST = Report(host="algo-1", state="failed", reason="gloo", is_consequence=True)
+DONE = [Report(host=host, state="done") for host in ("algo-1", "algo-2")]
+
+
+@pytest.mark.parametrize(
+    ("reports", "lost_for", "decision"),
+    [
+        pytest.param([RAISED], 0.0, ("abort", "algo-2"), id="a failed host"),
+        pytest.param([LOST, RAISED], 0.0, ("abort", "algo-2"), id="an exception and its loss"),
+        pytest.param([LOST], 0.0, None, id="a lost host waits for the cause"),
+        pytest.param([LOST], CAUSE_SECONDS + 1, ("abort", "algo-1"), id="and not for ever"),
+        pytest.param(DONE[:1], 0.0, None, id="one host is done"),
+        pytest.param(DONE, 0.0, ("all done", "algo-1"), id="all hosts are done"),
+    ],
 )
-def test_raw_bytes(first: Link, chunks: list[bytes]) -> None:
-    with connect() as connection, contextlib.suppress(ConnectionError):
-        for chunk in chunks:
-            connection.sendall(chunk)
-    assert listens(first)
-
-
-def test_a_host_after_raw_bytes(first: Link) -> None:
-    for length in (1, 100, 70_000):
-        with connect() as connection, contextlib.suppress(ConnectionError):
-            connection.sendall(bytes(length))
-    assert_meets(first)
-
-
-def test_hosts_exchange_their_keys(first: Link) -> None:
-    told: dict[str, str] = {}
-    with linked(HOSTS, HOSTS[1], lambda: False, LIMITS) as other:
-
-        def ask() -> None:
-            told.update(other.exchange_keys("key of 2", HOSTS[:1], 30))
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        assert first.exchange_keys("key of 1", HOSTS[1:], 30) == {"127.0.0.1": "key of 2"}
-        thread.join(30)
-        assert told == {"localhost": "key of 1"}
-        other.announce_done()
-        first.announce_done()
-        until(lambda: first.is_over() and other.is_over())
+def test_the_decision_for_all_hosts(
+    reports: list[Report], lost_for: float, decision: tuple[str, str] | None
+) -> None:
+    hosts = ("algo-1", "algo-2")
+    running = {host: Report(host=host, state="running") for host in hosts}
+    made = judge(running | {report.host: report for report in reports}, hosts, lost_for)
+    assert (made and (made.state, made.host)) == decision

@@ -104,8 +104,8 @@ def test_texts_that_would_be_cut_are_a_warning(tree: Tree) -> None:
     [
         ({"AMPHORA_STOP_SECOND": "9"}, ["Did you mean AMPHORA_STOP_SECONDS"]),
         (
-            {"AMPHORA_MAX_RESTARTS": "often", "AMPHORA_STOP_SECONDS": "-1"},
-            ["AMPHORA_MAX_RESTARTS is 'often'", "AMPHORA_STOP_SECONDS is '-1'"],
+            {"AMPHORA_HOST_WAIT_SECONDS": "often", "AMPHORA_STOP_SECONDS": "-1"},
+            ["AMPHORA_HOST_WAIT_SECONDS is 'often'", "AMPHORA_STOP_SECONDS is '-1'"],
         ),
         ({"AMPHORA_NPROC_PER_NODE": "many"}, ["AMPHORA_NPROC_PER_NODE is 'many'"]),
     ],

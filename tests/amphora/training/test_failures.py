@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from amphora.training import failure
 from tests.support.job_tree import Tree
 
 NOISE = "import sys\nfor n in range(60): print('ERROR harmless', n, 'RuntimeError ignored', file=sys.stderr)\n"
@@ -415,3 +416,12 @@ def test_ranks_of_mpirun_need_not_be_python(two_by_mpi: Tree) -> None:
     result = two_by_mpi.train()
     assert result.returncode == 0, result.stderr
     assert all(f"rank {rank}: --text a 'b'" in result.stdout for rank in (0, 1))
+
+
+def test_the_head_never_passes_what_is_shown() -> None:
+    head = "\n".join(["ValueError: " + "w" * 900, "  at script.py:1 " + "s" * 280, "(exit code 1)"])
+    shown = failure.within_shown(head)
+    assert len(shown) <= 1024 and shown.endswith("(exit code 1)")
+    assert "at script.py:1 " + "s" * 280 in shown
+    assert failure.within_shown("short") == "short"
+    assert len(failure.within_shown("\n" * 5000)) <= 1024

@@ -63,10 +63,10 @@ class Cluster:
     network: dict[str, str]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, host: str, **environ: str) -> subprocess.Popen[str]:
+    def start(self, host: str, *prefix: str, **environ: str) -> subprocess.Popen[str]:
         tree = self.trees[host]
         process = subprocess.Popen(
-            ["ip", "netns", "exec", self.network[host], *tree.command()],
+            ["ip", "netns", "exec", self.network[host], *prefix, *tree.command()],
             env=tree.environment(**environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -117,90 +117,71 @@ def test_two_hosts_train_together(cluster: Cluster) -> None:
     assert all("total 3.0 eth0" in output for output in outputs)
 
 
-@pytest.fixture
-def ssh(tmp_path: Path) -> Iterator[Path]:
-    """What stands for /root/.ssh of an image: a key that each host of the job would accept, and that
-    whoever pulls the image has."""
-    if any(shutil.which(program) is None for program in ("mpirun", "sshd", "ssh-keygen")):
-        pytest.skip("no mpirun or no sshd here")
-    keys = tmp_path / "ssh"
-    keys.mkdir(mode=0o700)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "id_ed25519"], check=True
-    )
-    shutil.copy(keys / "id_ed25519.pub", keys / "authorized_keys")
-    subprocess.run(["ssh-keygen", "-A"], check=True, capture_output=True)
-    for folder in ("/run/sshd", "/root/.ssh"):
-        Path(folder).mkdir(exist_ok=True)
-    yield keys
-
-
 class TestMpirun:
-    """mpirun on the first host, by ssh on the second."""
+    """mpirun on the first host, whose daemon `amphora train` runs on the second."""
 
-    # Hosts of their own name, and the image's key, seen by these processes only.
-    AS_HOST = 'mount --bind "$0" /root/.ssh && hostname "$1" && shift && exec "$@"'
+    # Each host has its name, in a namespace of its own.
+    AS_HOST = 'hostname "$0" && exec "$@"'
 
-    def run(self, cluster: Cluster, keys: Path) -> tuple[list[int], list[str]]:
+    @pytest.fixture(autouse=True)
+    def _needs_mpirun(self) -> None:
+        if shutil.which("mpirun") is None:
+            pytest.skip("no mpirun here")
+
+    def start(self, cluster: Cluster, script: str) -> list[subprocess.Popen[str]]:
         processes = []
         for host, tree in cluster.trees.items():
-            settings = {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true"}
             tree.configure(
-                settings,
+                {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true"},
                 resourceconfig={
                     "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
                 },
-            )  # fmt: skip
-            as_host = ["unshare", "--uts", "--mount", "sh", "-c", self.AS_HOST, str(keys), host]
-            command = ["ip", "netns", "exec", cluster.network[host], *as_host, *tree.command()]
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    env=tree.environment(),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
+            ).script(script)  # fmt: skip
+            as_host = ("unshare", "--uts", "sh", "-c", self.AS_HOST, host)
+            processes.append(cluster.start(host, *as_host))
+        return processes
+
+    def run(self, cluster: Cluster, script: str) -> tuple[list[int], list[str]]:
+        processes = self.start(cluster, script)
         outputs = [process.communicate(timeout=120)[0] for process in processes]
         return [process.returncode for process in processes], outputs
 
-    def test_a_rank_on_each_host(self, cluster: Cluster, ssh: Path) -> None:
-        shared = "import os, socket\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'], socket.gethostname())"
-        # Both hosts have the code at the same path, as they would under /opt/ml.
-        cluster.trees["algo-1"].script(shared)
-        cluster.trees["algo-2"].script(shared)
-        codes, outputs = self.run(cluster, ssh)
+    def test_a_rank_on_each_host(self, cluster: Cluster) -> None:
+        codes, outputs = self.run(
+            cluster,
+            "import os, socket\n"
+            "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], socket.gethostname())",
+        )
         assert codes == [0, 0], outputs
         assert "rank 0 algo-1" in outputs[0] and "rank 1 algo-2" in outputs[0], outputs
 
-    def test_a_key_that_the_image_brings_opens_no_host(self, cluster: Cluster, ssh: Path) -> None:
-        script = (
-            "import os, subprocess\n"
-            "if os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n"
-            "    options = ['-i', '/root/.ssh/id_ed25519', '-o', 'StrictHostKeyChecking=no']\n"
-            "    subprocess.run(['ssh', *options, '-o', 'BatchMode=yes', 'algo-2', 'echo let in'])\n"
-        )
-        for tree in cluster.trees.values():
-            tree.script(script)
-        codes, outputs = self.run(cluster, ssh)
-        assert codes == [0, 0], outputs
-        assert "Permission denied (publickey)" in outputs[0], outputs
-        assert "let in" not in outputs[0], outputs
-
-    def test_a_rank_that_raises(self, cluster: Cluster, ssh: Path) -> None:
-        script = (
+    def test_a_rank_that_raises(self, cluster: Cluster) -> None:
+        codes, outputs = self.run(
+            cluster,
             "import os, time\n"
             "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')\n"
-            "time.sleep(60)"
+            "time.sleep(60)",
         )
-        for tree in cluster.trees.values():
-            tree.script(script)
-        codes, outputs = self.run(cluster, ssh)
         assert 0 not in codes, outputs
         ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
         assert ours.startswith("ValueError: rank 1 of mpi"), ours
         assert theirs.startswith("algo-1 failed first: ValueError: rank 1 of mpi"), theirs
+
+    def test_a_stop_lets_each_rank_save(self, cluster: Cluster) -> None:
+        script = STOPPABLE.replace("os.environ['SM_HP_SECONDS']", "0.1")
+        rank = " + os.environ['OMPI_COMM_WORLD_RANK'])"
+        for file in ("ready", "saved"):
+            script = script.replace(f"'{file}')", f"'{file}-'{rank}")
+        processes = self.start(cluster, script)
+        # Ranks run in the first host's folder.
+        folder = cluster.trees["algo-1"].base / "code"
+        wait_for(folder / "ready-0")
+        wait_for(folder / "ready-1")
+        for process in processes:
+            process.terminate()
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], outputs
+        assert (folder / "saved-0").exists() and (folder / "saved-1").exists(), outputs
 
 
 def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None:
@@ -384,52 +365,3 @@ def test_a_host_that_is_done_can_be_stopped(cluster: Cluster) -> None:
     second.kill()
     second.communicate(timeout=60)
     assert first.returncode == 0, output
-
-
-RESTARTED = (
-    "import os, pathlib, signal, sys, time\n"
-    "host, attempt = os.environ['SM_CURRENT_HOST'], os.environ.get('AMPHORA_RESTART_COUNT', '0')\n"
-    "print('start', host, attempt)\n"
-)
-
-
-def test_a_fault_on_one_host_restarts_both(cluster: Cluster) -> None:
-    """One is killed, then the other; the one that was done meanwhile starts again as well."""
-    began = cluster.trees["algo-2"].base.parent / "began"
-    job(
-        cluster,
-        RESTARTED
-        + "if attempt == '0' and host == 'algo-2': os.kill(os.getpid(), 9)\n"
-        + "if attempt == '0': time.sleep(600)\n"
-        + f"began = pathlib.Path({str(began)!r})\n"
-        + "if attempt == '1' and host == 'algo-2': began.touch()\n"
-        + "if attempt == '1' and host == 'algo-1':\n"
-        + "    while not began.exists(): time.sleep(0.05)\n"
-        + "    time.sleep(1); os.kill(os.getpid(), 9)\n",
-    )
-    codes, outputs = cluster.train(AMPHORA_MAX_RESTARTS="2")
-    assert codes == [0, 0], outputs
-    for host, output in zip(HOSTS, outputs, strict=True):
-        assert [f"start {host} {attempt}" in output for attempt in range(4)] == [1, 1, 1, 0], output
-        assert (
-            "restart 1 of 2, from the last checkpoint: on algo-2: The script was killed" in output
-        )
-        assert (
-            "restart 2 of 2, from the last checkpoint: on algo-1: The script was killed" in output
-        )
-    assert [tree.failure for tree in cluster.trees.values()] == [None, None]
-
-
-@pytest.mark.heavy
-def test_two_hosts_of_torchrun_start_again_together(cluster: Cluster) -> None:
-    job(
-        cluster,
-        REDUCE
-        + "attempt = os.environ.get('AMPHORA_RESTART_COUNT', '0')\n"
-        + "if attempt == '0' and dist.get_rank() == 1: os.kill(os.getpid(), 9)\n"
-        + "dist.all_reduce(total)\nprint('total', total.item(), attempt)\ndist.destroy_process_group()",
-        True,
-    )
-    codes, outputs = cluster.train(AMPHORA_MAX_RESTARTS="1")
-    assert codes == [0, 0], outputs
-    assert all("total 6.0 1" in output for output in outputs), outputs
