@@ -293,7 +293,6 @@ def test_32_streams_at_once_are_what_they_are_alone(client: OpenAI, server: Runn
     figures = server.http.get("/metrics").text
     assert "vllm:generation_tokens_total" in figures
     assert "amphora_requests_total" in figures
-    assert "python_gc" not in figures.partition("vllm:")[2]
 
 
 def test_more_requests_than_the_bound_are_answered_503(server: Running) -> None:

@@ -31,7 +31,7 @@ from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import ServerProcess
-from amphora.serving.vllm.translation import Exchange, Part
+from amphora.serving.vllm.translation import Events, Part
 
 LOG = logging.getLogger("amphora.vllm")
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
@@ -41,8 +41,6 @@ _HEALTH_PAUSE = 0.25
 # Failed starts in a row after which the container ends.
 _GIVE_UP_AFTER = 3
 _PAUSE = 1.0
-# Larger bodies are parsed in a thread, so that `/ping` does not wait for them.
-_PARSED_AT_ONCE = 65536
 _BROKEN = b'data: {"error":'
 """The beginning of an error in a stream; within a text its quotes would be escaped."""
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -171,14 +169,11 @@ class VllmServer:
         """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
 
     async def metrics_text(self) -> bytes:
-        """Return vLLM's own metrics, without those of Python and its HTTP server."""
+        """Return vLLM's own metrics."""
         if not self.is_ready:
             return b""
         with contextlib.suppress(*_ERRORS):
-            _, body = await self._ask("/metrics", None, 5)
-            signs = (b"vllm:", b"# HELP vllm:", b"# TYPE vllm:")
-            lines = body.splitlines(keepends=True)
-            return b"".join(line for line in lines if line.startswith(signs))
+            return (await self._ask("/metrics", None, 5))[1]
         return b""
 
     async def load_adapter(self, name: str, folder: Path) -> None:
@@ -322,7 +317,7 @@ class VllmServer:
         if status != 200:
             raise ModelError(
                 f"The adapter {name!r} ({folder}) cannot be served on this model:"
-                f" {_message(answer)}"
+                f" {_error(answer)['message']}"
             )
 
     async def _try(self, name: str) -> None:
@@ -331,7 +326,7 @@ class VllmServer:
         limit = self.settings.startup_timeout
         status, answer = await self._ask(translation.COMPLETIONS, body, limit)
         if status != 200:
-            raise ModelError(f"{name} does not answer: {_message(answer)}")
+            raise ModelError(f"{name} does not answer: {_error(answer)['message']}")
 
     async def _ask(
         self, route: str, body: Mapping[str, Any] | None, seconds: float
@@ -347,21 +342,13 @@ class VllmServer:
 
     async def _answer(self, work: _Work) -> None:
         """Answer a request, whatever happens."""
-        call, read = work.call, translation.read
+        call = work.call
         try:
-            # A thread would cost more than parsing a small body.
-            if len(call.body) < _PARSED_AT_ONCE:
-                exchange = read(call.path, call.body, call.content_type)
+            request = translation.read(call.path, call.body, call.content_type)
+            if isinstance(request, Part):
+                await self._pass_on(work, request)
             else:
-                exchange = await asyncio.to_thread(read, call.path, call.body, call.content_type)
-            for part in exchange.parts:
-                if isinstance(part, Part):
-                    self._complete(part, call)
-            first = exchange.parts[0]
-            if isinstance(first, Part) and (first.shape is None or first.streams):
-                await self._pass_on(work, first)
-            else:
-                await self._gather(call, exchange)
+                await self._answer_lines(call, request)
         except Fault as fault:
             call.fail(fault)
         except asyncio.TimeoutError:
@@ -372,53 +359,58 @@ class VllmServer:
             LOG.exception("Request %s could not be answered.", call.id)
             call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
 
-    def _complete(self, part: Part, call: Call) -> None:
-        """Name the model in a body, and hold its cost within the bound. Raises Fault."""
-        named = call.headers.get(_ADAPTER) or part.body.get("model") or self._name
+    def _complete(self, part: Part, call: Call) -> dict[str, Any]:
+        """Return a body that names its model. Raises Fault for an unknown one, or if it costs more
+        than the bound."""
+        body, adapter = part.body, call.headers.get(_ADAPTER)
+        named = adapter or body.get("model") or self._name
         known = self._names | set(self.adapters)
         if named not in known:
             # A single model answers to any name; among adapters that would be a guess.
-            if call.headers.get(_ADAPTER) or len(known) > 1 or "adapter_id" in part.body:
+            if adapter or len(known) > 1 or "adapter_id" in part.values:
                 listed = ", ".join(sorted(known))
                 message = f"There is no model {named!r}, but {listed}.{near(str(named), known)}"
                 raise Fault(404, "model_not_found", message, "model")
             named = self._name
-        part.body["model"] = named
-        prompt = part.body.get("prompt")
-        is_many = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        prompts = len(prompt) if isinstance(prompt, list) and is_many else 1
-        copies = part.body.get("n") or 1
-        most = next((part.body[key] for key in _LENGTHS if part.body.get(key)), 1)
-        if isinstance(copies, int) and isinstance(most, int):
-            cost = prompts * copies * most
+        prompt = body.get("prompt")
+        is_list = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        prompts = len(prompt) if isinstance(prompt, list) and is_list else 1
+        copies = body.get("n") or 1
+        length = next((body[key] for key in _LENGTHS if body.get(key)), 1)
+        # vLLM refuses other types.
+        if isinstance(copies, int) and isinstance(length, int):
+            cost = prompts * copies * length
             if cost > self._most_written:
                 raise Fault(
                     413,
                     "too_costly",
                     f"The request asks for {cost:,} tokens that may be generated ({prompts:,}"
-                    f" prompts x {copies:,} texts x the new tokens of each);"
+                    f" prompts x {copies:,} texts x {length:,} new tokens for each text);"
                     f" {self._most_written:,} are allowed (AMPHORA_MAX_TOKENS_WRITTEN).",
                 )
+        return {**body, "model": named}
 
     async def _pass_on(self, work: _Work, part: Part) -> None:
-        """Pass vLLM's answer on, whole or as it comes; a stream of TGI's is translated."""
+        """Pass vLLM's answer on, whole or as it comes. Hugging Face's and TGI's are translated."""
         assert self._session is not None
         call, timeout = work.call, aiohttp.ClientTimeout(total=None)
-        async with self._session.post(
-            _URL + part.route, json=part.body, timeout=timeout
-        ) as response:
+        body = self._complete(part, call)
+        async with self._session.post(_URL + part.route, json=body, timeout=timeout) as response:
             if response.status != 200:
                 raise _refused(response.status, await response.read())
             kind = response.headers.get("content-type", media_types.JSON)
             if not part.streams:
-                _settle(call, kind, await response.read())
+                answer = await response.read()
+                if part.inputs is not None:
+                    answer, kind = translation.written(part.answer(json.loads(answer)), call.accept)
+                _settle(call, kind, answer)
                 return
-            events = part.events() if part.events is not None else None
-            kind = kind if events is None else translation.stream_type(call.accept)
+            events = Events(part, call.accept) if part.inputs is not None else None
+            kind = kind if events is None else events.content_type
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(framing.CHUNKS_AHEAD)
             async for data in response.content.iter_any():
                 if events is not None:
-                    data = events.read(data, call.accept)
+                    data = events.read(data)
                 # The status is sent with the first chunk: failures before it are plain errors.
                 _settle(call, kind, b"", chunks)
                 if data:
@@ -430,30 +422,30 @@ class VllmServer:
             _settle(call, kind, b"", chunks)
             await chunks.put(None)
 
-    async def _gather(self, call: Call, exchange: Exchange) -> None:
-        """Answer with the entries of all parts."""
+    async def _answer_lines(self, call: Call, lines: list[Part | Fault]) -> None:
+        """Answer JSON Lines. A line that is refused has its error as its answer."""
 
-        async def entries(part: Part | Fault) -> list[Any]:
+        async def answer(part: Part | Fault) -> Any:
             try:
                 if isinstance(part, Fault):
                     raise part
-                assert part.shape is not None
-                status, body = await self._ask(part.route, part.body, self.settings.timeout)
+                body = self._complete(part, call)
+                status, answer = await self._ask(part.route, body, self.settings.timeout)
                 if status != 200:
-                    raise _refused(status, body)
-                return part.shape(json.loads(body))
+                    raise _refused(status, answer)
+                return part.answer(json.loads(answer))
             except Fault as fault:
-                if not exchange.has_lines or fault.status >= 500:
+                if fault.status >= 500:
                     raise
-                return [{"error": {"code": fault.code, "message": str(fault)}}]
+                return {"error": {"code": fault.code, "message": str(fault)}}
 
-        tasks = [asyncio.create_task(entries(part)) for part in exchange.parts]
+        tasks = [asyncio.create_task(answer(part)) for part in lines]
         try:
-            answered = [entry for some in await asyncio.gather(*tasks) for entry in some]
+            answers = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        body, kind = translation.written(exchange.joined(answered), call.accept)
+        body, kind = translation.written(answers, call.accept)
         _settle(call, kind, body)
 
 
@@ -469,19 +461,18 @@ def _settle(
         call.reply.set_result(reply)
 
 
-def _message(answer: bytes) -> str:
-    """Return the message of one of vLLM's errors."""
-    try:
-        return str(json.loads(answer)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer[:500].decode(errors="replace")
+def _error(answer: bytes) -> dict[str, Any]:
+    """Return the message, and the rest, of one of vLLM's errors."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return {"message": "", **json.loads(answer)["error"]}
+    return {"message": answer[:500].decode(errors="replace")}
 
 
 def _refused(status: int, answer: bytes) -> Fault:
     """Return one of vLLM's errors as a Fault."""
-    message, param, code = _message(answer), None, "bad_request" if status < 500 else "engine_error"
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        param = json.loads(answer)["error"]["param"]
+    error = _error(answer)
+    message, param = str(error["message"]), error.get("param")
+    code = "bad_request" if status < 500 else "engine_error"
     if "--tool-call-parser" in message:
         message += (
             " Set SM_VLLM_ENABLE_AUTO_TOOL_CHOICE to true and SM_VLLM_TOOL_CALL_PARSER to the"

@@ -18,8 +18,8 @@ from amphora.serving import programs
 from amphora.serving.settings import ADAPTER_CONFIG, ServerSettings
 
 VLLM, TRANSFORMERS = "vllm", "transformers"
-PREFIXES = ("SM_VLLM_", "OPTION_")
-"""Prefixes of variables that set vLLM's arguments: those of AWS's vLLM image, and of LMI."""
+PREFIX, _LMI = "SM_VLLM_", "OPTION_"
+"""The prefix of variables that set vLLM's arguments, as in AWS's vLLM image."""
 _REGISTRY, _LIST = "model_executor/models/registry.py", "_TEXT_GENERATION_MODELS"
 _TASK = "text-generation"
 
@@ -41,14 +41,22 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     """Choose the engine.
 
     Raises:
-        ConfigError: AMPHORA_GENERATION asks for vLLM and the model cannot be served by it, or vLLM
-            is not used and variables of vLLM, or adapters, would be ignored.
+        ConfigError: AMPHORA_GENERATION asks for vLLM and the model cannot be served by it; or
+            variables of LMI, or without vLLM its variables and adapters, would be ignored.
     """
     wish = settings.generation
     model, adapter = _model(settings, environ)
     has_handlers = bool(
         settings.submitted or programs.has_handlers(settings.code_dir, settings.program)
     )
+    # A model's own handlers may read OPTION_* and adapters/ themselves.
+    if not has_handlers and (lmi := sorted(name for name in environ if name.startswith(_LMI))):
+        raise ConfigError(
+            f"{', '.join(lmi)}: variables of AWS's LMI image are not read.",
+            f"Set {PREFIX}* with vLLM's own names, such as {PREFIX}TENSOR_PARALLEL_SIZE for"
+            f" OPTION_TENSOR_PARALLEL_DEGREE and {PREFIX}MAX_NUM_SEQS for"
+            " OPTION_MAX_ROLLING_BATCH_SIZE.",
+        )
     if wish == TRANSFORMERS:
         obstacle = "AMPHORA_GENERATION is transformers"
     elif _package() is None:
@@ -71,9 +79,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
         raise ConfigError(
             f"AMPHORA_GENERATION is vllm, but {obstacle}.", "Leave it out, or change that."
         )
-    # The model's handlers may read OPTION_* and adapters/ themselves.
-    prefixes = PREFIXES[:1] if has_handlers else PREFIXES
-    if unused := sorted(name for name in environ if name.startswith(prefixes)):
+    if unused := sorted(name for name in environ if name.startswith(PREFIX)):
         raise ConfigError(
             f"{', '.join(unused)} set arguments of vLLM, which is not used: {obstacle}.",
             "Leave them out, or set AMPHORA_GENERATION to vllm.",
@@ -98,7 +104,7 @@ def _package() -> Path | None:
 def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, Path | None]:
     """Return the model that vLLM would serve, or "", and the adapter to serve on it."""
     folder = settings.model_dir
-    named = environ.get("SM_VLLM_MODEL") or environ.get("OPTION_MODEL_ID") or ""
+    named = environ.get(f"{PREFIX}MODEL", "")
     on_hub = environ.get("HF_MODEL_ID", "")
     if named:
         return named, None
@@ -119,7 +125,7 @@ def _by_architecture(model: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the reason to serve a model with vLLM and "", or "" and the reason not to."""
     named = _read(Path(model) / "config.json").get("architectures")
     if not named:
-        variables = [name for name in sorted(environ) if name.startswith(PREFIXES[0])]
+        variables = [name for name in sorted(environ) if name.startswith(PREFIX)]
         if variables or environ.get("HF_TASK") == _TASK:
             return f"{variables[0] if variables else 'HF_TASK'} is set, for {model}", ""
         return "", f"the architecture of {model} is not known before it is fetched: set HF_TASK"

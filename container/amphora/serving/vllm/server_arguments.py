@@ -1,5 +1,5 @@
-"""The command that starts vLLM's server, with arguments from the variables of AWS's vLLM image
-(SM_VLLM_*) and of LMI (OPTION_*), and those that the front needs."""
+"""Builds the command that starts vLLM's server: the arguments that the front needs, and those that
+the variables of AWS's vLLM image (SM_VLLM_*) set."""
 
 from __future__ import annotations
 
@@ -13,47 +13,17 @@ from pathlib import Path
 from amphora.common.devices import CUDA
 from amphora.common.errors import ConfigError
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
-from amphora.serving.vllm.selection import PREFIXES, Selection
+from amphora.serving.vllm.selection import PREFIX, Selection
 
 BASE = "base"
 """The name of the base of an adapter that is the model."""
-_AWS, _LMI = PREFIXES
-# Arguments that are set from here.
+# Arguments that this module sets from the same variables.
 _ELSEWHERE = {"model", "served-model-name"}
-# Arguments that would open another port, or close the front's.
+# Arguments that would open another port, close the front's, or start another kind of server.
 _REFUSED = {
-    **dict.fromkeys(("host", "port", "uds"), "SAGEMAKER_BIND_TO_PORT and AMPHORA_BIND are read"),
-    **dict.fromkeys(
-        (
-            "api-key",
-            "ssl-keyfile",
-            "ssl-certfile",
-            "root-path",
-            "middleware",
-            "allowed-origins",
-            "allowed-methods",
-            "allowed-headers",
-        ),
-        "clients see the front, and not vLLM's server",
-    ),
-    **dict.fromkeys(("config", "headless", "grpc"), "it would start another kind of server"),
-}
-# LMI's names for vLLM's arguments.
-_LMI_NAMES = {
-    "model-id": "model",
-    "tensor-parallel-degree": "tensor-parallel-size",
-    "pipeline-parallel-degree": "pipeline-parallel-size",
-    "max-rolling-batch-size": "max-num-seqs",
-    "max-rolling-batch-prefill-tokens": "max-num-batched-tokens",
-    "quantize": "quantization",
-}
-# LMI's own settings, with the values that describe this server; other values are refused.
-_LMI_GIVEN = {
-    "rolling-batch": ("auto", "vllm", "disable"),
-    "async-mode": ("true",),
-    "engine": ("python",),
-    "entrypoint": ("djl_python.lmi_vllm.vllm_async_service",),
-}
+    "host", "port", "uds", "api-key", "ssl-keyfile", "ssl-certfile", "root-path", "middleware",
+    "allowed-origins", "allowed-methods", "allowed-headers", "config", "headless", "grpc",
+}  # fmt: skip
 _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
 _DTYPES = ("float32", "bfloat16")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -65,7 +35,7 @@ _WEIGHTS_SHARE = 0.7
 
 def served_name(environ: Mapping[str, str]) -> str:
     """Return the model's name in clients' answers."""
-    names = ("AMPHORA_MODEL_NAME", _AWS + "SERVED_MODEL_NAME", "HF_MODEL_ID")
+    names = ("AMPHORA_MODEL_NAME", PREFIX + "SERVED_MODEL_NAME", "HF_MODEL_ID")
     return next((environ[name] for name in names if environ.get(name)), "model")
 
 
@@ -111,7 +81,7 @@ def command(
         usual["max-loras"] = [str(min(most, _ADAPTERS_AT_ONCE))]
         usual["max-cpu-loras"] = [str(most)]
         rank = max((_rank(folder) for folder in folders), default=16)
-        usual["max-lora-rank"] = [str(next((each for each in _RANKS if each >= rank), rank))]
+        usual["max-lora-rank"] = [str(next((size for size in _RANKS if size >= rank), rank))]
     if settings.device_kind == CUDA and "tensor-parallel-size" not in given:
         usual["tensor-parallel-size"] = [str(_gpus_needed(settings, selection.model))]
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", selection.model]
@@ -122,7 +92,7 @@ def command(
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of vLLM's processes."""
-    child = {name: text for name, text in environ.items() if not name.startswith(PREFIXES)}
+    child = {name: text for name, text in environ.items() if not name.startswith(PREFIX)}
     child["PYTHONUNBUFFERED"] = "1"
     # Only the front can call the routes that this opens.
     child["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
@@ -136,35 +106,29 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
     """Return vLLM's arguments that variables set, with their words; a true flag has none."""
     given: dict[str, list[str]] = {}
     wrong: list[str] = []
-    for variable in sorted(environ, reverse=True):  # SM_VLLM_ comes before OPTION_
-        prefix = next((each for each in PREFIXES if variable.startswith(each)), None)
-        if prefix is None:
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX):
             continue
-        argument = variable.removeprefix(prefix).lower().replace("_", "-")
-        text = environ[variable].strip()
-        if prefix == _LMI:
-            if argument in _LMI_GIVEN:
-                if text.lower() not in (allowed := _LMI_GIVEN[argument]):
-                    wrong.append(f"{variable} is {text!r}: give {' or '.join(allowed)}.")
-                continue
-            argument = _LMI_NAMES.get(argument, argument)
-            if argument.endswith("parallel-size") and text == "max":
-                continue
+        argument = variable.removeprefix(PREFIX).lower().replace("_", "-")
         if argument in _REFUSED:
-            wrong.append(f"{variable} cannot be set: {_REFUSED[argument]}.")
-        if argument in _ELSEWHERE | set(given) or text.lower() == "false":
-            continue
-        words = _words(text)
-        if words is not None:
+            wrong.append(variable)
+        words = _words(text.strip())
+        if argument not in _ELSEWHERE and words is not None:
             given[argument] = words
     if wrong:
-        raise ConfigError(" ".join(wrong))
+        raise ConfigError(
+            f"{', '.join(sorted(wrong))} cannot be set: clients reach the front, and not vLLM's"
+            " server.",
+            "Leave them out. SAGEMAKER_BIND_TO_PORT and AMPHORA_BIND set the address.",
+        )
     return given
 
 
 def _words(text: str) -> list[str] | None:
     """Return a variable's value as words of a command, as AWS's image reads it: one word for each
     item of a list. None leaves the argument out."""
+    if text.lower() == "false":
+        return None
     if text.lower() in ("", "true"):
         return []
     if text.startswith("["):
@@ -172,7 +136,7 @@ def _words(text: str) -> list[str] | None:
             items = json.loads(text)
         except ValueError:
             return [text]
-        return [each if isinstance(each, str) else json.dumps(each) for each in items] or None
+        return [item if isinstance(item, str) else json.dumps(item) for item in items] or None
     return [text]
 
 

@@ -4,9 +4,8 @@ answers back. Bodies of OpenAI's API pass unchanged."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from amphora.serving.protocol import media_types
@@ -14,12 +13,11 @@ from amphora.serving.protocol.media_types import Fault
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 GENERATE, GENERATE_STREAM = "/generate", "/generate_stream"
-OPENAI = (CHAT, COMPLETIONS, RESPONSES)
-EVENTS, TEXT = "text/event-stream", "text/plain"
+EVENTS = "text/event-stream"
+_ROUTES = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
+"""The routes of OpenAI's API by the key that each requires."""
 _LINES = ("application/jsonlines", "application/x-jsonlines", "application/x-ndjson")
 _DEFAULT_TOKENS = 64
-_GREEDY_BELOW = 1e-5
-"""A temperature, as in the image's own handlers."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _STOPS = ("stop", "stop_sequences", "stop_sequence")
 # Parameters of Hugging Face's APIs, and their names in OpenAI's API or vLLM's extension of it.
@@ -28,9 +26,11 @@ _NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "num_return_sequences": "n",
+    "adapter_id": "model",
+    "truncate": "truncate_prompt_tokens",
 }
 _FLAGS = ("do_sample", "return_full_text", "details", "stream", "truncation")
-_KNOWN = {*_NAMES, *_FLAGS, *_STOPS, "truncate", "grammar", "adapter_id"}
+_KNOWN = {*_NAMES, *_FLAGS, *_STOPS, "grammar"}
 # Parameters that vLLM does not have, with the values that have no effect.
 _IDLE: Mapping[str, Any] = {
     "watermark": False, "best_of": 1, "num_beams": 1, "top_n_tokens": 0, "no_repeat_ngram_size": 0,
@@ -44,34 +44,44 @@ class Part:
 
     route: str
     body: dict[str, Any]
-    shape: Callable[[dict[str, Any]], list[Any]] | None = None
-    """Makes the answer's entries of vLLM's document; None: the document is the answer."""
-    events: Callable[[], Events] | None = None
-    """Makes the translator of vLLM's stream; None: the stream passes unchanged."""
+    inputs: Any = None
+    """The text, texts or conversation of Hugging Face's or TGI's API; None: a body of OpenAI's API,
+    whose answer passes unchanged."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of Hugging Face's or TGI's API."""
+    is_tgi: bool = False
+    """Whether the answer is TGI's object instead of Hugging Face's list."""
 
     @property
     def streams(self) -> bool:
         """Whether the answer is a stream."""
         return bool(self.body.get("stream"))
 
+    def answer(self, document: dict[str, Any]) -> Any:
+        """Return the answer that follows from vLLM's document."""
+        if self.inputs is None:
+            return document
+        is_list = isinstance(self.inputs, list) and not _is_conversation(self.inputs)
+        prompts = self.inputs if is_list else [self.inputs]
+        choices = sorted(document["choices"], key=lambda choice: choice["index"])
+        size = len(choices) // len(prompts)
+        answers = []
+        for place, prompt in enumerate(prompts):
+            of_prompt = choices[place * size : (place + 1) * size]
+            answers.append([self._entry(prompt, choice) for choice in of_prompt])
+        if self.is_tgi:
+            return answers[0][0]
+        return answers if is_list else answers[0]
 
-@dataclass
-class Exchange:
-    """The requests to vLLM that answer one request of a client."""
-
-    parts: list[Part | Fault]
-    """Several for JSON Lines and lists of conversations; a Fault for a line that is wrong."""
-    depth: int = 0
-    """How many lists around a single answer to remove."""
-    has_lines: bool = False
-    """Whether a failed part has an entry of its own in the answer."""
-
-    def joined(self, entries: list[Any]) -> Any:
-        """Return the answer made of the entries of all parts."""
-        value: Any = entries
-        for _ in range(self.depth):
-            value = value[0]
-        return value
+    def _entry(self, prompt: Any, choice: Mapping[str, Any]) -> dict[str, Any]:
+        text, has_details = _text(choice), self.values.get("details")
+        full = self.values.get("return_full_text", not has_details)
+        entry = {"generated_text": _with_prompt(prompt, text) if full else text}
+        if has_details:
+            tokens = _tokens(choice, text)
+            details = _details(choice, len(tokens), self.values)
+            entry["details"] = {**details, "prefill": [], "tokens": tokens}
+        return entry
 
 
 def bad_request(message: str, param: str | None = None) -> Fault:
@@ -79,121 +89,112 @@ def bad_request(message: str, param: str | None = None) -> Fault:
     return Fault(400, "bad_request", message, param)
 
 
-def read(route: str, body: bytes, content_type: str) -> Exchange:
-    """Return the exchange of a request.
+def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault]:
+    """Return the request to vLLM, or for JSON Lines a request or an error for each line.
 
     Raises:
         Fault: 415 for an unknown content type, 400 for a wrong body.
     """
     kind = media_types.media_type(content_type)
-    if kind in _LINES and route not in OPENAI:
+    if kind in _LINES and route not in _ROUTES.values():
         lines = [line for line in body.splitlines() if line.strip()]
         if not lines:
             raise bad_request("The body holds no line.")
-        return Exchange([part for line in lines for part in _of_line(line)], has_lines=True)
-    if kind == TEXT and route not in OPENAI:
-        return Exchange([_hugging_face(media_types.as_text(body, content_type), {})], depth=1)
+        return [_of_line(line) for line in lines]
     if kind != media_types.JSON:
         raise Fault(
             415,
             "unsupported_content_type",
             f"{content_type[:80]!r} is not read here, but {media_types.JSON}; on /invocations also"
-            f" {_LINES[0]} and {TEXT}.",
+            f" {_LINES[0]}.",
         )
-    return _of_document(route, _parsed(body))
+    return _of_document(route, body)
 
 
-def _parsed(body: bytes) -> Any:
+def _of_line(line: bytes) -> Part | Fault:
     try:
-        return json.loads(body)
+        part = _of_document("/invocations", line)
+        if part.streams:
+            raise bad_request("A line of JSON Lines cannot be streamed.", "stream")
+    except Fault as fault:
+        return fault
+    return part
+
+
+def _of_document(route: str, body: bytes) -> Part:
+    try:
+        document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON: {error}.") from error
-
-
-def _of_line(line: bytes) -> list[Part | Fault]:
-    try:
-        parts = _of_document("/invocations", _parsed(line)).parts
-        if len(parts) > 1 or any(isinstance(part, Part) and part.streams for part in parts):
-            raise bad_request("A line holds one text or conversation, and no stream.")
-    except Fault as fault:
-        return [fault]
-    return parts
-
-
-def _of_document(route: str, document: Any) -> Exchange:
-    if route in OPENAI:
+    if route in _ROUTES.values():
         if not isinstance(document, dict):
             raise bad_request("The body is not an object.")
-        return Exchange([Part(route, document)])
+        return Part(route, document)
     if isinstance(document, (str, list)):
         document = {"inputs": document}
     if not isinstance(document, dict):
         raise bad_request('Send {"inputs": ..., "parameters": {...}}.', "inputs")
-    is_tgis = route in (GENERATE, GENERATE_STREAM)
+    is_tgi = route in (GENERATE, GENERATE_STREAM)
     if "inputs" not in document:
-        keys = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
-        routes = [keys[key] for key in keys if key in document]
-        if len(routes) != 1 or is_tgis:
-            raise bad_request(f"The body needs inputs, or one of {', '.join(keys)}.", "inputs")
-        return Exchange([Part(routes[0], document)])
-    others = {key: document[key] for key in document if key not in ("inputs", "parameters")}
-    others.pop("options", None)
-    given = document.get("parameters") or {}
-    if not isinstance(given, dict):
+        routes = [_ROUTES[key] for key in _ROUTES if key in document]
+        if len(routes) != 1 or is_tgi:
+            raise bad_request(f"The body needs inputs, or one of {', '.join(_ROUTES)}.", "inputs")
+        return Part(routes[0], document)
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
         raise bad_request("parameters is not an object.", "parameters")
-    values = {name: value for name, value in {**others, **given}.items() if value is not None}
+    others = {key: document[key] for key in document.keys() - {"inputs", "parameters", "options"}}
+    values = {name: value for name, value in {**others, **parameters}.items() if value is not None}
     inputs = document["inputs"]
-    if is_tgis:
+    if is_tgi:
         if not isinstance(inputs, str):
             raise bad_request("inputs is not a text.", "inputs")
         values = {"return_full_text": False, **values, "stream": route == GENERATE_STREAM}
-        return Exchange([_hugging_face(inputs, values)], depth=2)
-    if isinstance(inputs, str) or _is_conversation(inputs):
-        return Exchange([_hugging_face(inputs, values)], depth=1)
-    if not isinstance(inputs, list) or not inputs or values.get("stream"):
-        raise bad_request(
-            "inputs is a text, a conversation, or a list of them; only one can be streamed.",
-            "inputs",
-        )
-    if all(isinstance(text, str) for text in inputs):
-        return Exchange([_hugging_face(inputs, values)])
-    return Exchange([_hugging_face(one, values) for one in inputs])
+    return _translated(inputs, values, is_tgi)
 
 
 def _is_conversation(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(one, dict) and {"role", "content"} <= set(one) for one in value)
+        and all(isinstance(item, dict) and {"role", "content"} <= set(item) for item in value)
     )
 
 
-def _hugging_face(inputs: Any, values: Mapping[str, Any]) -> Part:
+def _translated(inputs: Any, values: Mapping[str, Any], is_tgi: bool) -> Part:
     """Return the request of a text, a list of texts or a conversation. Raises Fault (400)."""
     settings = _settings(values)
+    logprobs: dict[str, Any]
+    is_text = isinstance(inputs, str)
     if _is_conversation(inputs):
         continues = inputs[-1]["role"] == "assistant"
-        route, prompts = CHAT, [inputs]
+        route, logprobs = CHAT, {"logprobs": True}
         body = {"messages": inputs, "add_generation_prompt": not continues,
                 "continue_final_message": continues}  # fmt: skip
+    elif is_text or (
+        isinstance(inputs, list) and inputs and all(isinstance(text, str) for text in inputs)
+    ):
+        route, logprobs = COMPLETIONS, {"logprobs": 0}
+        body = {"prompt": [inputs] if is_text else inputs}
     else:
-        route, prompts = COMPLETIONS, [inputs] if isinstance(inputs, str) else inputs
-        if not isinstance(prompts, list) or not all(isinstance(text, str) for text in prompts):
-            raise bad_request("inputs must hold texts or conversations.", "inputs")
-        body = {"prompt": prompts}
-    if values.get("details") or values.get("stream"):
-        logprobs = {"logprobs": True} if route == CHAT else {"logprobs": 0}
-        settings |= {**logprobs, "return_token_ids": True}
+        raise bad_request(
+            "inputs must be a text, a list of texts, or one conversation. Send several"
+            f" conversations as {_LINES[0]}, one in each line.",
+            "inputs",
+        )
     if values.get("stream"):
-        settings["stream"] = True
-        if settings.get("n", 1) > 1:
+        if not (is_text or route == CHAT) or settings.get("n", 1) != 1:
             raise bad_request("Only one text can be streamed.", "stream")
-    shape, events = partial(_entries, prompts, values), partial(Events, prompts[0], values)
-    return Part(route, {**body, **settings}, shape, events)
+        settings["stream"] = True
+    if values.get("details") or values.get("stream"):
+        settings |= {**logprobs, "return_token_ids": True}
+    return Part(route, {**body, **settings}, inputs, values, is_tgi)
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Translate parameters of Hugging Face's APIs to keys of OpenAI's API.
+
+    vLLM checks the values, and ignores the settings of sampling at a temperature of 0.
 
     Raises:
         Fault: 400 for parameters that are unknown, that vLLM does not have, or that contradict.
@@ -215,62 +216,31 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
         raise bad_request(f"{' and '.join(stops)} mean the same: give one of them.", stops[1])
     body = {_NAMES[name]: value for name, value in values.items() if name in _NAMES}
     body.setdefault("max_tokens", _DEFAULT_TOKENS)
-    samples = values.get("do_sample", any(name in values for name in _SAMPLING))
-    temperature = values.get("temperature", 1)
-    if isinstance(temperature, (int, float)) and temperature < _GREEDY_BELOW:
-        if temperature == 0 and values.get("do_sample"):
-            raise bad_request("temperature is 0, and do_sample is true.", "do_sample")
-        samples = False
-    if not samples:
-        body = {name: value for name, value in body.items() if name not in _SAMPLING}
+    if values.get("do_sample") and body.get("temperature") == 0:
+        raise bad_request("temperature is 0, and do_sample is true.", "do_sample")
+    if not values.get("do_sample", any(name in values for name in _SAMPLING)):
         body["temperature"] = 0.0
-        if body.get("n", 1) != 1:
-            raise bad_request("num_return_sequences needs do_sample.", "do_sample")
     if stops:
         body |= {"stop": values[stops[0]], "include_stop_str_in_output": True}
-    if "truncate" in values or values.get("truncation"):
-        cut = {"truncate_prompt_tokens": values.get("truncate", -1), "truncation_side": "left"}
-        body |= cut
-    if "adapter_id" in values:
-        body["model"] = values["adapter_id"]
-    if grammar := values.get("grammar"):
-        kind, value = (
-            (grammar.get("type"), grammar.get("value")) if isinstance(grammar, dict) else ("", "")
-        )
-        if kind == "json":
+    if values.get("truncation"):
+        body.setdefault("truncate_prompt_tokens", -1)
+    if "truncate_prompt_tokens" in body:
+        body["truncation_side"] = "left"
+    match values.get("grammar"):
+        case None:
+            pass
+        case {"type": "json", "value": value}:
             schema = {"name": "grammar", "schema": value}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        elif kind == "regex":
+        case {"type": "regex", "value": value}:
             body["structured_outputs"] = {"regex": value}
-        else:
+        case _:
             raise bad_request('grammar is {"type": "json" or "regex", "value"}.', "grammar")
     return body
 
 
-def _entries(
-    prompts: Sequence[Any], values: Mapping[str, Any], document: Mapping[str, Any]
-) -> list[Any]:
-    """Return the answer to each prompt: a list of its texts."""
-    choices = sorted(document["choices"], key=lambda choice: choice["index"])
-    size = len(choices) // len(prompts)
-    full = values.get("return_full_text", not values.get("details"))
-    answers = []
-    for place, prompt in enumerate(prompts):
-        entries = []
-        for choice in choices[place * size : (place + 1) * size]:
-            text = _text(choice)
-            entry = {"generated_text": _with_prompt(prompt, text) if full else text}
-            if values.get("details"):
-                tokens = _tokens(choice, text)
-                details = _details(choice, len(tokens), values)
-                entry["details"] = {**details, "prefill": [], "tokens": tokens}
-            entries.append(entry)
-        answers.append(entries)
-    return answers
-
-
 def _text(choice: Mapping[str, Any]) -> str:
-    """Return the text of a choice, or of a chunk's, of either API."""
+    """Return the text of a choice, or of a chunk, of either API."""
     message = choice.get("message") or choice.get("delta") or {}
     return str(choice.get("text") or message.get("content") or "")
 
@@ -286,11 +256,13 @@ def _with_prompt(prompt: Any, text: str) -> Any:
 
 def _tokens(choice: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
     """Return TGI's tokens of a choice, or of a chunk, with this text."""
-    ids, noted = choice.get("token_ids") or [], choice.get("logprobs") or {}
-    if "content" in noted:
-        pairs = [(one["token"], one["logprob"]) for one in noted["content"] or ()]
+    ids, logprobs = choice.get("token_ids") or [], choice.get("logprobs") or {}
+    if "content" in logprobs:
+        pairs = [(token["token"], token["logprob"]) for token in logprobs["content"] or ()]
     else:
-        pairs = list(zip(noted.get("tokens", ()), noted.get("token_logprobs", ()), strict=True))
+        pairs = list(
+            zip(logprobs.get("tokens", ()), logprobs.get("token_logprobs", ()), strict=True)
+        )
     ends = choice.get("finish_reason") == "stop" and choice.get("stop_reason") is None
     tokens = []
     for place, (number, (piece, logprob)) in enumerate(zip(ids, pairs, strict=True)):
@@ -301,6 +273,7 @@ def _tokens(choice: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
 
 
 def _details(choice: Mapping[str, Any], count: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TGI's details of a choice that has ended with its `count`-th token."""
     reason = choice.get("finish_reason")
     if reason == "stop":
         reason = "stop_sequence" if isinstance(choice.get("stop_reason"), str) else "eos_token"
@@ -308,31 +281,38 @@ def _details(choice: Mapping[str, Any], count: int, values: Mapping[str, Any]) -
 
 
 class Events:
-    """Translates chunks of a stream of OpenAI's API to TGI's events, in a given media type."""
+    """Translates chunks of a stream of OpenAI's API to TGI's events."""
 
-    def __init__(self, prompt: Any, values: Mapping[str, Any]) -> None:
-        self._prompt = prompt
-        self._values = values
+    def __init__(self, part: Part, accept: str) -> None:
+        """
+        Args:
+            part: The request.
+            accept: JSON Lines, or any other media type for server-sent events.
+        """
+        self.content_type = accept if accept in _LINES else EVENTS
+        self._prompt, self._values = part.inputs, part.values
         self._rest = b""
         self._text = ""
         self._count = self._prompt_tokens = 0
 
-    def read(self, data: bytes, accept: str) -> bytes:
+    def read(self, data: bytes) -> bytes:
         """Return the client's bytes that follow from bytes of vLLM's stream.
 
         Raises:
             Fault: vLLM's stream holds an error.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        written = []
+        before, after = (b"data: ", b"\n\n") if self.content_type == EVENTS else (b"", b"\n")
+        written = b""
         for line in lines:
             value = line.removeprefix(b"data:").strip()
             if line.startswith(b"data:") and value != b"[DONE]":
                 document = json.loads(value)
                 if "error" in document:
                     raise Fault(500, "stream_broken", str(document["error"].get("message")))
-                written += [_framed(event, accept) for event in self._events(document)]
-        return b"".join(written)
+                for event in self._events(document):
+                    written += before + json.dumps(event, ensure_ascii=False).encode() + after
+        return written
 
     def _events(self, document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for choice in document["choices"]:
@@ -353,21 +333,8 @@ class Events:
                        "details": details}  # fmt: skip
 
 
-def _framed(event: dict[str, Any], accept: str) -> bytes:
-    if accept == TEXT:
-        token = event["token"]
-        return b"" if token["special"] else str(token["text"]).encode()
-    text = json.dumps(event, ensure_ascii=False).encode()
-    return text + b"\n" if accept in _LINES else b"data: " + text + b"\n\n"
-
-
 def written(value: Any, accept: str) -> tuple[bytes, str]:
     """Return a value as JSON, or as JSON Lines if the client accepts them, and its media type."""
     if accept in _LINES and isinstance(value, list):
         return b"".join(json.dumps(v, ensure_ascii=False).encode() + b"\n" for v in value), accept
     return json.dumps(value, ensure_ascii=False).encode(), media_types.JSON
-
-
-def stream_type(accept: str) -> str:
-    """Return the media type of a stream of TGI's events."""
-    return accept if accept in (*_LINES, TEXT) else EVENTS

@@ -16,19 +16,14 @@ from amphora.serving.settings import ServerSettings
 from amphora.serving.vllm import selection, server_arguments
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import reason
-
-REGISTRY = (
-    '_TEXT_GENERATION_MODELS = {\n    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),\n}\n'
-)
+from tests.support.recording_vllm import install
 
 
 @pytest.fixture(autouse=True)
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of vLLM's with a list of one architecture."""
-    place = tmp_path / "site" / "vllm" / "model_executor" / "models"
-    place.mkdir(parents=True)
-    (place / "registry.py").write_text(REGISTRY)
-    monkeypatch.setattr(selection, "_package", lambda: tmp_path / "site" / "vllm")
+    site = install(tmp_path / "site")
+    monkeypatch.setattr(selection, "_package", lambda: site / "vllm")
 
 
 def _settings(base: Path, environ: dict[str, str]) -> ServerSettings:
@@ -90,14 +85,22 @@ def test_without_vllm_its_variables_and_adapters_are_refused(
     monkeypatch.setattr(selection, "_package", lambda: None)
     model = _save(tmp_path)
     assert _select(tmp_path) == Selection(engine="transformers", reason="")
-    for name in ("SM_VLLM_DTYPE", "OPTION_DTYPE"):
-        with pytest.raises(ConfigError, match=rf"{name} set .*not used: vLLM is not installed"):
-            _select(tmp_path, **{name: "float16"})
+    with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not used: vLLM is not installed"):
+        _select(tmp_path, SM_VLLM_DTYPE="float16")
     with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is set.*vLLM alone serves"):
         _select(tmp_path, AMPHORA_ADAPTERS="2")
     (model / "code").mkdir()
     (model / "code/inference.py").write_text("def model_fn(model_dir): ...")
     assert _select(tmp_path, AMPHORA_ADAPTERS="2", OPTION_DTYPE="x").engine == "transformers"
+
+
+def test_variables_of_lmi_are_refused(tmp_path: Path) -> None:
+    """By name, with those that are read."""
+    _save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"OPTION_TENSOR_PARALLEL_DEGREE: .*SM_VLLM_TENSOR_PARALLEL_SIZE"
+    ):
+        _select(tmp_path, OPTION_TENSOR_PARALLEL_DEGREE="4")
 
 
 def test_a_name_on_the_hub_needs_a_task_or_a_variable(tmp_path: Path) -> None:
@@ -145,10 +148,6 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
         ({"SM_VLLM_ENFORCE_EAGER": "true"}, {"--enforce-eager": []}),
         ({"SM_VLLM_LORA_MODULES": '["a=/a", "b=/b"]'}, {"--lora-modules": ["a=/a", "b=/b"]}),
         ({"SM_VLLM_SPECULATIVE_CONFIG": '{"a": 1}'}, {"--speculative-config": ['{"a": 1}']}),
-        ({"OPTION_TENSOR_PARALLEL_DEGREE": "4"}, {"--tensor-parallel-size": ["4"]}),
-        ({"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}, {"--max-num-seqs": ["8"]}),
-        ({"OPTION_DTYPE": "fp16", "SM_VLLM_DTYPE": "half"}, {"--dtype": ["half"]}),
-        ({"OPTION_ROLLING_BATCH": "vllm", "OPTION_ASYNC_MODE": "true"}, {}),
         ({"AMPHORA_DTYPE": "float32"}, {"--dtype": ["float32"]}),
         ({"AMPHORA_DTYPE": "float32", "SM_VLLM_DTYPE": "half"}, {"--dtype": ["half"]}),
         ({"HF_MODEL_REVISION": "v1"}, {"--revision": ["v1"]}),
@@ -159,7 +158,7 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
 def test_variables_become_arguments(
     tmp_path: Path, environ: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    """Those of AWS's image come before those of LMI."""
+    """As in AWS's image."""
     usual = _command(tmp_path)
     assert _command(tmp_path, **environ) == {**usual, **expected}
 
@@ -171,11 +170,8 @@ def test_a_flag_that_is_false_is_left_out(tmp_path: Path) -> None:
 
 def test_what_would_change_the_front_is_refused(tmp_path: Path) -> None:
     """All of it at once."""
-    with pytest.raises(
-        ConfigError, match=r"SM_VLLM_PORT.*OPTION_ROLLING_BATCH is 'trtllm'"
-    ) as told:
-        _command(tmp_path, SM_VLLM_PORT="1", OPTION_ROLLING_BATCH="trtllm", SM_VLLM_API_KEY="k")
-    assert "SM_VLLM_API_KEY" in str(told.value)
+    with pytest.raises(ConfigError, match=r"SM_VLLM_API_KEY, SM_VLLM_PORT cannot be set"):
+        _command(tmp_path, SM_VLLM_PORT="1", SM_VLLM_API_KEY="k")
     with pytest.raises(ConfigError, match=r"AMPHORA_DTYPE is 'int8'"):
         _command(tmp_path, AMPHORA_DTYPE="int8")
 

@@ -1,0 +1,96 @@
+"""A stand-in for vLLM's server: records each body in the file RECORDED, and answers with three
+tokens; with an error if a body holds "refused", and with a broken stream if it holds "broken"."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+PIECES = ["one", " two", "</s>"]
+REGISTRY = (
+    '_TEXT_GENERATION_MODELS = {\n    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),\n}\n'
+)
+
+
+def install(site: Path) -> Path:
+    """Make the package below a folder for PYTHONPATH, and return that folder."""
+    command, registry = site / "vllm/entrypoints/cli", site / "vllm/model_executor/models"
+    for folder in (command, registry):
+        folder.mkdir(parents=True)
+    (site / "vllm/__init__.py").touch()
+    (registry / "registry.py").write_text(REGISTRY)
+    (command / "main.py").write_text(Path(__file__).read_text())
+    return site
+
+
+def _choice(number: int, is_chat: bool, tokens: slice, streams: bool) -> dict[str, Any]:
+    pieces = PIECES[tokens]
+    text = "".join(pieces).removesuffix("</s>")
+    ends = PIECES[-1] in pieces
+    choice: dict[str, Any] = {
+        "index": number, "finish_reason": "stop" if ends else None, "stop_reason": None,
+        "token_ids": [*range(len(PIECES))][tokens],
+    }  # fmt: skip
+    if is_chat:
+        content = [{"token": piece, "logprob": -0.5} for piece in pieces]
+        choice["delta" if streams else "message"] = {"role": "assistant", "content": text}
+        return {**choice, "logprobs": {"content": content}}
+    logprobs = {"tokens": pieces, "token_logprobs": [-0.5] * len(pieces)}
+    return {**choice, "text": text, "logprobs": logprobs}
+
+
+async def _generate(request: web.Request) -> web.StreamResponse:
+    text = await request.text()
+    body = json.loads(text)
+    with Path(os.environ["RECORDED"]).open("a") as file:
+        file.write(json.dumps({"route": request.path, **body}) + "\n")
+    if "refused" in text:
+        error = {"message": "this model's maximum context length is 8 tokens", "param": "prompt"}
+        return web.json_response({"error": error}, status=400)
+    is_chat = request.path.startswith("/v1/chat")
+    prompts = body.get("prompt", ["chat"])
+    count = body.get("n", 1) * (len(prompts) if isinstance(prompts, list) else 1)
+    if not body.get("stream"):
+        choices = [_choice(number, is_chat, slice(None), False) for number in range(count)]
+        # vLLM promises no order.
+        return web.json_response({"choices": choices[::-1], "prompt_token_ids": [7, 8]})
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for place in range(len(PIECES)):
+        if "broken" in text and place == 1:
+            await response.write(b'data: {"error": {"message": "the engine has failed"}}\n\n')
+            break
+        choice = _choice(0, is_chat, slice(place, place + 1), True)
+        document = {"choices": [choice], "prompt_token_ids": None if place else [7, 8]}
+        await response.write(b"data: " + json.dumps(document).encode() + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def _models(_: web.Request) -> web.Response:
+    name = sys.argv[sys.argv.index("--served-model-name") + 1]
+    return web.json_response({"data": [{"id": name, "max_model_len": 128}]})
+
+
+async def _empty(_: web.Request) -> web.Response:
+    return web.json_response({})
+
+
+def main() -> None:
+    app = web.Application(client_max_size=2**26)
+    app.add_routes([web.get("/health", _empty), web.get("/metrics", _empty)])
+    app.add_routes([web.get("/v1/models", _models)])
+    for route in ("/v1/completions", "/v1/chat/completions"):
+        app.add_routes([web.post(route, _generate)])
+    for route in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        app.add_routes([web.post(route, _empty)])
+    web.run_app(app, path=sys.argv[sys.argv.index("--uds") + 1], print=None)
+
+
+if __name__ == "__main__":
+    main()
