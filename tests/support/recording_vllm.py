@@ -77,6 +77,23 @@ async def _models(_: web.Request) -> web.Response:
     return web.json_response({"data": [{"id": name, "max_model_len": 128}]})
 
 
+async def _openapi(_: web.Request) -> web.Response:
+    keys = (
+        "model prompt messages add_generation_prompt continue_final_message max_tokens"
+        " max_completion_tokens min_tokens n temperature top_p top_k min_p seed stop stream echo"
+        " logprobs logit_bias repetition_penalty frequency_penalty include_stop_str_in_output"
+        " truncate_prompt_tokens truncation_side return_token_ids response_format"
+        " structured_outputs"
+    )
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Body"}}}
+    item = {"post": {"requestBody": {"content": content}}}
+    document = {
+        "paths": {"/v1/completions": item, "/v1/chat/completions": item},
+        "components": {"schemas": {"Body": {"properties": {key: {} for key in keys.split()}}}},
+    }
+    return web.json_response(document)
+
+
 async def _empty(_: web.Request) -> web.Response:
     return web.json_response({})
 
@@ -84,7 +101,7 @@ async def _empty(_: web.Request) -> web.Response:
 def main() -> None:
     app = web.Application(client_max_size=2**26)
     app.add_routes([web.get("/health", _empty), web.get("/metrics", _empty)])
-    app.add_routes([web.get("/v1/models", _models)])
+    app.add_routes([web.get("/v1/models", _models), web.get("/openapi.json", _openapi)])
     for route in ("/v1/completions", "/v1/chat/completions"):
         app.add_routes([web.post(route, _generate)])
     for route in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):

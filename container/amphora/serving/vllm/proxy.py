@@ -43,6 +43,9 @@ _GIVE_UP_AFTER = 3
 _PAUSE = 1.0
 _BROKEN = b'data: {"error":'
 """The beginning of an error in a stream; within a text its quotes would be escaped."""
+# Keys of OpenAI's API that change nothing about an answer.
+_REMARKS = {"metadata", "service_tier", "store", "user", "safety_identifier", "prompt_cache_key",
+            "prompt_cache_retention"}  # fmt: skip
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
@@ -102,6 +105,8 @@ class VllmServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._names: set[str] = set()
         """The names of the model, and of the adapter that is the model itself."""
+        self._keys: dict[str, set[str]] = {}
+        """The keys that vLLM reads from a body, by route; it would ignore any other."""
         self._description: dict[str, Any] = {}
 
     merges = True
@@ -288,6 +293,8 @@ class VllmServer:
             await asyncio.sleep(_HEALTH_PAUSE)
         _, listed = await self._ask("/v1/models", None, limit)
         models = json.loads(listed)["data"]
+        status, document = await self._ask("/openapi.json", None, limit)
+        self._keys = _keys_by_route(json.loads(document)) if status == 200 else {}
         self._names = {model["id"] for model in models}
         for name, folder in self.adapters.items():
             await self._place(name, folder)
@@ -360,9 +367,17 @@ class VllmServer:
             call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
 
     def _complete(self, part: Part, call: Call) -> dict[str, Any]:
-        """Return a body that names its model. Raises Fault for an unknown one, or if it costs more
-        than the bound."""
+        """Return a body that names its model.
+
+        Raises:
+            Fault: 400 for an unknown key, 404 for an unknown model, 413 beyond the bound of costs.
+        """
         body, adapter = part.body, call.headers.get(_ADAPTER)
+        known_keys = self._keys.get(part.route, set())
+        if known_keys and (unknown := body.keys() - known_keys - _REMARKS):
+            key = min(unknown)
+            message = f"{key!r} is not a key of vLLM's {part.route}.{near(key, known_keys)}"
+            raise Fault(400, "bad_request", message, key)
         named = adapter or body.get("model") or self._name
         known = self._names | set(self.adapters)
         if named not in known:
@@ -459,6 +474,17 @@ def _settle(
     if not call.reply.done():
         reply = Reply(status=200, content_type=kind, headers={}, body=body, chunks=chunks)
         call.reply.set_result(reply)
+
+
+def _keys_by_route(document: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the keys of each route's body in an OpenAPI document of vLLM's."""
+    keys = {}
+    for route in translation.ROUTES.values():
+        content = document["paths"].get(route, {}).get("post", {}).get("requestBody")
+        if content is not None:
+            name = content["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            keys[route] = {*document["components"]["schemas"][name]["properties"]}
+    return keys
 
 
 def _error(answer: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from amphora.serving.protocol.media_types import Fault
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 GENERATE, GENERATE_STREAM = "/generate", "/generate_stream"
 EVENTS = "text/event-stream"
-_ROUTES = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
+ROUTES = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
 """The routes of OpenAI's API by the key that each requires."""
 _LINES = ("application/jsonlines", "application/x-jsonlines", "application/x-ndjson")
 _DEFAULT_TOKENS = 64
@@ -96,7 +96,7 @@ def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault
         Fault: 415 for an unknown content type, 400 for a wrong body.
     """
     kind = media_types.media_type(content_type)
-    if kind in _LINES and route not in _ROUTES.values():
+    if kind in _LINES and route not in ROUTES.values():
         lines = [line for line in body.splitlines() if line.strip()]
         if not lines:
             raise bad_request("The body holds no line.")
@@ -126,7 +126,7 @@ def _of_document(route: str, body: bytes) -> Part:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON: {error}.") from error
-    if route in _ROUTES.values():
+    if route in ROUTES.values():
         if not isinstance(document, dict):
             raise bad_request("The body is not an object.")
         return Part(route, document)
@@ -136,9 +136,9 @@ def _of_document(route: str, body: bytes) -> Part:
         raise bad_request('Send {"inputs": ..., "parameters": {...}}.', "inputs")
     is_tgi = route in (GENERATE, GENERATE_STREAM)
     if "inputs" not in document:
-        routes = [_ROUTES[key] for key in _ROUTES if key in document]
+        routes = [ROUTES[key] for key in ROUTES if key in document]
         if len(routes) != 1 or is_tgi:
-            raise bad_request(f"The body needs inputs, or one of {', '.join(_ROUTES)}.", "inputs")
+            raise bad_request(f"The body needs inputs, or one of {', '.join(ROUTES)}.", "inputs")
         return Part(routes[0], document)
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
