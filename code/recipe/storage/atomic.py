@@ -1,4 +1,4 @@
-"""Writing what a job leaves behind: whole or not at all, with errors that say what to do."""
+"""Write the results of a job completely or not at all, with errors that name a remedy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ _ARRIVING = ".arriving-"
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A new folder to write to, whose entries become those of `target` when the block ends well.
+    """Yield a new folder whose entries move to `target` if the block succeeds.
 
-    An entry of the same name is replaced, others stay. After an error, `target` has nothing of
-    the new folder. It lies in `target`, which may be a mount point: so giving the entries their
-    places cannot fail for want of space.
+    Entries of the same name are replaced, others stay. After an error, `target` is unchanged. The
+    new folder is inside `target`, which may be a mount point, so the move needs no space.
     """
     target.mkdir(parents=True, exist_ok=True)
-    # What a killed process left would be packed with the model.
+    # SageMaker would pack the remains of a killed process with the model.
     for left in target.glob(f"{_ARRIVING}*"):
         shutil.rmtree(left)
     aside = Path(tempfile.mkdtemp(prefix=_ARRIVING, dir=target))
@@ -40,10 +39,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
 def check_writable(
     what: str, folder: Path, remedy: str, kind: type[RecipeError] = OutputError
 ) -> None:
-    """See that `folder` can be written to or, where it is not there yet, be made.
+    """Check that `folder` can be written to or created.
 
     Raises:
-        RecipeError: of `kind`; it cannot.
+        RecipeError: Of class `kind`, if it cannot.
     """
     try:
         with tempfile.TemporaryFile(dir=_existing(folder)):
@@ -56,20 +55,20 @@ def check_writable(
 def explained(
     what: str, folder: Path, needed: int, remedy: str, kind: type[RecipeError] = OutputError
 ) -> Iterator[None]:
-    """Turns what goes wrong in writing into an error that says what to do.
+    """Convert errors of writing into an error with sizes and a remedy.
 
     Args:
-        needed: Bytes that are about to be written, about.
+        needed: Approximate bytes to be written.
 
     Raises:
-        RecipeError: of `kind`, for an OSError and what torch and safetensors raise in its place.
+        RecipeError: Of class `kind`, for an OSError and what torch and safetensors raise instead.
     """
-    # Asked before: a file system that a half-written file has filled says nothing.
+    # Measured first: afterwards, an incomplete file may fill the disk.
     free = free_bytes(folder)
     try:
         yield
     except Exception as error:
-        # torch raises a RuntimeError for an OSError; safetensors a class of its own, or no class.
+        # For an OSError, torch raises RuntimeError and safetensors SafetensorError or Exception.
         if not (
             isinstance(error, (OSError, RuntimeError))
             or type(error) is Exception
@@ -85,13 +84,13 @@ def explained(
 
 @contextlib.contextmanager
 def results(what: str, folder: Path, needed: int, remedy: str) -> Iterator[Path]:
-    """`whole_folder`, `explained`."""
+    """Combine `whole_folder` and `explained`."""
     with explained(what, folder, needed, remedy), whole_folder(folder) as aside:
         yield aside
 
 
 def free_bytes(folder: Path) -> int:
-    """What is free on the disk of a folder, which may not be there yet."""
+    """Return the free bytes on the disk of a folder, which need not exist."""
     return shutil.disk_usage(_existing(folder)).free
 
 

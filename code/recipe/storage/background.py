@@ -1,4 +1,4 @@
-"""Work beside training, one piece at a time, whose failure is not passed over."""
+"""Run one function at a time in a thread, and report its failure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class Background:
-    """Runs one piece of work in a thread; the next one waits for it.
+    """Runs one function in a thread; the next one waits for it.
 
-    The thread is none that a process leaves behind: a process that ends waits for it, too.
+    The thread is not a daemon: the process waits for it before it exits.
     """
 
     def __init__(self) -> None:
@@ -17,10 +17,10 @@ class Background:
         self._failure: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin `work`, after what was begun before.
+        """Start `work` after the previous work has ended.
 
         Raises:
-            Exception: what the work before failed with.
+            Exception: The error of the previous work.
         """
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint")
@@ -29,17 +29,17 @@ class Background:
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # told by `check` in the thread that trains
+        except BaseException as error:  # raised by `check` in the main thread
             self._failure = error
 
     def check(self) -> None:
-        """Raises what the work failed with, if it has; waits for nothing."""
+        """Raise the error of the work, if it has failed, without waiting."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def wait(self) -> None:
-        """Return when the work is done; raises what it failed with."""
+        """Wait until the work has ended, and raise its error if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there: written aside, synced, renamed, verified when read.
+"""Write and read checkpoints that are complete or absent: synced, renamed, verified when read.
 
-A checkpoint is a folder `checkpoint-<step>` with a manifest of what it holds and which job it is
-of. A kill at any moment leaves the checkpoints that were there before.
+A checkpoint is a folder `checkpoint-<step>` with a manifest of its files and its job. If the
+process is killed at any moment, the earlier checkpoints stay valid.
 """
 
 from __future__ import annotations
@@ -22,65 +22,65 @@ from recipe.storage import atomic, checksums
 
 MANIFEST = "manifest.json"
 FINGERPRINTS = ("data", "model")
-"""What a job is told by in a digest, which says nothing to a reader."""
+"""Keys whose values are hashes, which messages do not show."""
 VERSION = 2
-"""Of what is in a checkpoint, and how."""
+"""Version of the contents of a checkpoint."""
 SAMPLES, CUT = "samples in a step", "cut"
-"""What must stay, and how it was cut into batches for the processes, which may change."""
+"""The samples of a step must stay; their split over processes and batches may change."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE, _REPLACED = ".writing-", ".replaced-"
-# What taking a manifest apart raises that is no JSON, or other JSON.
+# Raised by reading a manifest that is not JSON or has other keys.
 _MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REMEDY = (
-    "Free space there or name another folder in output_dir; save_total_limit bounds how many "
-    "checkpoints are kept. The checkpoints saved before are whole."
+    "Free space there or set output_dir to another folder; save_total_limit bounds how many "
+    "checkpoints are kept. The earlier checkpoints are intact."
 )
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found to be whole."""
+    """A verified checkpoint."""
 
     path: Path
     job: Mapping[str, Any]
-    """What its job was: see `differences`."""
+    """What identifies its job: see `check_same`."""
     finished: bool
-    """Whether training had ended with it."""
+    """Whether training had ended."""
 
 
 def check_writable(folder: Path) -> None:
-    """See that the folder of checkpoints can be written to, or made.
+    """Check that the checkpoints folder can be written to or created.
 
     Raises:
-        CheckpointError: it cannot.
+        CheckpointError: It cannot.
     """
     remedy = (
-        "Name another one in the hyperparameter output_dir, or train without checkpoints by "
-        "save_strategy=no."
+        "Set the hyperparameter output_dir to another folder, or save_strategy=no to train without "
+        "checkpoints."
     )
-    atomic.check_writable("The folder of checkpoints", folder, remedy, CheckpointError)
+    atomic.check_writable("The checkpoints folder", folder, remedy, CheckpointError)
 
 
 def clean(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
+    """Remove incomplete checkpoints of a killed process."""
     for left in (*folder.glob(f"{_ASIDE}*"), *folder.glob(f"{_REPLACED}*")):
         shutil.rmtree(left)
 
 
 def aside(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is written before `publish`."""
+    """Return the folder in which a checkpoint is written before `publish`."""
     return folder / f"{_ASIDE}{step}" / f"checkpoint-{step}"
 
 
 @contextlib.contextmanager
 def writing(folder: Path, step: int, needed: int) -> Iterator[Path]:
-    """The folder `aside` for the checkpoint of `step`; of one that fails nothing stays.
+    """Yield the folder `aside` for the checkpoint of `step`, and remove it after an error.
 
     Args:
-        needed: Bytes that it takes, about.
+        needed: Approximate size in bytes.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: The checkpoint cannot be written.
     """
     written = aside(folder, step)
     with atomic.explained("A checkpoint", folder, needed, _REMEDY, CheckpointError):
@@ -92,7 +92,7 @@ def writing(folder: Path, step: int, needed: int) -> Iterator[Path]:
 
 
 def publish(folder: Path, step: int, job: Mapping[str, Any], finished: bool) -> Path:
-    """Give the checkpoint written `aside` its place, in the stead of one of the same step."""
+    """Move the checkpoint from `aside` to its place, replacing one of the same step."""
     written, place = aside(folder, step), folder / f"checkpoint-{step}"
     files = {str(path.relative_to(written)): _facts(path) for path in _files(written)}
     manifest = {"job": job, "finished": finished, "files": files}
@@ -110,7 +110,7 @@ def publish(folder: Path, step: int, job: Mapping[str, Any], finished: bool) -> 
 
 
 def forget(folder: Path, keep: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints but `keep`; the newest and the best one stay."""
+    """Delete the oldest checkpoints, so that `keep` remain, with the newest and the best."""
     by_step = _by_step(folder)
     needed = {by_step[-1], *(path for path in by_step if str(path) == best)}
     old = [path for path in by_step if path not in needed]
@@ -119,20 +119,20 @@ def forget(folder: Path, keep: int | None, best: str | None) -> None:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint; damaged ones are skipped with a line each."""
+    """Return the newest intact checkpoint; log and skip damaged ones."""
     for path in reversed(_by_step(folder)):
         try:
             return read(path)
         except CheckpointError as error:
-            say(f"{error} It is not used.")
+            say(f"{error} It is skipped.")
     return None
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint in `path`.
+    """Read and verify the checkpoint in `path`.
 
     Raises:
-        CheckpointError: it is not whole: the message says which file.
+        CheckpointError: It is damaged; the message names the file.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
@@ -146,7 +146,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def set_aside(folder: Path) -> None:
-    """Move all checkpoints into a folder of their own, where no job resumes from them."""
+    """Move all checkpoints to a subfolder, from which no job resumes."""
     by_step = _by_step(folder)
     if not by_step:
         return
@@ -155,25 +155,25 @@ def set_aside(folder: Path) -> None:
     place.mkdir()
     for path in by_step:
         path.rename(place / path.name)
-    say(f"{len(by_step)} checkpoint(s) of before moved to {place}")
+    say(f"{len(by_step)} earlier checkpoint(s) moved to {place}")
 
 
 def check_same(saved_one: Checkpoint, job: Mapping[str, Any]) -> None:
-    """See that a checkpoint is of this job.
+    """Check that a checkpoint belongs to this job.
 
     Raises:
-        CheckpointError: it is not; names what differs.
+        CheckpointError: It does not; the message names the differences.
     """
     was = saved_one.job
-    # What is not its default has an entry: one that is only in the checkpoint has changed, too.
+    # Only values that are not defaults are listed, so a key in one job only is a difference.
     keys = [key for key in {**job, **was} if key != CUT and was.get(key) != job.get(key)]
     if keys:
         listed = "; ".join(_change(key, was, job) for key in keys)
         raise CheckpointError(
-            f"Checkpoint {saved_one.path} cannot be resumed from, since it would not end as the "
-            f"job that saved it: {listed}.",
-            "Start with the same, or give resume_from_checkpoint=False to train from the start, "
-            "or another output_dir.",
+            f"Checkpoint {saved_one.path} cannot be resumed from, since the job has changed: "
+            f"{listed}.",
+            "Use the former values; or set resume_from_checkpoint=False to train from the "
+            "beginning, or another output_dir.",
         )
 
 
@@ -191,10 +191,10 @@ def _change(key: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:
-    """What the newest checkpoint in `folder` says of its job, before anything of it is verified.
+    """Return what identifies the job of the newest checkpoint in `folder`, not verified.
 
     Args:
-        is_one: Whether `folder` is the checkpoint itself.
+        is_one: Whether `folder` is itself a checkpoint.
     """
     for path in [folder] if is_one else reversed(_by_step(folder)):
         try:
@@ -205,7 +205,7 @@ def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:
 
 
 def _by_step(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, oldest first."""
+    """Return the checkpoints in `folder`, oldest first."""
     named = [(path, _NAME.fullmatch(path.name)) for path in folder.glob("checkpoint-*")]
     numbered = [(int(match[1]), path) for path, match in named if match and path.is_dir()]
     return [path for _, path in sorted(numbered)]

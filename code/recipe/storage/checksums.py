@@ -1,6 +1,6 @@
-"""SHA-256 sums beside a model's files: damage shows by them, as safetensors has no checksum.
+"""Write and check SHA-256 sums of a model's files, since safetensors has no checksum.
 
-The file is as `sha256sum` writes it, so that `sha256sum -c SHA256SUMS` reads it too.
+The file has the format of `sha256sum`: `sha256sum -c SHA256SUMS` checks it, too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from recipe.errors import ModelError
 
 NAME = "SHA256SUMS"
-_PART = r"(?!\.{1,2}(?:/|$))[^/\\]+"  # of a path that leads nowhere else
+_PART = r"(?!\.{1,2}(?:/|$))[^/\\]+"  # a path component that stays inside
 _LINE = re.compile(rf"([0-9a-f]{{64}})  ({_PART}(?:/{_PART})?)")
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     hashed = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -29,27 +29,27 @@ def digest(path: Path) -> str:
 
 
 def write(folder: Path) -> None:
-    """Write the sums of the files that are in `folder` now, but of its card, for `verified`."""
+    """Write the sums of the files in `folder`, except its README.md, for `verified`."""
     names = sorted(_names(folder) - {NAME, "README.md"})
     lines = (f"{digest(folder / name)}  {name}\n" for name in names)
     (folder / NAME).write_text("".join(lines))
 
 
 def _names(folder: Path) -> set[str]:
-    """The files in `folder` and in the folders in it (where sentence-transformers puts modules)."""
+    """Return the files in `folder` and its subfolders (modules of sentence-transformers)."""
     paths = (*folder.glob("*"), *folder.glob("*/*"))
     return {path.relative_to(folder).as_posix() for path in paths if path.is_file()}
 
 
 @contextlib.contextmanager
 def verified(place: str) -> Iterator[None]:
-    """Compares the files in a folder with their sums while the block loads them.
+    """Compare the files in a folder with their sums while the block loads them.
 
     Args:
-        place: A folder; one without sums, or a name on the hub, is taken as it is.
+        place: A folder. One without sums, or a name on the hub, is not checked.
 
     Raises:
-        ModelError: a file has changed, or is missing; in the stead of what the block raised.
+        ModelError: A file has changed or is missing; replaces an error of the block.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         looking = pool.submit(_damage, Path(place))
@@ -59,13 +59,13 @@ def verified(place: str) -> Iterator[None]:
             if damage := looking.result():
                 raise ModelError(
                     f"The model {place} cannot be loaded: {damage}.",
-                    "Copy its files again. Where one was changed on purpose, remove its line from "
-                    f"{NAME}, or that file.",
+                    "Copy its files again. If a file was changed on purpose, remove its line from "
+                    f"{NAME}.",
                 )
 
 
 def _damage(folder: Path) -> str:
-    """What is wrong with the files in `folder`; empty where nothing is."""
+    """Describe the damage of the files in `folder`; return "" if there is none."""
     sums = folder / NAME
     if not sums.is_file():
         return ""
@@ -73,7 +73,7 @@ def _damage(folder: Path) -> str:
     for line in sums.read_text(errors="replace").splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            return f"{NAME} has the line {line[:100]!r}, which is no sum"
+            return f"{NAME} has the invalid line {line[:100]!r}"
         written, name = match.groups()
         if name not in present:
             return f"{name[:100]} is missing, which {NAME} lists"

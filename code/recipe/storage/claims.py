@@ -1,8 +1,8 @@
-"""Folders that are being written, and the removal of those whose writers are gone.
+"""Mark folders that are being written, and remove those whose writers have died.
 
-A writer holds a lock on a file beside its folder, which ends with it, however it ends. On a disk of
-several hosts a lock may say something to its own host only, or nothing: what another host began is
-given up after an hour without a change.
+A writer locks a file next to its folder; the lock ends with the process. On a disk shared by hosts,
+locks may be visible on one host only or not at all, so folders of other hosts are removed after an
+hour without a change.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from typing import IO
 
 _MARK = ".writer"
 _SILENT_SECONDS = 3600.0
-"""Nothing that is being written is without a change for so long: rows go to the disk by thousands,
-some seconds of work each time."""
+"""Longest time without a change for a folder that is being written: rows are flushed every few
+seconds."""
 _WITHOUT_MARK = re.compile(r"[0-9a-f]{32}\.(\w{8}|\d+)|tmp\w{8}")
-"""What `datasets`, and versions of this package that knew no marks, leave when they are killed."""
+"""Names of what killed processes of `datasets` leave."""
 
 
 @contextlib.contextmanager
 def claimed(parent: Path, name: str) -> Iterator[Path]:
-    """A new folder in `parent`, this process's own until the block ends, and removed then unless
-    it was renamed. What writers of any name left there that are gone is removed before.
+    """Yield a new folder in `parent`, which is removed at the end unless the block renames it.
+
+    Folders of writers that have died are removed first.
 
     Raises:
-        OSError: the disk is full, or `parent` cannot be written to.
+        OSError: The disk is full, or `parent` cannot be written to.
     """
     sweep(parent)
     with contextlib.ExitStack() as held:
@@ -44,10 +45,10 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what was being written in `parent` by processes that are gone."""
+    """Remove unfinished folders in `parent` whose writers have died."""
     for mark in parent.glob(f"*{_MARK}"):
         folder = mark.with_suffix("")
-        # Another process may sweep here too, and the folder may be one that is only read from.
+        # Another process may sweep at the same time, or the folder may be read-only.
         with contextlib.suppress(OSError), mark.open("rb") as file:
             is_here = file.read().decode(errors="replace") == socket.gethostname()
             has_lock = _locked(file, waits=False)
@@ -63,14 +64,14 @@ def sweep(parent: Path) -> None:
 
 
 def _locked_folder(parent: Path, name: str, held: contextlib.ExitStack) -> Path:
-    """A folder that is not there yet, with a mark beside it that `held` keeps locked."""
+    """Return an unused folder name, whose mark `held` keeps locked."""
     while True:
         number, path = tempfile.mkstemp(prefix=f"{name}.", suffix=_MARK, dir=parent)
         mark = Path(path)
         file = held.enter_context(os.fdopen(number, "wb", buffering=0))
         held.callback(mark.unlink, missing_ok=True)
         _locked(file, waits=True)
-        # Before it was locked, another process may have taken it for one that was left.
+        # Another process may have removed the mark before it was locked.
         with contextlib.suppress(FileNotFoundError):
             if mark.stat().st_ino == os.fstat(number).st_ino:
                 file.write(socket.gethostname().encode())
@@ -78,7 +79,7 @@ def _locked_folder(parent: Path, name: str, held: contextlib.ExitStack) -> Path:
 
 
 def _locked(file: IO[bytes], *, waits: bool) -> bool | None:
-    """Whether the lock of a file is this process's now; None where the disk has no locks."""
+    """Return whether this process got the lock; None if the disk has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -89,8 +90,8 @@ def _locked(file: IO[bytes], *, waits: bool) -> bool | None:
 
 
 def _is_silent(*paths: Path) -> bool:
-    """Whether nothing of some files and folders has changed for long, or is there."""
-    inner = (each for path in paths if path.is_dir() for each in path.iterdir())
+    """Return whether none of the paths has changed within `_SILENT_SECONDS`."""
+    inner = (entry for path in paths if path.is_dir() for entry in path.iterdir())
     changed = [0.0]
     for path in (*paths, *inner):
         with contextlib.suppress(FileNotFoundError):

@@ -1,5 +1,6 @@
-"""`push_to_hub`: the saved model goes to the Hugging Face hub, and whatever happens there costs it
-nothing: it lies in the model's folder already.
+"""Push the saved model to the Hugging Face hub (`push_to_hub`).
+
+A failed push does not fail the job, since the model is already saved.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from recipe.console import say
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 
-# What an earlier model in the repository could have that would be loaded instead of this one, or
-# with it: removed in the same commit, if this model does not have it.
+# Files of an earlier model that would be loaded with or instead of this one: the commit removes
+# those that this model does not have.
 _REPLACED = [
     *("*.safetensors", "*.bin", "*.index.json", "adapter_config.json", "config.json"),
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
 ]
 MOST_SECONDS = 3600.0
-"""After which the job ends without the push, which pays for a machine meanwhile."""
+"""Time-out of a push, during which the instance is paid."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository that may be written to."""
+    """A repository with write access."""
 
     name: str
     """owner/name."""
     _api: Any
 
     def push(self, folder: Path) -> None:
-        """Push what is in the folder, in one commit; say where it is, or why it is not."""
+        """Push the folder in one commit, and log the result or the failure."""
         failures: list[Exception] = []
 
         def upload() -> None:
@@ -47,7 +48,7 @@ class Repository:
                     commit_message="Model trained on Amazon SageMaker",
                     delete_patterns=_REPLACED,
                 )
-            except Exception as error:  # the model is saved: the hub cannot undo that
+            except Exception as error:  # the model is saved; do not fail the job
                 failures.append(error)
 
         uploading = threading.Thread(target=upload, name="push to hub", daemon=True)
@@ -56,8 +57,8 @@ class Repository:
         why = _first_line(failures[0]) if failures else f"not within {MOST_SECONDS:g} s."
         if failures or uploading.is_alive():
             say(
-                f"warning: the model is not on the hub ({self.name}): {why} It is saved in "
-                f"{folder}, and the job ends well: unpack its model.tar.gz into a folder and call "
+                f"warning: the model was not pushed to the hub ({self.name}): {why} It is saved in "
+                f"{folder}, and the job succeeds. To push it later, unpack model.tar.gz and run "
                 f"`hf upload {self.name} FOLDER`."
             )
             return
@@ -65,12 +66,12 @@ class Repository:
 
 
 def prepare(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Repository | None:
-    """The repository to push to, made if it is not there; None if nothing is to be pushed.
+    """Return the repository to push to, created if needed; None without `push_to_hub`.
 
-    So what would fail after training fails before it.
+    Called before training, so that a wrong token or name fails early.
 
     Raises:
-        HyperparameterError: there is no token, or the hub does not let it make the repository.
+        HyperparameterError: There is no token, or the hub refuses to create the repository.
     """
     if not hyperparameters.push_to_hub:
         return None
@@ -79,18 +80,18 @@ def prepare(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Rep
     if not token:
         raise HyperparameterError(
             f"push_to_hub=True, hub_model_id={name}, but there is no token.",
-            "Give hub_token, or the variable HF_TOKEN: a token that may write.",
+            "Set hub_token, or the variable HF_TOKEN, to a token with write access.",
         )
     api: Any = huggingface_hub.HfApi(token=token)
     try:
         made = api.create_repo(
             name, private=hyperparameters.hub_private_repo is not False, exist_ok=True
         )
-    except Exception as error:  # of the hub's library, its HTTP client, or the network
+    except Exception as error:  # huggingface_hub, its HTTP client, or the network
         raise HyperparameterError(
             f"Hyperparameter hub_model_id has value {name!r}, which cannot be pushed to: "
             f"{_first_line(error)}",
-            "Check the name, that the token may write there, and that the job reaches the hub "
+            "Check the name, the write access of the token, and that the job reaches the hub "
             "(HF_ENDPOINT, HTTPS_PROXY, HF_HUB_OFFLINE); or leave push_to_hub out.",
         ) from error
     return Repository(made.repo_id, api)

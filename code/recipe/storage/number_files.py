@@ -1,4 +1,4 @@
-"""Columns of numbers in a folder of files: written bit by bit, whole or not at all, and mapped."""
+"""Write columns of numbers to files, completely or not at all, and memory-map them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from recipe.storage import claims
 
 Column = npt.NDArray[Any]
 _CONTENTS = "contents.json"
-"""The file that says of what kind, and how many, the numbers of each other file are."""
+"""The file with the dtype and shape of each column."""
 
 
 def write(folder: Path, parts: Iterable[Mapping[str, Column]]) -> None:
-    """Write columns into `folder`, which is there afterwards and was not before, or was written by
-    another process in the meantime.
+    """Write columns into the new folder `folder`.
+
+    If another process created it in the meantime, that one is kept.
 
     Args:
-        parts: Rows of columns [rows, ...], which go behind those before. A column has one kind.
+        parts: Consecutive rows of the columns [rows, ...]. The dtype of a column is constant.
 
     Raises:
-        OSError: the disk is full; nothing stays of `folder`.
+        OSError: The disk is full; `folder` does not exist.
     """
     contents: dict[str, tuple[str, list[int]]] = {}
     with claims.claimed(folder.parent, folder.name) as aside:
@@ -43,24 +44,23 @@ def write(folder: Path, parts: Iterable[Mapping[str, Column]]) -> None:
                     kind, shape = contents[name]
                     if (column.dtype.str, [*column.shape[1:]]) != (kind, shape[1:]):
                         raise TypeError(f"{name}: {column.dtype} {column.shape} after {kind}")
-                    # Not `tofile`, whose error does not say that the disk is full.
+                    # `tofile` raises an error without errno.
                     files[name].write(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
                     shape[0] += len(column)
         (aside / _CONTENTS).write_text(json.dumps(contents))
         try:
             aside.replace(folder)
         except OSError as error:
-            # Another process on this host was quicker.
+            # Another process on this host was faster.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
 
 def read(folder: Path) -> dict[str, Column]:
-    """The columns in `folder`, mapped: processes share them, and the system takes back their
-    memory where it is short.
+    """Return the columns in `folder`, memory-mapped and shared by processes.
 
     Raises:
-        DataError: a file is missing, or not as long as it was.
+        DataError: A file is missing or has another size.
     """
     columns: dict[str, Column] = {}
     try:
@@ -69,13 +69,13 @@ def read(folder: Path) -> dict[str, Column]:
             path, dtype = folder / name, np.dtype(kind)
             if path.stat().st_size != math.prod(shape) * dtype.itemsize:
                 raise ValueError(name)
-            if not math.prod(shape):  # which cannot be mapped
+            if not math.prod(shape):  # empty files cannot be mapped
                 columns[name] = np.empty(shape, dtype)
                 continue
-            # A plain array: NumPy's own class of maps is slow to slice.
+            # A plain array: np.memmap objects are slow to slice.
             columns[name] = np.asarray(np.memmap(path, dtype, "r", shape=tuple(shape)))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"The numbers kept in {folder} are not whole: {error}.", "Remove that folder."
+            f"The number files in {folder} are incomplete: {error}.", "Remove that folder."
         ) from error
     return columns

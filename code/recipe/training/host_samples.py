@@ -1,4 +1,4 @@
-"""The samples of a job with several hosts: all have the same, or each its own part of them."""
+"""Compare and combine the samples of several hosts, which are equal or sharded."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import device
 
 _UNEVEN = 1.1
-"""Parts of which one is so many times another are worth a line."""
+"""Ratio of the largest to the smallest shard above which a line is logged."""
 
 
 def same_task(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path], hosts: Hosts
 ) -> Hyperparameters:
-    """With the task that hosts with training data have told by it, and its learning rate; others
-    had nothing to tell by.
+    """Set the task and learning rate that the hosts with training data detected.
 
     Raises:
-        DistributedError: their data tells different tasks.
+        DistributedError: Hosts detected different tasks.
     """
     try:
         requested = hyperparameters.dataset_config_name
         has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
     except DataError:
-        has_data = False  # what reads it says what is wrong
+        has_data = False  # reading the data reports the error
     tasks = hosts.each((hyperparameters.task, has_data, hyperparameters.learning_rate))
     rates_of_tasks = {task: rate for task, has, rate in tasks if has}
     if len(rates_of_tasks) > 1:
-        each = [f"{name}: {task}" for name, (task, *_) in zip(hosts.names, tasks, strict=True)]
+        detected = [f"{name}: {task}" for name, (task, *_) in zip(hosts.names, tasks, strict=True)]
         raise DistributedError(
-            f"The hosts' parts of the data are told to be for different tasks: {', '.join(each)}.",
-            "Give the hyperparameter task.",
+            f"The hosts detect different tasks in their parts of the data: {', '.join(detected)}.",
+            "Set the hyperparameter task.",
         )
     unchanged = hyperparameters.task, hyperparameters.learning_rate
     task, rate = next(iter(rates_of_tasks.items()), unchanged)
@@ -51,17 +50,17 @@ def same_task(
 
 
 def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:
-    """See that all hosts have made the same model, with the same classes.
+    """Check that all hosts have the same model configuration, classes included.
 
     Raises:
-        DistributedError: names the first host that has another one.
+        DistributedError: Names the first host that differs.
     """
     config: Any = model.config
     configurations = hosts.each(json.dumps(config.to_diff_dict(), sort_keys=True, default=str))
     for host, theirs in zip(hosts.names, configurations, strict=True):
         if theirs != configurations[0]:
             raise DistributedError(
-                f"The data of {hosts.names[0]} and {host} give models of different configurations.",
+                f"The data of {hosts.names[0]} and {host} lead to different model configurations.",
                 "Set S3DataDistributionType to FullyReplicated.",
             )
 
@@ -72,22 +71,22 @@ def of_all_hosts(
     hosts: Hosts,
     environ: Mapping[str, str],
 ) -> dict[str, Samples]:
-    """The samples as all processes see them; the processes call it together.
+    """Return the samples as all processes see them. A collective of all processes.
 
-    Each looks up row numbers of one plan in its own data: with different data they would train on
-    rows that nobody chose, and score one host's answers against another's labels. So all have read
-    the same, or of a sharded data set the same as the other processes of their host.
+    Every process looks up the row numbers of one plan in its own data. Different data would train
+    on the wrong rows, and compare one host's predictions with another's labels. So all processes
+    must have read the same rows, or those of their host if the data set is sharded.
 
     Args:
-        sharded: Which of `samples` are those of this host only.
+        sharded: Names of the `samples` that belong to this host only.
 
     Raises:
-        DistributedError: names two processes and what each has read.
+        DistributedError: Names two processes and what they read.
     """
     splits_here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
     splits_of_hosts = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), splits_here))
     for rank, (host, theirs) in enumerate(splits_of_hosts):
-        first_of_host = [each_host for each_host, _ in splits_of_hosts].index(host)
+        first_of_host = [name for name, _ in splits_of_hosts].index(host)
         for name, read in theirs.items():
             first = first_of_host if name in sharded else 0
             first_host, first_read = (
@@ -99,9 +98,9 @@ def of_all_hosts(
                     f"The processes have read different data: rank {first} on {first_host} has "
                     f"{name} {first_read[0]} rows ({first_read[1]}); rank {rank} on {host} has "
                     f"{read[0]} rows ({read[1]}).",
-                    "Give every host all of a channel (S3DataDistributionType FullyReplicated, "
-                    "and the same files on hosts of your own), or each its own part: "
-                    "ShardedByS3Key, of which SM_INPUT_DATA_CONFIG tells.",
+                    "Give all hosts the same files (S3DataDistributionType FullyReplicated). To "
+                    "give each host a part, set ShardedByS3Key; the recipe reads it from "
+                    "SM_INPUT_DATA_CONFIG.",
                 )
     whole = dict(samples)
     for name in sorted(set(sharded) & set(samples)):
@@ -109,7 +108,7 @@ def of_all_hosts(
             samples[name], hosts.of_processes, hosts.rank, device.everyones
         )
         if not sum(rows):
-            raise DistributedError(f"No host has {name} rows.", "Give some.")
+            raise DistributedError(f"No host has {name} rows.", f"Add {name} data.")
     if "train" in sharded:
         shards = whole["train"].shards
         assert shards is not None
@@ -117,7 +116,7 @@ def of_all_hosts(
         if max(for_each) > _UNEVEN * min(for_each):
             say(
                 f"sharded: {min(for_each):.0f} to {max(for_each):.0f} training samples for each "
-                "process: the host with most decides on the number of steps, and hosts with fewer "
-                "give each step fewer (shards of one size make the best use of all)"
+                "process: the largest shard determines the number of steps, and smaller ones "
+                "contribute fewer samples to each step (shards of equal size use all hosts best)"
             )
     return whole

@@ -1,7 +1,7 @@
-"""When a training saves and when it stops, decided by all of its processes together.
+"""Decide, with all processes of a training, when it saves and when it stops.
 
-SIGTERM (a spot interruption, a stopped job) lets the running step end; then the state is saved and
-the process leaves with `EXIT_CODE`. Started again, the job goes on from there.
+On SIGTERM (spot interruption, stopped job) the current step ends, the state is saved and the
+process exits with `EXIT_CODE`. The next start of the job resumes there.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import IntervalStrategy
 
 EXIT_CODE = 75
-"""Of a training that was stopped and can be resumed: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a stopped training that can resume: EX_TEMPFAIL of sysexits.h."""
 
 
 _BETWEEN = 0.5
-"""Seconds between two questions whether to stop, at most; of the 120 s that a stop has."""
+"""Most seconds between two exchanges about a stop, of the 120 s that SageMaker allows."""
 _MOST_BETWEEN = 16
-"""Steps between them, at most: one may come that is much slower than those before."""
+"""Most steps between two exchanges: later steps may be much slower than earlier ones."""
 
 
 class Interrupted(Exception):
-    """A stop was asked for in the middle of an evaluation."""
+    """Raised if a stop is requested during an evaluation."""
 
 
 class Interruptions(TrainerCallback):
-    """Saves every so many minutes; saves and ends training after SIGTERM.
+    """Saves at intervals of minutes; saves and ends training after SIGTERM.
 
     Args:
-        minutes: Between two checkpoints at most; None for no limit.
+        minutes: Most minutes between two checkpoints; None for no limit.
     """
 
     def __init__(self, minutes: float | None) -> None:
         self._seconds = None if minutes is None else minutes * 60
-        self._asked = self._deferred = False
+        self._is_requested = self._deferred = False
         self._saved = time.monotonic()
         self._group: Any = None
         self._where, self._calls, self._until = "", 0, 1
         self._agreed_at = time.monotonic()
         self.cut_short = False
-        """Whether training was ended by a stop before its last step."""
+        """Whether a stop ended training before its last step."""
 
     def listen(self) -> None:
-        """Take SIGTERM as a request to stop from here on. Every process must call it."""
+        """Install the handler of SIGTERM. Every process must call it."""
         if dist.is_available() and dist.is_initialized():
-            # On the CPU, so that asking does not wait for an accelerator. Before any process takes
-            # the signal so: one that did would wait here for those that it has ended.
+            # On the CPU, so that exchanges do not wait for an accelerator. Create the group before
+            # installing the handler: a process that survived SIGTERM would wait for ended ones.
             self._group = dist.new_group(backend="gloo")
-        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGTERM, self._request_stop)
 
-    def _ask(self, number: int, frame: object) -> None:
-        self._asked = True
+    def _request_stop(self, number: int, frame: object) -> None:
+        self._is_requested = True
 
     def _agreed(self, where: str) -> tuple[bool, bool]:
-        """Whether any process was asked to stop, and whether the time to save has come.
+        """Return whether any process received a stop, and whether to save now.
 
-        Several processes ask each other once in `_BETWEEN` seconds, after the same steps and
-        batches: how many lie between is agreed on each time, by the slowest process.
+        Processes exchange this about every `_BETWEEN` seconds, after the same number of calls. Each
+        exchange agrees on the number of calls until the next one, from the slowest process.
 
         Args:
-            where: What the calls are counted of; where another kind begins they ask at once, since
-                it may be slower.
+            where: What is counted: steps or evaluation batches. A change leads to an exchange at
+                once, since the new kind may be slower.
         """
         due = self._seconds is not None and time.monotonic() - self._saved >= self._seconds
         if self._group is None:
-            return self._asked, due
+            return self._is_requested, due
         if where != self._where:
             self._where, self._until = where, 1
         self._calls += 1
@@ -77,12 +77,12 @@ class Interruptions(TrainerCallback):
             return False, False
         now = time.monotonic()
         microseconds = round((now - self._agreed_at) * 1e6) // self._calls
-        # The minutes are those of the first process.
-        own = [self._asked, due and dist.get_rank() == 0, microseconds]
-        flags = torch.tensor(own, dtype=torch.int64)
+        # The first process measures the minutes for all.
+        local = [self._is_requested, due and dist.get_rank() == 0, microseconds]
+        flags = torch.tensor(local, dtype=torch.int64)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
         stop, save, slowest = flags.tolist()
-        # Never many more than before: the first calls may be fast, and what follows slow.
+        # At most double the number: the first calls may be faster than later ones.
         most = min(_MOST_BETWEEN, 2 * self._until)
         self._until = max(1, min(most, round(_BETWEEN * 1e6) // max(1, slowest)))
         self._calls, self._agreed_at = 0, time.monotonic()
@@ -99,13 +99,13 @@ class Interruptions(TrainerCallback):
             control.should_save, control.should_training_stop = True, True
             control.should_evaluate = False
         elif control.should_save and evaluates_at_epoch_end(args, state):
-            # Saved after the evaluation that follows, whose result belongs to the state.
+            # Save after the evaluation that follows, whose result belongs to the state.
             control.should_save, self._deferred = False, True
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What was put off is done, and nothing after a stop."""
+        """Save if that was deferred; after a stop, neither save nor evaluate."""
         if self.cut_short:
             control.should_evaluate = control.should_save = False
         control.should_save |= self._deferred
@@ -114,10 +114,10 @@ class Interruptions(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End an evaluation that a stop was asked for in.
+        """End the evaluation if a stop was requested.
 
         Raises:
-            Interrupted: in all processes.
+            Interrupted: In all processes.
         """
         if self._agreed("evaluation")[0]:
             raise Interrupted
@@ -125,18 +125,18 @@ class Interruptions(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the minutes anew."""
+        """Restart the interval."""
         self._saved = time.monotonic()
 
 
 def evaluates_at_epoch_end(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether this step is the last one of an epoch, and an evaluation follows."""
+    """Return whether this step ends an epoch and an evaluation follows."""
     ends = state.epoch is not None and state.epoch == int(state.epoch)
     return ends and args.eval_strategy == IntervalStrategy.EPOCH
 
 
 def evaluation_is_due(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether the state was saved before an evaluation that its step should have had."""
+    """Return whether the state was saved before an evaluation that was due at its step."""
     if state.global_step == 0:
         return False
     by_steps = args.eval_strategy == IntervalStrategy.STEPS and state.eval_steps > 0

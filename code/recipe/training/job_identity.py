@@ -1,7 +1,7 @@
-"""Which hyperparameters a checkpoint's job is told by: all but those that change no final weight.
+"""Select the hyperparameters that identify a job: all that can change its final weights.
 
-A name that stands in none of the tables decides on the weights, a new one too: so a changed value
-of it is refused on resume, which is safe.
+A name in none of the tables counts as one of them, so a new hyperparameter that differs on a resume
+is refused, which is safe.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DATA = """
     class_names
 """
 IN_THE_DATA = frozenset(_DATA.split())
-"""What decides on the samples, which a digest stands for."""
+"""They determine the samples, which are identified by a hash."""
 IN_THE_MODEL = frozenset({"model_name_or_path", "trust_remote_code", "hf_token"})
-"""What decides on the weights at the start, which a digest stands for."""
+"""They determine the initial weights, which are identified by a hash."""
 IN_THE_BATCHES = frozenset({"packing", "per_device_train_batch_size"})
-"""What the samples of a step tell, and whether they are packed."""
-# Of evaluation and saving, those in OF_THE_BEST apart.
+"""They are implied by the samples of a step and by whether these are packed."""
+# Evaluation and saving, except those in OF_THE_BEST.
 _KEEPING = """
     per_device_eval_batch_size save_total_limit save_minutes lora_save output_dir price_per_hour
     eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
@@ -44,7 +44,7 @@ _LOGGING = """
     push_to_hub_organization hub_token hub_private_repo hub_model_id hub_strategy hub_always_push
     hub_revision debug skip_memory_metrics
 """
-# Where and how fast it is computed. The samples of a step are told by themselves.
+# Where and how fast training computes. The samples of a step are compared separately.
 _PLACE = """
     use_cpu no_cuda local_rank ddp_backend ddp_timeout dataloader_num_workers dataloader_pin_memory
     dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
@@ -54,25 +54,25 @@ _PLACE = """
     gradient_accumulation_steps
 """
 WITHOUT_EFFECT = frozenset(f"{_KEEPING} {_LOGGING} {_PLACE}".split())
-"""What changes no weight that training ends with."""
+"""They do not change the final weights."""
 OF_THE_BEST = frozenset(
     (
         *("eval_strategy", "eval_steps", "save_strategy", "save_steps"),
         *("predict_with_generate", "generated_rows", "num_beams"),
     )
 )
-"""What decides where the best weights are looked for, if those are kept."""
+"""They determine which weights can be the best, if the best are kept."""
 _RENAMED = "num_train_epochs max_train_steps learning_rate warmup_steps weight_decay seed bf16"
 OF_THE_TRAINER = frozenset(_RENAMED.split())
-"""Fields of the recipe's that the Trainer has under a name of its own."""
+"""Fields of the recipe that the Trainer has by another name."""
 
 
 def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[str, Any]:
-    """What decides on the weights that training ends with and is not its default, by name."""
+    """Return the values that can change the final weights and are not defaults, by name."""
     elsewhere = IN_THE_DATA | IN_THE_MODEL | IN_THE_BATCHES | WITHOUT_EFFECT
     if not args.load_best_model_at_end:
         elsewhere |= OF_THE_BEST
-    own = {
+    of_recipe = {
         item.name: getattr(hyperparameters, item.name)
         for item in dataclasses.fields(Hyperparameters)
         if item.metadata
@@ -91,14 +91,14 @@ def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[
         for item in dataclasses.fields(TrainingArguments)
         if _plain(getattr(args, item.name, None)) != _plain(usual[item.name])
     }
-    both = {**trainers, **own}
+    both = {**trainers, **of_recipe}
     if hyperparameters.task == CLASSIFICATION:
-        del both["task"]  # it was the default, and jobs that began so go on
+        del both["task"]  # the former default: older checkpoints do not have it
     return {name: _plain(value) for name, value in both.items() if name not in elsewhere}
 
 
 def _plain(value: object) -> object:
-    """As JSON gives it back."""
+    """Return the value as JSON restores it."""
     if isinstance(value, enum.Enum):
         return value.value
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

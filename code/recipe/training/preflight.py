@@ -1,4 +1,4 @@
-"""What can be said of a job before it trains: data, model, lengths, steps, memory."""
+"""Check a job without training: data, model, lengths, steps, memory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from recipe.training import run, worlds
 _SAMPLE_ROWS = 2000
 _TRUNCATED_SHARE = 0.05
 _DOUBT = 1.5
-"""Times less that tokens may take than those of a sample of rows suggest."""
+"""Factor by which the estimate from a sample of rows may be too high."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What of a job decides on its memory."""
+    """The settings of a job that determine its memory."""
 
     hyperparameters: Hyperparameters
     args: TrainingArguments
@@ -47,18 +47,18 @@ class _Job:
 
 
 def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Finding]:
-    """Findings about the job that `argv` and `places` describe; the first error is the last one."""
+    """Yield findings about the job; an error is the last one."""
     quieten()
     what = "hyperparameters"
     try:
         hyperparameters = arguments.parse(argv, places)
         passed = hyperparameters.passed
-        # Of one process: several would have to form a group, which the values do not depend on.
+        # As one process: several would need a process group, and the result does not depend on it.
         named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES")
         environ = {name: os.environ[name] for name in named if name in os.environ}
         precision = (hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False))
         chosen = device.choose(environ, *precision)
-        # Raises where the Trainer would refuse them together.
+        # Raises if the Trainer refuses the combination.
         args = run.training_arguments(hyperparameters, places, chosen, Distribution())
         several = dataclasses.replace(chosen, processes=processes)
         shared = distribution.choose(hyperparameters, several, os.environ).arguments
@@ -70,7 +70,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         hyperparameters, why = detection.find(hyperparameters, places.channels)
         yield Finding(level=OK, what=what, detail=why)
         what = "data"
-        # Its memory is told by the model as it is read, on a CPU.
+        # Memory is estimated from the unquantized model: 4 bits need a GPU.
         whole = dataclasses.replace(hyperparameters, load_in_4bit=False)
         kind = task_table.load(hyperparameters.task)
         task = kind(places.channels, whole)
@@ -106,7 +106,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         processes=processes,
         is_sharded=processes > 1 and bool(passed.get("fsdp") or shared.get("fsdp")),
     )
-    # As many as some batches need, so that they are as full as those of all the data.
+    # Enough rows for a few batches, so that packing fills them as with all the data.
     wanted = max(len(drawn) if lengths else 0, 4 * args.per_device_train_batch_size)
     count = len(task.data.train)
     chosen_rows = random.Random(hyperparameters.seed).sample(range(count), min(wanted, count))
@@ -116,7 +116,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
 def _length_findings(
     lengths: list[int], longest: int, is_split: bool, hyperparameters: Hyperparameters
 ) -> Iterator[Finding]:
-    """Of `lengths`, the tokens of each of a sample of the training texts, uncut, sorted."""
+    """Yield percentiles, truncation and padding for the sorted, untruncated lengths of a sample."""
     at = {
         share: lengths[min(len(lengths) - 1, int(share * len(lengths)))]
         for share in (0.5, 0.9, 0.99)
@@ -126,7 +126,7 @@ def _length_findings(
     cut = sum(length > longest for length in lengths) / len(lengths)
     is_lossy = cut > _TRUNCATED_SHARE and not is_split
     detail = f"{cut:.1%} of the texts are longer than {longest} tokens"
-    detail += ", and are split" if is_split else " (raise max_length)" if is_lossy else ""
+    detail += " and are split" if is_split else " (raise max_length)" if is_lossy else ""
     yield Finding(level=WARNING if is_lossy else OK, what="truncation", detail=detail)
     kept = [min(length, longest) for length in lengths]
     size = hyperparameters.per_device_train_batch_size
@@ -135,9 +135,9 @@ def _length_findings(
     batches = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
     to_batch = 1 - sum(kept) / sum(len(batch) * max(batch) for batch in batches)
     detail = (
-        f"{to_longest:.0%} if every text were padded to {longest} tokens, {to_batch:.0%} in batches"
+        f"{to_longest:.0%} if all texts were padded to {longest} tokens, {to_batch:.0%} in batches"
     )
-    detail += f" of {size} padded to their longest"
+    detail += f" of {size} padded to their longest text"
     yield Finding(level=OK, what="padding", detail=detail)
 
 
@@ -148,19 +148,20 @@ def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Findi
     total = hyperparameters.max_train_steps
     if total in (None, -1):
         total = math.ceil(per_epoch * hyperparameters.num_train_epochs)
-    detail = f"{per_epoch} an epoch, {total} in all ({at_once} texts a step, {processes} processes)"
+    of_processes = "1 process" if processes == 1 else f"{processes} processes"
+    detail = f"{per_epoch} an epoch, {total} in all ({at_once} texts a step, {of_processes})"
     return Finding(level=OK, what="steps", detail=detail)
 
 
 def _room(tokens: float, rows: int) -> Iterator[Finding]:
-    """Whether so many tokens of so many rows have room on the disk, where that is in doubt."""
+    """Yield a finding if the tokens may not fit on the disk."""
     folder = Path(datasets.config.HF_DATASETS_CACHE)
     needed, free = 4 * tokens + 8 * rows, atomic.free_bytes(folder)
     if needed > free:
         level = ERROR if needed > _DOUBT * free else WARNING
         detail = (
-            f"the tokens of {rows} rows take some {needed / 1e9:.2f} GB in {folder}, where "
-            f"{free / 1e9:.2f} GB are free: give a larger volume"
+            f"the tokens of {rows} rows take about {needed / 1e9:.2f} GB in {folder}, and "
+            f"{free / 1e9:.2f} GB are free: use a larger volume"
         )
         yield Finding(level=level, what="disk", detail=detail)
 
@@ -173,7 +174,7 @@ def _memory(
     rows: Sequence[int],
     job: _Job,
 ) -> Finding:
-    """An estimate of the training's peak, beside what is free on the device."""
+    """Estimate the peak memory of training, and compare it with what the device has free."""
     args, size = job.args, job.args.per_device_train_batch_size
     try:
         samples = task.some_samples(tokenizer, longest, rows)
@@ -190,7 +191,7 @@ def _memory(
             model, tokenizer, args, job.hyperparameters, training, evaluations, task.objective
         )
         drawn = training.typical(layout.balanced)
-        fullest = max(drawn, key=lambda each: layout.places(training.samples, each))
+        fullest = max(drawn, key=lambda rows: layout.places(training.samples, rows))
         batch = batches.finish(training.samples, layout, fullest, training.size, 1)
         setting = memory_estimate.Setting(
             on_gpu=args.device.type == "cuda",
@@ -210,11 +211,13 @@ def _memory(
                 stack.enter_context(packed_decoders.parts_as_on(args.device))
             estimate = memory_estimate.of_step(model, batch, task.objective.losses, setting)
     except Exception as error:
-        # A shape that rests on numbers, an operation that fake tensors lack: nothing of the job's.
+        # Data-dependent shapes or operators without a meta kernel: the job itself may be fine.
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return Finding(level=OK, what="memory", detail=f"it cannot be told for this model ({why})")
+        return Finding(
+            level=OK, what="memory", detail=f"cannot be estimated for this model ({why})"
+        )
     if args.device.type == "cuda":
-        # What this process has taken of it for its own context, each process of a training takes.
+        # This process's CUDA context is not free either; each training process needs one.
         there, whole = torch.cuda.mem_get_info(args.device)
         name = f"the GPU has {memory.size(there)} free of {memory.size(whole)}"
     else:
@@ -230,16 +233,16 @@ def _memory(
     if estimate.total <= there:
         return Finding(level=OK, what="memory", detail=detail)
     remedies = "; or ".join(_remedies(estimate, there, job))
-    return Finding(level=WARNING, what="memory", detail=f"{detail}. Give {remedies}")
+    return Finding(level=WARNING, what="memory", detail=f"{detail}. Set {remedies}")
 
 
 def _recomputes(args: TrainingArguments) -> bool:
-    """Whether activations are computed again, by the name of transformers 5 or the older one."""
+    """Return whether activations are recomputed; transformers 4 and 5 name it differently."""
     return bool(getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing)
 
 
 def _remedies(estimate: memory_estimate.Estimate, there: int, job: _Job) -> Iterator[str]:
-    """Hyperparameters with which it may fit."""
+    """Yield hyperparameters that reduce the memory."""
     size, accumulation = (
         job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
     )  # fmt: skip
@@ -248,8 +251,8 @@ def _remedies(estimate: memory_estimate.Estimate, there: int, job: _Job) -> Iter
     if 1 <= smaller < size:
         more = -(-size * accumulation // smaller)
         yield (
-            f"per_device_train_batch_size={smaller} (steps have as many texts with "
-            f"gradient_accumulation_steps={more})"
+            f"per_device_train_batch_size={smaller} (with gradient_accumulation_steps={more}, a "
+            "step has as many texts)"
         )
     if not _recomputes(job.args) and left > 0:
         yield "gradient_checkpointing=True"

@@ -1,4 +1,4 @@
-"""What a training run shows: metric lines, and progress lines where nobody watches a bar."""
+"""Log a training run: metric lines, and progress lines or a bar."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MetricLines(TrainerCallback):
 
 
 class Bar(ProgressCallback):
-    """Transformers' bar for a terminal, without its own print of what metric lines say."""
+    """transformers' progress bar, without its print of the metrics."""
 
     def on_log(
         self,
@@ -47,7 +47,7 @@ class Bar(ProgressCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Nothing."""
+        """Print nothing: `MetricLines` does."""
 
 
 class ProgressLines(TrainerCallback):
@@ -56,24 +56,24 @@ class ProgressLines(TrainerCallback):
     def __init__(self, every: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._every = every
         self._clock = clock
-        self._started = self._said = 0.0
+        self._started = self._printed = 0.0
         self._first_step = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the clock."""
-        self._started = self._said = self._clock()
+        self._started = self._printed = self._clock()
         self._first_step = state.global_step
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Print a line if the last one is long enough ago."""
+        """Print a line, at intervals."""
         now = self._clock()
-        if now - self._said < self._every:
+        if now - self._printed < self._every:
             return
-        self._said = now
+        self._printed = now
         per_second = (state.global_step - self._first_step) / (now - self._started)
         texts = per_second * args.train_batch_size * args.gradient_accumulation_steps
         minutes, seconds = divmod(round((state.max_steps - state.global_step) / per_second), 60)

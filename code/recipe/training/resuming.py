@@ -1,4 +1,4 @@
-"""A Trainer whose runs can be killed at any moment and end with the same weights."""
+"""Make HF Trainer resumable: a run that is killed at any moment ends with the same weights."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _STATE = "trainer_state.json"
 
 
 class Resumable(XlaTrainer):
-    """HF Trainer with whole checkpoints, which it resumes from by itself.
+    """Extend HF Trainer by complete checkpoints and automatic resuming.
 
     The Trainer restores weights, optimizer, schedule, scaler, random states and the position in
-    the data. What is added: checkpoints that are never half-written (`checkpoints`), stops that all
-    processes agree on (`interruptions`), and evaluations that a kill has come before.
+    the data. This class adds checkpoints that are complete or absent (`checkpoints`), stops that
+    all processes agree on (`interruptions`), and evaluations that a kill prevented.
 
     Attributes:
-        job: What must be the same for a checkpoint to be of this job.
+        job: Values that must equal those in a checkpoint to resume from it.
     """
 
     job: Mapping[str, Any]
@@ -61,20 +61,20 @@ class Resumable(XlaTrainer):
         self._interruptions = Interruptions(save_minutes if self._saves else None)
         self.add_callback(self._interruptions)
         self.before = TrainerState()
-        """What training had reached when it was resumed."""
+        """The state at the beginning of this run."""
         self._writer = Background()
         self._copied: Snapshot | None = None
-        """The last copy, whose memory the next one takes."""
+        """The last copy; the next one reuses its memory."""
         self._said_that_it_waits = False
         self._resumed_job: Mapping[str, Any] = {}
         self.add_callback(_BeforeSteps(self))
 
     def run(self) -> dict[str, float]:
-        """Train, from the start or from the newest checkpoint, and give the Trainer's metrics.
+        """Train from the beginning or from the newest checkpoint; return the Trainer's metrics.
 
         Raises:
-            CheckpointError: no checkpoint can be written, or the newest is of another job.
-            SystemExit: training was stopped, and can be resumed.
+            CheckpointError: Checkpoints cannot be written, or the newest belongs to another job.
+            SystemExit: Training was stopped and can be resumed.
         """
         checkpoint = self._found() if self._saves else None
         self._interruptions.listen()
@@ -82,18 +82,18 @@ class Resumable(XlaTrainer):
             say(f"resuming from {checkpoint.path}")
             self._resumed_job = checkpoint.job
             was, now = (job.get(checkpoints.CUT) or {} for job in (checkpoint.job, self.job))
-            # What is not as it would be without the interruption.
+            # Log why the results may differ from those without the interruption.
             if was != now:
                 say(
-                    f"a step's {self.job[checkpoints.SAMPLES]} texts are cut into "
+                    f"a step's {self.job[checkpoints.SAMPLES]} texts are split into "
                     f"{worlds.shown(now)}, before into {worlds.shown(was)}: each step has the same "
-                    "texts, its sums are rounded otherwise, and dropout is drawn anew"
+                    "texts, but rounding and dropout differ"
                 )
             elif self.args.device.type == "cuda" and not self.args.full_determinism:
                 say(
-                    "on this device some sums are made in no fixed order: the resumed training has "
-                    "the same texts and random numbers, and its last digits may differ "
-                    "(full_determinism=True takes kernels that repeat)"
+                    "some kernels of this device are not deterministic: the resumed training has "
+                    "the same texts and random numbers, but its last digits may differ "
+                    "(full_determinism=True selects deterministic kernels)"
                 )
             self.before = TrainerState.load_from_json(str(checkpoint.path / _STATE))
             self._restore_beside(checkpoint.path)
@@ -101,7 +101,7 @@ class Resumable(XlaTrainer):
             self._take_over(checkpoint)
             say(
                 f"this job was finished before, at step {self.state.global_step}: nothing is "
-                "trained. To train anew, start with another checkpoints folder"
+                "trained. To train again, use an empty checkpoints folder"
             )
             return {}
         try:
@@ -118,10 +118,10 @@ class Resumable(XlaTrainer):
         return trained.metrics
 
     def leave(self) -> None:
-        """End the process as one that was stopped.
+        """End the process with the exit code of a stopped training.
 
         Raises:
-            SystemExit: always.
+            SystemExit: Always.
         """
         self._writer.wait()
         kept = (
@@ -134,34 +134,36 @@ class Resumable(XlaTrainer):
         raise SystemExit(EXIT_CODE)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
-        """Metrics of an evaluation.
+        """Evaluate, and return the metrics.
 
         Raises:
-            SystemExit: a stop was asked for; the state before the evaluation is saved.
+            SystemExit: A stop was requested; the state before the evaluation is saved.
         """
         try:
             return super().evaluate(eval_dataset, *args, **options)
         except Interrupted:
-            # After training there is one of its end, and the weights may be the best ones by now.
+            # After training, its last checkpoint exists, and the model may have the best weights.
             if self._saves and self.is_in_train:
                 self._save_checkpoint(self.model_wrapped, None)
             self.leave()
             raise
 
     def before_steps(self) -> None:
-        """Called before the first step: the weights and the state are loaded, and on their
-        devices, and no random number of the next step is drawn."""
+        """Run before the first step.
+
+        Weights and state are loaded, and no random number of the step has been drawn.
+        """
         self.evaluate_what_is_due()
 
     def files_beside(self) -> dict[str, bytes]:
-        """What else a checkpoint keeps, by the names of files; `restore` takes it back."""
+        """Return additional files for a checkpoint, by name; `restore` receives them."""
         return {}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
-        """Take back what `files_beside` gave; all processes are given it."""
+        """Restore from what `files_beside` returned. All processes receive the same files."""
 
     def _restore_beside(self, folder: Path) -> None:
-        """Have `restore` called with a checkpoint's files, as the first process has them."""
+        """Read a checkpoint's additional files on the first process, and restore from them."""
         names, files = list(self.files_beside()), {}
         if self.is_world_process_zero():
             files = {name: (folder / name).read_bytes() for name in names}
@@ -169,10 +171,9 @@ class Resumable(XlaTrainer):
             self.restore(everyones(files)[0])
 
     def evaluate_what_is_due(self) -> None:
-        """Make the evaluation that the checkpoint was saved too early for, if there is one.
+        """Run the evaluation that was due when the checkpoint was saved, if there was one.
 
-        Called before the first step. If that evaluation ends training, as an early stop does, no
-        step may follow: the undisturbed training made none.
+        If it ends training by early stopping, no step may follow, as in a run without interruption.
         """
         if not evaluation_is_due(self.args, self.state):
             return
@@ -182,23 +183,23 @@ class Resumable(XlaTrainer):
             raise _StoppedEarly
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """Log; the entry of the whole training comes before the Trainer looks for checkpoints."""
+        """Log. At the end of training, wait first: the Trainer then looks for checkpoints."""
         if "train_runtime" in logs:
             self._writer.wait()
             self._copied = None
         super().log(logs, *arguments, **options)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
-        """A forward and a backward pass; raises what a checkpoint could not be written for."""
+        """Compute loss and gradients; raise the error of a checkpoint that could not be written."""
         self._writer.check()
         return super().training_step(*arguments, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Take a snapshot, and write it while training goes on; where it ends, at once.
+        """Take a snapshot, and write it while training continues.
 
-        There is one snapshot at a time: its memory is bounded, and so is what a failure costs. It
-        is kept for the next one until training ends: a host takes several times as long to give
-        new memory as a step waits for the copy.
+        If training ends or memory is short, training waits for the write. There is only one
+        snapshot at a time, which bounds its memory. That memory is reused by the next one:
+        allocating it takes several times as long as the copy.
         """
         self._writer.wait()
         self.store_flos()
@@ -210,7 +211,7 @@ class Resumable(XlaTrainer):
         snapshot_taken = self._snapshot(copies=beside)
         if not is_first:
             return
-        if beside:  # else it may be the weights that are trained
+        if beside:  # otherwise it refers to the weights that are trained
             self._copied = snapshot_taken
         step, best = self.state.global_step, self.state.best_model_checkpoint
         finished = self.control.should_training_stop and not self._interruptions.cut_short
@@ -229,7 +230,7 @@ class Resumable(XlaTrainer):
             write()
 
     def _fits_in_memory(self) -> bool:
-        """Whether this host has twice the memory that a copy of the whole state takes."""
+        """Return whether this host has twice the memory that a copy of the state takes."""
         optimizer: Any = self.optimizer
         live, _ = snapshot.weights_of(self._bare_model())
         needed = snapshot.bytes_of([live, optimizer.state_dict()])
@@ -249,10 +250,10 @@ class Resumable(XlaTrainer):
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def _snapshot(self, copies: bool) -> Snapshot:
-        """The state as it is now; of all but the first process it has the small files only.
+        """Return the current state; on all but the first process, the small files only.
 
         Args:
-            copies: Whether it keeps its numbers while training goes on.
+            copies: Whether to copy the tensors, so that training may change them.
         """
         if xla.in_use():
             xla.sync()
@@ -286,15 +287,15 @@ class Resumable(XlaTrainer):
         )
 
     def _small_files(self, whole: bool) -> dict[str, bytes]:
-        """The state of everything but weights and moments, as the Trainer reads it; by name.
+        """Return the Trainer's files except weights and optimizer, by name.
 
-        With the random states of all processes: hosts need not share a file system.
+        They contain the random states of all processes, since hosts need not share a file system.
         """
         callbacks: list[Any] = [*self.callback_handler.callbacks, self.control]
-        exported: list[Any] = [each for each in callbacks if isinstance(each, ExportableState)]
+        exported: list[Any] = [item for item in callbacks if isinstance(item, ExportableState)]
         state = dataclasses.replace(self.state, stateful_callbacks=exported)
-        with tempfile.TemporaryDirectory() as own:
-            folder = Path(own)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             state.save_to_json(str(folder / _STATE))
             if whole:
                 schedule: Any = self.lr_scheduler
@@ -302,16 +303,16 @@ class Resumable(XlaTrainer):
                 scaler = getattr(self.accelerator, "scaler", None)
                 if scaler is not None:
                     torch.save(scaler.state_dict(), folder / "scaler.pt")
-                self._save_rng_state(own)
+                self._save_rng_state(temporary)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
         files |= self.files_beside()
-        own_states = {name: files[name] for name in files if name.startswith("rng_state")}
-        for each in everyones(own_states):
-            files |= each
+        random_states = {name: files[name] for name in files if name.startswith("rng_state")}
+        for states in everyones(random_states):
+            files |= states
         return files
 
     def _name_the_best(self) -> None:
-        """Note where the best weights are, as the first process finds it on its disk."""
+        """Set the path of the best checkpoint, if the first process has it on its disk."""
         step = self.state.best_global_step
         best = self._folder / f"checkpoint-{step}"
         is_there = bool(step) and (step == self.state.global_step or best.exists())
@@ -319,19 +320,19 @@ class Resumable(XlaTrainer):
             self.state.best_model_checkpoint = str(best)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Put a checkpoint's weights into the model; every process has the file."""
+        """Load a checkpoint's weights into the model; every process has the file."""
         folder = Path(resume_from_checkpoint)
         snapshot.load_weights(self._bare_model(), folder, reads=True, shares=False)
 
     def _load_best_model(self) -> None:
-        """Put the best weights into the model; only the first process's host may have them."""
+        """Load the best weights into the model; maybe only the first process's host has them."""
         best = Path(str(self.state.best_model_checkpoint))
         shares = self.args.world_size > 1 and not xla.in_use()
         reads = self.is_world_process_zero() or not shares
         snapshot.load_weights(self._bare_model(), best, reads, shares)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Go on with this process's random numbers, or draw anew where it was not there before."""
+        """Restore this process's random state, or seed it if the number of processes changed."""
         saved = (self._resumed_job.get(checkpoints.CUT) or {}).get("processes")
         if checkpoint is None or saved in (None, self.args.world_size):
             super()._load_rng_state(checkpoint)
@@ -349,7 +350,7 @@ class Resumable(XlaTrainer):
         )
 
     def _found(self) -> Checkpoint | None:
-        """The checkpoint to resume from, as the first process finds it, for all of them."""
+        """Return the checkpoint to resume from, which the first process finds for all."""
         checkpoint: Checkpoint | None = None
         refused: CheckpointError | None = None
         requested = str(self.args.resume_from_checkpoint or "True")
@@ -372,7 +373,7 @@ class Resumable(XlaTrainer):
         return checkpoint
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
-        """The weights and the state of a training that had ended."""
+        """Load weights and state of a training that had ended."""
         self._load_from_checkpoint(str(checkpoint.path))
         self.state = TrainerState.load_from_json(str(checkpoint.path / _STATE))
         if evaluation_is_due(self.args, self.state):
@@ -383,11 +384,11 @@ class Resumable(XlaTrainer):
 
 
 class _StoppedEarly(Exception):
-    """The evaluation before the first step ended training."""
+    """Raised if the evaluation before the first step ends training."""
 
 
 class _BeforeSteps(TrainerCallback):
-    """Has a training do what comes before its first step."""
+    """Calls `Resumable.before_steps` when training begins."""
 
     def __init__(self, trainer: Resumable) -> None:
         self._trainer = trainer
@@ -395,17 +396,17 @@ class _BeforeSteps(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """See `Resumable.before_steps`."""
+        """Call the trainer's hook."""
         self._trainer.before_steps()
 
 
 def fingerprint(model: Module) -> str:
-    """What tells the weights that training starts from apart from others, without reading all."""
+    """Return a hash of the initial weights, from the beginning of each tensor."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         whole = weight.detach()
-        if xla.in_use():  # where a part of it would be a graph for each shape
+        if xla.in_use():  # slicing on the device would compile a graph for each shape
             whole = whole.cpu()
         first_values = whole.flatten()[:64].to("cpu", torch.float32)
         digest.update(first_values.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""One training run: data and model in, a servable model and its metrics out."""
+"""Run one training: read data and model, write a servable model and its metrics."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
 
 _REMEDY = (
-    "Free space there, or give the job a larger volume, and start it again: where checkpoints are "
-    "saved, it goes on from its last one, and only writes its results where that was its end."
+    "Free space there or raise the volume size, then start the job again. It resumes from its last "
+    "checkpoint; if training had ended, it only writes the results."
 )
 
 
@@ -61,14 +61,14 @@ def run(
         The metrics, as in metrics.json.
 
     Raises:
-        RecipeError: something the user can mend; the model folder is left as it was.
+        RecipeError: The user can fix the job; the model folder is unchanged.
     """
     watch = Stopwatch()
     parts.check()
     for line in hyperparameters.notes:
         say(line)
-    if is_first_process():  # what is made at the end is seen to at the start
-        remedy = "Mount it so that it can be, or name another folder in the variable {}."
+    if is_first_process():  # fail now, not after hours of training
+        remedy = "Mount it writable, or set {} to another folder."
         for what, folder, variable in (
             ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
             ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
@@ -98,7 +98,7 @@ def run(
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
         show = functools.partial(job.task.sections, job.trainer, job.samples)
         output = places.output_data_dir
-        # Names that a task does not take, do_predict too, are refused before.
+        # arguments.parse has refused do_predict for tasks that do not support it.
         if hyperparameters.predicts and (predictions := job.task.answers(job.trainer)) is not None:
             answers.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
@@ -115,7 +115,7 @@ def run(
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """All that a training needs."""
+    """The parts of a training run."""
 
     task: Task
     source: loading.Source
@@ -148,7 +148,7 @@ def _make(
         say(line)
     watch.lap("data")
     source = loading.find(hyperparameters.model_name_or_path, places.channels)
-    # torch-xla has a rendezvous of its own.
+    # Under torch-xla, processes wait for each other in its own rendezvous.
     waits = arguments.main_process_first if xla.in_use() else turns.first_of_host
     with waits():
         model, tokenizer = task.load(source)
@@ -196,8 +196,8 @@ def _set_up(
         torch.set_num_threads(chosen.threads)
     if chosen.kind == "cpu":
         cpu_kernels.keep_memory()
-    device.join(chosen.kind, environ)  # before the seed, which may start a device's runtime
-    set_seed(hyperparameters.seed)  # before the model, whose head is initialised at random
+    device.join(chosen.kind, environ)  # before set_seed, which may start a device's runtime
+    set_seed(hyperparameters.seed)  # before the model's new head is initialised
     tracking.set_places(places)
     shared = distribution.choose(hyperparameters, chosen, environ)
     quantized.check(hyperparameters, chosen, shared.arguments)
@@ -212,21 +212,21 @@ def _set_up(
 def training_arguments(
     hyperparameters: Hyperparameters, places: Places, chosen: Device, shared: Distribution
 ) -> TrainingArguments:
-    """The Trainer's arguments: the recipe's choices, then what the user passed beyond them.
+    """Return the Trainer's arguments: the recipe's defaults, overridden by the user's values.
 
     Raises:
-        HyperparameterError: the Trainer refuses a value or a combination of values.
+        HyperparameterError: The Trainer refuses a value or a combination of values.
     """
     on_cpu = chosen.kind == "cpu"
-    # The Trainer makes the folder even where it saves nothing.
+    # The Trainer creates its folder even if it saves nothing.
     unused = tempfile.gettempdir() if hyperparameters.passed.get("save_strategy") == "no" else None
     kind = device.kind_of(chosen.kind)
     steps = hyperparameters.warmup_steps
     is_share = steps < 1 and steps != 0
-    # Transformers 4 takes a share of all steps by another name.
+    # transformers 4 has another argument for a share of all steps.
     is_older = transformers.__version__.startswith("4.")
     warmup = "warmup_ratio" if is_share and is_older else "warmup_steps"
-    # None leaves it to the Trainer, which knows losses only.
+    # The Trainer recognises only losses as lower-is-better; None leaves it the decision.
     metric = str(hyperparameters.passed.get("metric_for_best_model"))
     is_greater_better = False if metric.endswith(("perplexity", "mse")) else None
     values: dict[str, Any] = {
@@ -243,17 +243,17 @@ def training_arguments(
         "save_total_limit": hyperparameters.save_total_limit,
         "bf16": chosen.bf16,
         "use_cpu": on_cpu,
-        # Without both, processes on a CPU train apart from each other without saying so.
+        # Without use_cpu and the backend, processes on a CPU silently train separate models.
         "ddp_backend": "gloo" if on_cpu and chosen.processes > 1 else None,
         "optim": "adamw_torch_fused" if kind.has_fused_optimizer else "adamw_torch",
         "dataloader_pin_memory": kind.pins_memory,
-        # Every parameter takes part in every step, so there is none to look for.
+        # Every parameter gets a gradient in every step.
         "ddp_find_unused_parameters": False,
-        # It would wait for the device on each step, to replace what is no number.
+        # The filter synchronizes with the device in each step, to replace NaN losses.
         "logging_nan_inf_filter": False,
         "eval_strategy": "epoch" if hyperparameters.evaluates else "no",
         "save_strategy": "steps" if "save_steps" in hyperparameters.passed else "epoch",
-        # What early stopping has counted.
+        # Early stopping counts evaluations.
         "restore_callback_states_from_checkpoint": True,
         "logging_steps": 0.05,
         "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
@@ -294,17 +294,17 @@ def _trainer(
 
 
 def _train(job: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
-    """Train, and evaluate; every process takes part, and gets the same metrics."""
+    """Train and evaluate, with all processes, and return the metrics, equal on all of them."""
     trainer, test = job.trainer, job.samples.get("test")
     metrics = trainer.run() if hyperparameters.trains else {}
     done: dict[str, float] = {}
     if hyperparameters.trains and not trainer.args.load_best_model_at_end:
-        # The evaluation of the final weights, if the last epoch ended with one.
+        # Reuse the evaluation of the final weights, if the last epoch ended with one.
         at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
         if at_end and at_end[-1]["step"] == trainer.state.global_step:
             done = {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
     if hyperparameters.predicts and test is None:
-        metrics |= trainer.evaluate()  # whose answers are what is predicted
+        metrics |= trainer.evaluate()  # its answers become predictions.jsonl
     elif hyperparameters.evaluates:
         metrics |= done or trainer.evaluate()
     if hyperparameters.evaluates:
@@ -318,7 +318,7 @@ def _train(job: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
 def _write(
     job: _Made, weights: dict[str, Any] | None, facts: model_card.Facts, places: Places
 ) -> None:
-    """Write the model, if it was trained, and metrics.json."""
+    """Write the model, if it was trained, and metrics.json, and log the metrics."""
     if facts.hyperparameters.trains:
         trained: Any = job.trainer.model
         needed = sum(weight.nbytes for weight in trained.parameters())

@@ -1,7 +1,7 @@
-"""What a checkpoint holds, taken as plain data while a step waits, to be written beside training.
+"""Copy the state of a training as plain data, write it as a checkpoint, and load it.
 
-The weights are whole, on whatever number of processes and sharded or not they were trained, so that
-they can be read for any other. A model with adapters has only these, as peft writes them.
+Weights are always whole tensors, also if they are sharded in training, so any number of processes
+can load them. Of a model with adapters, only the adapters are saved, as peft writes them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Snapshot:
     weights: Mapping[str, Tensor]
     weights_file: str
     optimizer: Mapping[str, Any] | None
-    """As torch's optimizers give it; None where only the model is saved."""
+    """The optimizer's state_dict; None if only the model is saved."""
     files: Mapping[str, bytes]
-    """The small ones."""
+    """Small files, by name."""
     also: Callable[[Path], None]
-    """Writes what no step changes: the configuration, the tokenizer."""
+    """Writes what training does not change: configuration, tokenizer."""
 
     def write(self, folder: Path) -> None:
-        """Write all of it into a folder that is there."""
+        """Write all files into an existing folder."""
         self.also(folder)
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
@@ -46,9 +46,9 @@ class Snapshot:
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], str]:
-    """What is saved of a model, by name, and the name of its file.
+    """Return the tensors of a model to save, by name, and the name of their file.
 
-    The tensors are the model's own. One that has two names, as tied embeddings do, is given once.
+    The tensors are not copied. Tied tensors are returned once.
     """
     first = {name for name, _ in model.named_parameters()}
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -59,40 +59,40 @@ def weights_of(model: Any) -> tuple[dict[str, Tensor], str]:
     }
     if not hasattr(model, "peft_config"):
         return state, WEIGHTS
-    import peft  # takes a second, and older images are without it
+    import peft  # takes a second
 
     adapter = peft.get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
     return adapter, ADAPTER
 
 
 def load_weights(model: Any, folder: Path, reads: bool, shares: bool) -> None:
-    """Put a checkpoint's weights into `model`; every process must call it.
+    """Load a checkpoint's weights into `model`. A collective of all processes.
 
     Args:
         reads: Whether this process reads the file.
         shares: Whether the first process sends the weights to the others.
 
     Raises:
-        CheckpointError: the checkpoint has no weights here, or weights by other names.
+        CheckpointError: The checkpoint has no weights on this host, or those of another model.
     """
     live, file = weights_of(model)
     try:
         stored = load_file(folder / file) if reads else None
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"Checkpoint {folder} has no {file}: it is not on this host, or not of this recipe.",
-            "Give every host the folder of checkpoints, or resume_from_checkpoint=False.",
+            f"Checkpoint {folder} has no {file}: it is not on this host, or not from this recipe.",
+            "Give all hosts the checkpoints folder, or set resume_from_checkpoint=False.",
         ) from error
     if stored is not None and (differing := sorted(stored.keys() ^ live.keys())):
         raise CheckpointError(
-            f"Checkpoint {folder} is of another model: {len(differing)} names of weights differ, "
-            f"the first is {differing[0]}."
+            f"Checkpoint {folder} belongs to another model: {len(differing)} names of weights "
+            f"differ, the first is {differing[0]}."
         )
     sharded.fill(live, stored, shares)
 
 
 def load_optimizer(optimizer: Any, folder: Path) -> None:
-    """Put a checkpoint's moments into `optimizer`, whose weights may be sharded otherwise."""
+    """Load a checkpoint's optimizer state, whatever the sharding of the weights is now."""
     stored = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
     places = [weight for group in optimizer.param_groups for weight in group["params"]]
     for number, moments in stored["state"].items():
@@ -103,11 +103,11 @@ def load_optimizer(optimizer: Any, folder: Path) -> None:
 
 
 def bytes_of(value: Any) -> int:
-    """Of all tensors in a tree of mappings and sequences, whole."""
+    """Return the bytes of all tensors in a tree of mappings and sequences."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, Mapping):
-        return sum(bytes_of(each) for each in value.values())
+        return sum(bytes_of(item) for item in value.values())
     if isinstance(value, (list, tuple)):
-        return sum(bytes_of(each) for each in value)
+        return sum(bytes_of(item) for item in value)
     return 0

@@ -1,5 +1,4 @@
-"""Where a run's metrics go beside its log: TensorBoard, MLflow, Weights & Biases, or what else the
-Trainer knows."""
+"""Configure trackers: TensorBoard, MLflow, Weights & Biases and others of HF Trainer."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ MLFLOW = "mlflow"
 
 
 def names(requested: str | None) -> list[str]:
-    """The names in the hyperparameter report_to: one, several between commas, or a JSON list.
+    """Return the names in report_to: one, several with commas, or a JSON list.
 
     Raises:
-        HyperparameterError: the Trainer knows no such integration, or wandb has no key.
+        HyperparameterError: The Trainer has no such integration, or wandb has no key.
     """
     listed = [name for name in re.findall(r"[\w-]+", requested or "none") if name != "none"]
     try:
@@ -44,25 +43,26 @@ def names(requested: str | None) -> list[str]:
 
 
 def set_places(places: Places) -> None:
-    """Where TensorBoard, MLflow and wandb write where nothing else is set; what is set stays."""
+    """Set default folders of TensorBoard, MLflow and wandb, unless the environment sets them."""
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
     os.environ.setdefault("WANDB_DIR", str(places.output_data_dir))
-    # It would send the command line, in which a token may stand.
+    # Otherwise wandb uploads the command line, which may contain a token.
     os.environ.setdefault("WANDB_X_DISABLE_META", "true")
     os.environ.setdefault(
         "MLFLOW_TRACKING_URI", (places.output_data_dir / MLFLOW).absolute().as_uri()
     )
-    # MLflow 3 wants to be asked for a folder, its only store that needs no other package.
+    # MLflow 3 refuses a folder without it; other stores need further packages.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
 @contextlib.contextmanager
 def run(trackers: Sequence[str], hyperparameters: Hyperparameters) -> Iterator[None]:
-    """An MLflow run, if asked for, from before training to after the last evaluation.
+    """Open an MLflow run, if requested, from before training to after the last evaluation.
 
-    The Trainer's own would end with training, and another begin with each evaluation after it.
-    It has the hyperparameters without secrets, and ends as FINISHED, FAILED, or KILLED by a stop.
+    The Trainer's own run ends with training, and each later evaluation starts another one.
+    The run has the hyperparameters without secrets; its status is FINISHED, FAILED, or KILLED
+    after a stop.
     """
     if MLFLOW not in trackers or not is_first_process():
         yield
@@ -82,5 +82,5 @@ def run(trackers: Sequence[str], hyperparameters: Hyperparameters) -> Iterator[N
         try:
             mlflow.flush_async_logging()
             mlflow.end_run(status)
-        except Exception as error:  # the model is trained, whatever becomes of the server
-            say(f"warning: MLflow's run has no end: {error}")
+        except Exception as error:  # the trained model matters more than the tracker
+            say(f"warning: the MLflow run could not be ended: {error}")

@@ -1,8 +1,8 @@
-"""The samples of an optimizer step, cut for the processes that there are.
+"""Split the samples of an optimizer step over processes and batches.
 
-A step is a pure function of the data, the seed, the epoch and its number. How many processes share
-it, and in how many batches one after the other, changes no more than the order of its sums. So a
-job that had 2 processes may go on with 1 or 3: the samples of a step stay as many as they were.
+The samples of a step are a pure function of the data, the seed, the epoch and the step's number.
+The number of processes and batches changes only the order in which their gradients are summed. So
+a job that had 2 processes can resume with 1 or 3: each step keeps its samples.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from recipe.tasks.base import Objective
 _PARTS = (1, 2, 4)
 _STEPS = 200
 _OF_A_BATCH = 160
-"""Tokens that a CPU computes in the time that a batch takes whatever is in it (docs/LAB.md)."""
+"""Fixed cost of a batch on a CPU, in tokens (docs/LAB.md)."""
 _OF_A_BATCH_ELSEWHERE = 8192
-"""Of a GPU, where launching takes longer than most batches: not measured."""
+"""The same on a GPU, dominated by kernel launches: an assumption, not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How the samples of a step are cut."""
+    """How the samples of a step are split."""
 
     processes: int
     size: int
-    """Samples in a batch of one process, at most."""
+    """Most samples in a batch of one process."""
     accumulation: int
     """Batches of a process in a step."""
     asked: tuple[int, int]
-    """The hyperparameters: samples in a batch of one process, and batches in a step."""
+    """The hyperparameters: batch size of one process, and batches in a step."""
     sharded: bool
     samples: int
-    """In a step, over all processes."""
+    """Samples in a step, over all processes."""
 
     def as_job(self) -> dict[str, Any]:
-        """What a checkpoint says of it, as JSON gives it back."""
+        """Return the record for a checkpoint, with JSON's types."""
         return {**asdict(self), "asked": list(self.asked)}
 
 
 def of_arguments(args: TrainingArguments) -> Cut:
-    """As the hyperparameters say, for the processes that there are."""
+    """Return the split that the hyperparameters give for this number of processes."""
     size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     return Cut(
         processes=args.world_size,
@@ -64,12 +64,13 @@ def of_arguments(args: TrainingArguments) -> Cut:
 
 
 def kept(requested: Cut, saved: Mapping[str, Any] | None) -> Cut:
-    """`asked` or, if only the number of processes has changed, what keeps the samples of a step.
+    """Return `requested`, or a split that keeps the samples of a step if only the number of
+    processes has changed.
 
-    A batch has no more samples than was asked for, so that a device has room for it.
+    No batch is larger than requested, so that it fits into the device's memory.
 
     Args:
-        saved: What the checkpoint says (`Cut.as_job`); None if there is none.
+        saved: The checkpoint's record (`Cut.as_job`); None without a checkpoint.
     """
     if (
         not saved
@@ -90,9 +91,9 @@ def kept(requested: Cut, saved: Mapping[str, Any] | None) -> Cut:
 
 
 def settle(args: TrainingArguments) -> Cut:
-    """How steps are cut for the processes of this training, which call it together.
+    """Choose how steps are split, with regard to the checkpoint. A collective of all processes.
 
-    A checkpoint of a job with other hyperparameters is left for `checkpoints.check_same` to refuse.
+    A checkpoint with other hyperparameters is ignored here; `checkpoints.check_same` refuses it.
     """
     saved = None
     if args.save_strategy != SaveStrategy.NO and args.process_index == 0:
@@ -105,7 +106,7 @@ def settle(args: TrainingArguments) -> Cut:
 
 
 def tell(args: TrainingArguments, cut: Cut) -> None:
-    """Set the arguments to how steps are cut."""
+    """Set batch size and accumulation of the arguments."""
     args.per_device_train_batch_size = cut.size
     args.gradient_accumulation_steps = cut.accumulation
 
@@ -119,35 +120,37 @@ def by_length(
     packing: bool | None,
     objective: Objective,
 ) -> tuple[Training, Cut]:
-    """The same steps in smaller batches, where so many fewer tokens are padding that it pays.
+    """Split steps into smaller batches by length, if that saves more padding than batches cost.
 
-    A step's samples lie in its batches by length, and a step's loss is the mean over its samples,
-    however it is cut: what is learned is that of steps drawn at random. Processes call it together.
+    A step keeps its randomly drawn samples, and its loss is the mean over them, so the result does
+    not change. A collective of all processes.
 
     Args:
-        packing: The hyperparameter; where samples are packed there is no padding to save.
+        packing: The hyperparameter; packed samples have no padding to save.
     """
     is_packed = packing is not False and objective.packs(model)
-    # Where a program is compiled for each shape, or each batch gathers sharded weights, a batch
-    # more costs more than its padding.
+    # If each shape is compiled, or each batch gathers sharded weights, another batch costs more
+    # than padding.
     is_dear = args.torch_compile or xla.in_use() or bool(args.fsdp)
     if is_packed or objective.couples_samples or is_dear:
         return training, cut
     pad_id: Any = getattr(tokenizer, "pad_token_id", None)
     costs = {}
     of_a_batch = _OF_A_BATCH if args.device.type == "cpu" else _OF_A_BATCH_ELSEWHERE
-    for parts in (each for each in _PARTS if cut.size % each == 0):
+    for parts in (count for count in _PARTS if cut.size % count == 0):
         finer = _finer(training, parts)
         drawn = finer.epoch(0, False)
         seen = range(min(len(drawn), _STEPS * finer.accumulation))
         batches = [(training.samples, rows) for at in seen for rows, _ in drawn[at]]
         layout = objective.layout(model, False, finer.size, pad_id, batches)
-        costs[parts] = sum(layout.places(*each) + of_a_batch for each in batches)
+        costs[parts] = sum(layout.places(*batch) + of_a_batch for batch in batches)
     best = everyones(min(costs, key=lambda parts: costs[parts]))[0]
     if best == 1:
         return training, cut
-    say(f"steps: {cut.samples} texts drawn at random, cut by length into batches of "
-        f"{cut.size // best} where {cut.size} were asked for")  # fmt: skip
+    say(
+        f"steps: {cut.samples} texts drawn at random, split by length into batches of "
+        f"{cut.size // best} instead of {cut.size}"
+    )
     cut = replace(cut, size=cut.size // best, accumulation=cut.accumulation * best)
     return _finer(training, best), cut
 
@@ -159,9 +162,9 @@ def _finer(training: Training, parts: int) -> Training:
 
 
 def shown(cut: Mapping[str, Any]) -> str:
-    """In words, for the log and for errors."""
+    """Describe a split, for the log and for errors."""
     if not cut:
-        return "parts that are not known"
+        return "unknown parts"
     sharded = ", sharded" if cut["sharded"] else ""
     return (
         f"{cut['processes']} process(es) x {cut['size']} texts x {cut['accumulation']} "

@@ -199,8 +199,8 @@ def test_what_to_change_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     job = preflight._Job(hyperparameters=parse([]), args=args, processes=2, is_sharded=False)
     estimate = Estimate(weights=10, gradients=10, optimizer=20, step=320)
     assert list(preflight._remedies(estimate, 200, job)) == [
-        "per_device_train_batch_size=16 (steps have as many texts with "
-        "gradient_accumulation_steps=2)",
+        "per_device_train_batch_size=16 (with gradient_accumulation_steps=2, a step has as many "
+        "texts)",
         "gradient_checkpointing=True",
         "fsdp=full_shard",
         "a smaller max_length",

@@ -71,7 +71,7 @@ def test_a_failure_after_training_is_said_and_raises_nothing(
     hub.refuses = "/commit/"
     repository.push(model)
     said = capsys.readouterr()[0]
-    assert f"warning: the model is not on the hub ({NAME}): " in said and "403" in said
+    assert f"warning: the model was not pushed to the hub ({NAME}): " in said and "403" in said
     assert f"saved in {model}" in said and f"hf upload {NAME} FOLDER" in said
     assert TOKEN not in said
 
@@ -85,7 +85,7 @@ def test_a_hub_that_does_not_end_is_not_waited_for(
     monkeypatch.setattr(repository._api, "upload_folder", lambda **_: over.wait(20))
     repository.push(model)
     over.set()
-    assert "is not on the hub (team/reviews): not within 0.1 s." in capsys.readouterr()[0]
+    assert "was not pushed to the hub (team/reviews): not within 0.1 s." in capsys.readouterr()[0]
 
 
 def test_a_public_repository_and_one_that_is_there(hub: PushHub) -> None:
@@ -98,9 +98,9 @@ def test_a_public_repository_and_one_that_is_there(hub: PushHub) -> None:
 @pytest.mark.parametrize(
     ("environ", "refuses", "says"),
     [
-        ({}, "", "there is no token. Give hub_token"),
-        ({"HF_TOKEN": "hf_somebody"}, "", "cannot be pushed to: .*401.*the token may write there"),
-        ({"HF_TOKEN": TOKEN}, "create", "cannot be pushed to: .*403.*the token may write there"),
+        ({}, "", "there is no token. Set hub_token"),
+        ({"HF_TOKEN": "hf_somebody"}, "", "cannot be pushed to: .*401.*the write access of the token"),
+        ({"HF_TOKEN": TOKEN}, "create", "cannot be pushed to: .*403.*the write access of the token"),
     ],
 )
 def test_what_would_fail_after_training_fails_before(

@@ -94,7 +94,7 @@ def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> No
     assert module.samples(other, tokenizer, 8).fingerprint() != first.fingerprint()
     assert len(list(cache.iterdir())) == 3
     (kept / "starts").write_bytes((kept / "starts").read_bytes()[:-8])
-    with pytest.raises(DataError, match=f"{kept} are not whole"):
+    with pytest.raises(DataError, match=f"{kept} are incomplete"):
         module.samples(split, tokenizer, 8)
 
 

@@ -133,7 +133,7 @@ def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
     assert f"resuming from {found.path}" in without_model.stdout
     assert without_model.returncode == 1
     last = without_model.stderr.strip().splitlines()[-1]
-    for words in ("OutputError", "The model cannot be written", str(model), "larger volume"):
+    for words in ("OutputError", "The model cannot be written", str(model), "volume size"):
         assert words in last
     assert list(model.iterdir()) == []
 

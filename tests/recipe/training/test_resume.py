@@ -356,7 +356,7 @@ def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: P
     assert {path.name for path in job.checkpoints.iterdir()} == {"checkpoint-2", "checkpoint-3"}
     output = job.finish("--max_steps", "3", "--resume_from_checkpoint", "False")
     assert "resuming" not in output
-    assert "2 checkpoint(s) of before moved" in output
+    assert "2 earlier checkpoint(s) moved" in output
     assert {path.name for path in job.checkpoints.iterdir()} == {"before-1", "checkpoint-3"}
 
 
@@ -410,7 +410,7 @@ def test_a_loss_that_is_no_number_names_step_and_rows(
     _, errors = started.communicate(timeout=120)
     assert started.returncode == 1
     last = errors.strip().splitlines()[-1]
-    assert re.search(r"DivergedError: The loss of step \d+ is no number", last)
+    assert re.search(r"DivergedError: The loss of step \d+ is NaN or infinite", last)
     assert re.search(r"rows \d+(, \d+){7} of the training data", last)
 
 

@@ -154,7 +154,7 @@ def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -
         assert set(codes) == {0}, each.log()
         for step, loss in losses(each).items():
             assert loss == pytest.approx(losses(sharded)[step], abs=1e-5), (each.base, step)
-        said = "steps: 48 texts drawn at random, cut by length into batches of "
+        said = "steps: 48 texts drawn at random, split by length into batches of "
         assert (said in each.log()) == (each in (one, rest, two)), each.log()
     assert rest.weights() == one.weights()
     weights = [load_file(Path(each.base) / "model" / "model.safetensors") for each in every]
@@ -256,7 +256,7 @@ def test_a_job_goes_on_in_another_world(tmp_path: Path, data: Path, still_model:
             assert loss == pytest.approx(expected[step], rel=2e-4), (each.base, step)
     for each in gone_on[:-1]:
         assert min(losses(each)) == 4, each.base
-        assert re.search(r"a step's 8 texts are cut into .*before into", each.log()), each.base
+        assert re.search(r"a step's 8 texts are split into .*before into", each.log()), each.base
     assert "2 process(es) x 4 texts x 1 batch(es), before" in gone_on[0].log()
     assert "3 process(es) x 3 texts x 1 batch(es), before" in gone_on[1].log()
     assert "1 process(es) x 4 texts x 2 batch(es), before" in gone_on[2].log()
