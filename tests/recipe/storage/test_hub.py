@@ -99,8 +99,16 @@ def test_a_public_repository_and_one_that_is_there(hub: PushHub) -> None:
     ("environ", "refuses", "says"),
     [
         ({}, "", "there is no token. Set hub_token"),
-        ({"HF_TOKEN": "hf_somebody"}, "", "cannot be pushed to: .*401.*the write access of the token"),
-        ({"HF_TOKEN": TOKEN}, "create", "cannot be pushed to: .*403.*the write access of the token"),
+        (
+            {"HF_TOKEN": "hf_somebody"},
+            "",
+            "cannot be pushed to: .*401.*the write access of the token",
+        ),
+        (
+            {"HF_TOKEN": TOKEN},
+            "create",
+            "cannot be pushed to: .*403.*the write access of the token",
+        ),
     ],
 )
 def test_what_would_fail_after_training_fails_before(
