@@ -112,7 +112,7 @@ class Hostile:
         """Method, path and headers."""
         target = self.random.choice((
             "/invocations", "/invocations", "/invocations", "/invocations", "/ping", "/metrics",
-            "/models", "/models/x/invoke", "/openapi.json", "/%2e%2e/",
+            "/models", "/models/x/invoke", "/%2e%2e/",
             "/execution-parameters", "/%00", "/%ff%fe",
             "/../../etc/passwd", "//invocations", "/" + "a" * self.random.choice((10, 9000)), "*",
             "/invocations?" + "q=%F0&" * 100, "http://x/invocations",

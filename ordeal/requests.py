@@ -1,4 +1,4 @@
-"""Hostile requests: schemathesis on the server's own OpenAPI, and raw sockets.
+"""Hostile requests: schemathesis, and raw sockets.
 
 Each raw request is drawn from a seed, so that a broken promise can be repeated by its number.
 """
@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from ordeal import openapi
 from ordeal.common import Trial, clean_environ
 from ordeal.hostile import Hostile, on_the_wire
 from ordeal.serving import HEALTHY, Healthy, Server
@@ -27,7 +28,7 @@ CODE = "no code of a request is run"
 FLAT = "memory and file descriptors do not grow"
 BESIDE = "healthy requests beside are answered, and rightly"
 ALIVE = "no worker dies, and the log has no traceback"
-SCHEMA = "schemathesis finds nothing against /openapi.json"
+SCHEMA = "schemathesis finds nothing against ordeal/openapi.py"
 PIPELINE = "pipelined requests are all answered, in their order"
 PROMISES = (PLANNED, CODE, FLAT, BESIDE, ALIVE, SCHEMA, PIPELINE)
 
@@ -112,9 +113,11 @@ def _exchange(port: int, request: bytes, framed: bool) -> tuple[int, bytes]:
 def _schemathesis(trial: Trial, server: Server, seconds: int) -> None:
     checks = "not_a_server_error,status_code_conformance,content_type_conformance"
     checks += ",response_schema_conformance,unsupported_method,allow_header_conformance"
+    document = trial.folder / "openapi.json"
+    document.write_text(json.dumps(openapi.describe()))
     command = [
-        str(Path(sys.executable).with_name("schemathesis")), "run",
-        f"http://127.0.0.1:{server.port}/openapi.json", "--checks", checks,
+        str(Path(sys.executable).with_name("schemathesis")), "run", str(document),
+        "--url", f"http://127.0.0.1:{server.port}", "--checks", checks,
         "--seed", str(trial.seed), "--max-time", str(seconds), "--phases", "coverage,fuzzing",
         "--suppress-health-check", "all", "--no-shrink", "--warnings", "off",
         "--request-timeout", "60",

@@ -100,5 +100,4 @@ def _handlers(trial: Trial) -> None:
         status, body = server.invoke()
         (trial.folder / "response.txt").write_bytes(body)
         (trial.folder / "metrics.txt").write_bytes(server.ask("GET", "/metrics")[1])
-        (trial.folder / "openapi.txt").write_bytes(server.ask("GET", "/openapi.json")[1])
     trial.check(USED, status == 400 and b"bad body" in body, (status, body))

@@ -67,13 +67,13 @@ class Adapters:
         ]
 
     async def show(self, request: Request) -> Response:
-        """Answer GET /adapters."""
+        """List the loaded LoRA adapters."""
         adapters = self._server.adapters if self._server is not None else {}
         shown = [{"name": name, "src": adapters[name]} for name in self.names]
         return self._invocations.reply(200, {"adapters": shown})
 
     async def register(self, request: Request) -> Response:
-        """Answer POST /adapters once the adapter has generated a token."""
+        """Load a LoRA adapter (`name`, `src`), and have it generate a token."""
         body = await self._invocations.order(request)
         try:
             order = json.loads(body)
@@ -90,7 +90,7 @@ class Adapters:
         return self._invocations.reply(200, {"status": f"Adapter {name} registered"})
 
     async def unregister(self, request: Request) -> Response:
-        """Answer DELETE /adapters/NAME."""
+        """Unload a LoRA adapter."""
         check_origin(request)
         name = request.path_params["name"]
         await self._taking().unload_adapter(name)

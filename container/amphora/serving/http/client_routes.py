@@ -68,7 +68,7 @@ class ClientRoutes:
         ]
 
     async def invoke(self, request: Request) -> Response:
-        """Answer as /invocations does, if the model's handlers answer this route.
+        """Answer a request of OpenAI's, TEI's or TGI's API, if the model answers this route.
 
         Of several models the body's `model` (OpenAI's API) or the target model's header chooses.
         """
@@ -89,7 +89,7 @@ class ClientRoutes:
         return await self._invocations.invoke(request, pool, body)
 
     async def list_models(self, request: Request) -> Response:
-        """List the loaded models as OpenAI's API does; a single one answers to any name."""
+        """List the loaded models as OpenAI's API does. A single one answers to any name."""
         return self._invocations.reply(200, {"object": "list", "data": [*self._entries().values()]})
 
     async def show_model(self, request: Request) -> Response:
@@ -101,7 +101,7 @@ class ClientRoutes:
         return self._invocations.reply(200, entries[name])
 
     async def info(self, request: Request) -> Response:
-        """Say what is served, as TEI's API does, and what the page at / needs to know.
+        """Describe the model and the limits, as TEI's API does.
 
         Of several models the query's `model` or the target model's header chooses.
         """

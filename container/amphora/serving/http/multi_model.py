@@ -125,7 +125,7 @@ class MultiModel:
         return next(iter(self._models.values()))
 
     async def list_models(self, request: Request) -> Response:
-        """Answer GET /models, in pages."""
+        """List the loaded models, in pages (`limit`, `next_page_token`)."""
         first = _number(request, "next_page_token", 0)
         size = max(1, _number(request, "limit", _PAGE))
         page = [self._models[name].entry for name in self.names[first : first + size]]
@@ -135,11 +135,11 @@ class MultiModel:
         return self._invocations.reply(200, answer)
 
     async def show(self, request: Request) -> Response:
-        """Answer GET /models/NAME."""
+        """Show a loaded model."""
         return self._invocations.reply(200, self.find(request.path_params["name"]).entry)
 
     async def unload(self, request: Request) -> Response:
-        """Answer DELETE /models/NAME."""
+        """Unload a model."""
         check_origin(request)
         async with self._loading:
             model = self.find(request.path_params["name"])
@@ -149,17 +149,17 @@ class MultiModel:
         return self._invocations.reply(200, {"status": f"Model {model.name} is unloaded."})
 
     async def invoke(self, request: Request) -> Response:
-        """Answer POST /models/NAME/invoke."""
+        """Answer a request by the model of that name."""
         model = self.find(request.path_params["name"])
         return await self._invocations.invoke(request, model.pool)
 
     async def invoke_named(self, request: Request) -> Response:
-        """Answer POST /invocations by the model of the header, or by the only one."""
+        """Answer a request by the model of the header, or by the only one."""
         model = self.select(request.headers.get(TARGET_MODEL, ""))
         return await self._invocations.invoke(request, model.pool)
 
     async def load(self, request: Request) -> Response:
-        """Answer POST /models."""
+        """Load a model (`model_name`, `url`)."""
         body = await self._invocations.order(request)
         try:
             order = json.loads(body)

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import metrics
-from amphora.serving.http import openapi, wire
+from amphora.serving.http import wire
 from amphora.serving.http.adapters import Adapters, TakesAdapters
 from amphora.serving.http.client_routes import ClientRoutes
 from amphora.serving.http.invocations import Invocations
@@ -104,14 +104,13 @@ class Front:
             self.adapters = Adapters(self.invocations, adapting)
             self.invocations.answered = lambda: pool.description.get("routes", [])
 
-    def application(self) -> ASGIApp:
-        """Build the ASGI application."""
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes for Starlette. docs/REFERENCE.md shows their endpoints' docstrings."""
         routes: list[BaseRoute] = [
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/ping/", self.ping, methods=["GET", "POST"]),
             Route("/health", self.ping, methods=["GET"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
-            Route("/openapi.json", self.describe, methods=["GET"]),
         ]
         if self.settings.shows_page:
             routes.append(Route("/", self.page, methods=["GET"]))
@@ -135,7 +134,12 @@ class Front:
                     for path in ("/invocations-bidirectional-stream", *clients.paths)
                 ),
             ]
-        app = Starlette(routes=routes, exception_handlers=self.invocations.exception_handlers)
+        return routes
+
+    def application(self) -> ASGIApp:
+        """Build the ASGI application."""
+        handlers = self.invocations.exception_handlers
+        app = Starlette(routes=self.routes(), exception_handlers=handlers)
         # A redirect would point to whatever the client's Host header names.
         app.router.redirect_slashes = False
         self._access_log = metrics.AccessLog(app, self.metrics, sys.stdout)
@@ -162,28 +166,24 @@ class Front:
         return self.invocations.reply(200 if is_ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
-        """Answer with the metrics in Prometheus' text format."""
+        """Show the metrics in Prometheus' text format."""
         self.metrics.waiting.set(sum(pool.waiting for pool in self.pools))
         self.metrics.queue_age.set(max((pool.oldest for pool in self.pools), default=0.0))
         self.metrics.workers.set(sum(pool.living for pool in self.pools))
         more = b"".join([await pool.metrics_text() for pool in self.pools])
         return Response(self.metrics.text() + more, headers={"content-type": metrics.CONTENT_TYPE})
 
-    async def describe(self, request: Request) -> Response:
-        """Answer with the OpenAPI document."""
-        return self.invocations.reply(200, openapi.describe(self.settings))
-
     async def page(self, request: Request) -> Response:
-        """Answer with the page to try the model."""
+        """Show a page to try the model."""
         return FileResponse(Path(__file__).with_name("page.html"))
 
     async def invoke(self, request: Request) -> Response:
-        """Answer a request by the one model."""
+        """Answer a request by the model."""
         assert self.pool is not None
         return await self.invocations.invoke(request, self.pool)
 
     async def execution_parameters(self, request: Request) -> Response:
-        """Answer with the settings for batch transform; those of the job take precedence.
+        """Return settings for batch transform; those of the job take precedence.
 
         One record a request is right for every content type and every handler: several lines sent
         as application/json are not JSON, and several as text/plain would be taken for one text. The

@@ -40,7 +40,7 @@ class WebSocketInvocations:
         self._pool = pool
 
     async def converse(self, socket: WebSocket) -> None:
-        """Answer messages in order until the client leaves or the server stops."""
+        """Answer each message as an invocation, in order, until the client leaves."""
         await socket.accept()
         inbox: asyncio.Queue[bytes] = asyncio.Queue(_MOST_AHEAD)
         tasks = [
