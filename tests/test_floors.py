@@ -58,7 +58,9 @@ def test_serving_does_not_load_what_only_training_needs() -> None:
         [
             sys.executable,
             "-c",
-            f"import sys, inference; print(set('{heavy}'.split()) & set(sys.modules))",
+            "import sys, inference\nfrom recipe.task_table import SERVED, resolve\n"
+            "for served in SERVED.values():\n    resolve(served.load)\n"
+            f"print(set('{heavy}'.split()) & set(sys.modules))",
         ],
         cwd=ROOT / "code",
         capture_output=True,

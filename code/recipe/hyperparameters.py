@@ -24,10 +24,7 @@ class Hyperparameters:
 
     task: str | None = _documented(
         None,
-        "text-classification (also regression), token-classification, question-answering, "
-        "sentence-embedding, reranking, causal-lm, preference (DPO), masked-lm, "
-        "summarization, translation, text2text-generation or image-classification. Default: "
-        "chosen from data and model if nothing else could be meant.",
+        f"{', '.join(TASKS)}. Default: chosen from data and model if nothing else could be meant.",
     )
     model_name_or_path: str | None = _documented(
         None,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import transformers
@@ -18,16 +16,7 @@ from recipe.backend.saved.origin import Origin
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
 from recipe.storage import checksums
-from recipe.tasks.causal_lm.serve import Generator
-from recipe.tasks.masked_lm.serve import MaskFiller
-from recipe.tasks.question_answering.serve import QuestionAnswerer
-from recipe.tasks.sentence_embedding import serve as embedder
-from recipe.tasks.sentence_embedding.library_vectors import MULTI_VECTOR, SPARSE, LibraryVectors
-from recipe.tasks.text_classification.serve import Classifier
-from recipe.tasks.text_to_text import serve as text_to_text
-from recipe.tasks.text_to_text.serve import TextGenerator
-from recipe.tasks.token_classification.serve import Tagger
-from recipe.tasks.zero_shot.serve import ZeroShot
+from recipe.task_table import SERVED, resolve
 
 
 class ServedTask(Protocol):
@@ -43,59 +32,10 @@ class ServedTask(Protocol):
         """The prediction for each request, or an exception in its place."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A task that requests are merged for."""
-
-    load: Callable[[Origin], ServedTask]
-    architectures: tuple[str, ...] = ()
-    """transformers' Auto classes whose models have the task's head."""
-    adapters: tuple[str, ...] = ()
-    """What peft calls the task."""
-
-
-FEATURES, SENTENCES = "feature-extraction", "sentence-similarity"
-TASKS: Mapping[str, Entry] = {
-    "text-classification": Entry(
-        load=Classifier.load,
-        architectures=("AutoModelForSequenceClassification",),
-        adapters=("SEQ_CLS",),
-    ),
-    "token-classification": Entry(
-        load=Tagger.load,
-        architectures=("AutoModelForTokenClassification",),
-        adapters=("TOKEN_CLS",),
-    ),
-    "question-answering": Entry(
-        load=QuestionAnswerer.load,
-        architectures=("AutoModelForQuestionAnswering",),
-        adapters=("QUESTION_ANS",),
-    ),
-    text_to_text.GENERAL: Entry(
-        load=partial(TextGenerator.load, task=text_to_text.GENERAL),
-        architectures=("AutoModelForSeq2SeqLM",),
-        adapters=("SEQ_2_SEQ_LM",),
-    ),
-    # After the encoder-decoders: transformers lists BART, MBart and MVP for both.
-    "fill-mask": Entry(load=MaskFiller.load, architectures=("AutoModelForMaskedLM",)),
-    text_to_text.SUMMARIES: Entry(load=partial(TextGenerator.load, task=text_to_text.SUMMARIES)),
-    text_to_text.TRANSLATIONS: Entry(
-        load=partial(TextGenerator.load, task=text_to_text.TRANSLATIONS)
-    ),
-    "text-generation": Entry(
-        load=Generator.load, architectures=("AutoModelForCausalLM",), adapters=("CAUSAL_LM",)
-    ),
-    "zero-shot-classification": Entry(load=ZeroShot.load),
-    FEATURES: Entry(load=embedder.load_features, adapters=("FEATURE_EXTRACTION",)),
-    SENTENCES: Entry(load=embedder.load_vectors),
-    "sparse-embedding": Entry(load=partial(LibraryVectors.load, kind=SPARSE)),
-    "multi-vector-embedding": Entry(load=partial(LibraryVectors.load, kind=MULTI_VECTOR)),
-}
-"""The tasks that requests are merged for, the likelier first for a model that could do several."""
+FEATURES, SENTENCES, TRANSLATIONS = "feature-extraction", "sentence-similarity", "translation"
 _OF_SENTENCES = {
     "SentenceTransformer": FEATURES,
-    SPARSE: "sparse-embedding",
-    MULTI_VECTOR: "multi-vector-embedding",
+    **{row.options["kind"]: name for name, row in SERVED.items() if "kind" in row.options},
 }
 """The task of each kind of model that sentence-transformers saves, but for cross-encoders."""
 _SYNONYMS = {
@@ -126,10 +66,10 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     with checksums.verified(origin.place):
         name = chosen(origin, environ)
         print(f"task: {name}", flush=True)
-        if name not in TASKS:
+        if (served := SERVED.get(name)) is None:
             task: ServedTask = pipelines.Foreign.load(origin, name, environ)
         else:
-            task = TASKS[name].load(origin)
+            task = resolve(served.load)(origin, **served.options)
     if conversion.is_requested(environ) and engine_of(task) is None:
         raise conversion.refused(
             "it computes encoders (classification, entities, question answering, vectors, "
@@ -159,9 +99,9 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
     """
     name = environ.get("HF_TASK") or task_of(origin)
     name = _SYNONYMS.get(name, name)
-    if name.startswith(f"{text_to_text.TRANSLATIONS}_"):
-        name = text_to_text.TRANSLATIONS
-    known = [*TASKS, *(task for task in pipelines.names() if task not in TASKS)]
+    if name.startswith(f"{TRANSLATIONS}_"):
+        name = TRANSLATIONS
+    known = [*SERVED, *(task for task in pipelines.names() if task not in SERVED)]
     if name not in known:
         raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
     return name
@@ -181,7 +121,7 @@ def task_of(origin: Origin) -> str:
         around = (origin.adapter.get("auto_mapping") or {}).get("base_model_class") or ""
         if not kind and (claimed := task_of_class(around.removeprefix("FSDP"))) is not None:
             return claimed
-        claiming = [name for name, entry in TASKS.items() if kind in entry.adapters]
+        claiming = [name for name, entry in SERVED.items() if kind in entry.adapters]
         what = f"is an adapter whose task_type is {kind!r}"
     elif (kind := _sentence_kind(origin)) in _OF_SENTENCES:
         claiming, what = [_OF_SENTENCES[kind]], ""
@@ -196,7 +136,7 @@ def task_of(origin: Origin) -> str:
     if not claiming:
         raise ModelError(
             f"The model {origin.place} {what}, which no task here claims.",
-            f"Name the task in HF_TASK: {', '.join(TASKS)}; or bring an inference.py.",
+            f"Name the task in HF_TASK: {', '.join(SERVED)}; or bring an inference.py.",
         )
     return claiming[0]
 
@@ -204,7 +144,7 @@ def task_of(origin: Origin) -> str:
 def task_of_class(name: str) -> str | None:
     """The task that a class of transformers is made for; None if no task claims it."""
     for task, architectures in _candidates():
-        if any(name == model for own in architectures for _, model in _classes(own)):
+        if any(name == model for auto in architectures for _, model in _classes(auto)):
             return task
     headless = [kind for kind, model in _classes("AutoModel") if model == name]
     if not headless:
@@ -221,7 +161,7 @@ def _task_of_remote_class(name: str, auto_map: Mapping[str, Any]) -> str | None:
     """
     names = [auto for auto, path in auto_map.items() if str(path).endswith(f".{name}")] + [name]
     for task, architectures in _candidates():
-        endings = tuple(own.removeprefix("AutoModel") for own in architectures)
+        endings = tuple(auto.removeprefix("AutoModel") for auto in architectures)
         if any(known.endswith(endings) for known in names):
             return task
     return None
@@ -233,9 +173,9 @@ def _candidates() -> list[tuple[str, set[str]]]:
     media = [
         (task, set(pipelines.architectures(task)) - {"AutoModelForCausalLM"})
         for task in pipelines.names()
-        if task not in TASKS and task not in _VAGUE
+        if task not in SERVED and task not in _VAGUE
     ]
-    return media + [(task, set(entry.architectures)) for task, entry in TASKS.items()]
+    return media + [(task, set(entry.architectures)) for task, entry in SERVED.items()]
 
 
 def _sentence_kind(origin: Origin) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,13 +104,10 @@ def _recognised(
         check_named(evidence.part, hyperparameters)
     recognised: dict[str, Recognised] = {}
     for task in possible:
-        if (named := TASKS[task].recognised_by) is not None:
-            module, _, function = named.partition(":")
-            recognise = getattr(
-                importlib.import_module(f"recipe.{module}"), function or "recognise"
-            )
-            if (found := recognise(evidence)) is not None:
-                recognised[task] = found
+        place = TASKS[task].recognised_by
+        found = None if place is None else task_table.resolve(place)(evidence)
+        if found is not None:
+            recognised[task] = found
     if evidence.part is not None and not any(found.certain for found in recognised.values()):
         check_choices(evidence.part)
     return recognised

@@ -10,25 +10,14 @@ from recipe.backend.requests.payloads import BadRequest, Request
 from recipe.compat import UNBOUNDED
 from recipe.inference import registry
 from recipe.inference.apis import openai, openai_forms, tei, tgi, tokens
+from recipe.task_table import SERVED
 from recipe.tasks.causal_lm.serve import Generator
 from recipe.tasks.sentence_embedding.library_vectors import SPARSE, LibraryVectors
 from recipe.tasks.sentence_embedding.serve import Embedder, TokenFeatures
 from recipe.tasks.text_classification.serve import Classifier
 
 _FORMS = {
-    "text-generation": "text",
-    "text-classification": "pair",
-    "token-classification": "text",
-    "feature-extraction": "text",
-    "sentence-similarity": "similarity",
-    "zero-shot-classification": "labels",
-    "fill-mask": "mask",
-    "question-answering": "question",
-    "document-question-answering": "json",
     "table-question-answering": "table",
-    "summarization": "text",
-    "translation": "text",
-    "text2text-generation": "text",
     "image-classification": "image",
     "image-segmentation": "image",
     "image-feature-extraction": "image",
@@ -38,7 +27,7 @@ _FORMS = {
     "automatic-speech-recognition": "audio",
     "audio-classification": "audio",
 }
-"""The form of the page for each task; JSON for the others."""
+"""The form of the page for each task of transformers' pipelines; JSON for the others."""
 
 
 def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -58,7 +47,7 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
         "model": openai_forms.served_name(environ),
         "task": task,
         "routes": routes(model),
-        "form": _FORMS.get(task, "json"),
+        "form": SERVED[task].form if task in SERVED else _FORMS.get(task, "json"),
     }
     if isinstance(model, Generator) and model.has_template:
         described["form"] = "chat"

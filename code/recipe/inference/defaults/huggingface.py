@@ -162,6 +162,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from recipe.compat import quieten
     from recipe.inference import registry
     from recipe.storage import checksums
+    from recipe.task_table import SERVED
 
     quieten(bars=False)
     if conversion.is_requested(environ):
@@ -173,12 +174,12 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     except KeyError:
         return TaskPipeline(name, registry.load(model_dir, environ))
     kind, _, _ = precision.chosen(environ)
-    if kind in static.DEVICES and task in registry.TASKS:
+    if kind in static.DEVICES and task in SERVED:
         # transformers' pipelines have a shape for each text.
         return TaskPipeline(task, registry.load(model_dir, {**environ, "HF_TASK": task}))
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     with checksums.verified(origin.place):
-        if task not in registry.TASKS:
+        if task not in SERVED:
             return pipelines.Foreign.load(origin, task, precise).pipeline
         return pipelines.around(task, loading.load(origin, targets["pt"][0], precise))
 
