@@ -1,8 +1,9 @@
 """Finds code for transformers 4 if version 5 is installed.
 
-Version 5 removed some names and ignores some arguments without a warning. `check` reads the user's
-files before they run and raises an error that names each use with its file and line. `remedy` adds
-what to do to an error that was raised at run time. Files are parsed, and nothing is imported.
+Version 5 ignores some arguments without a warning. `check` reads the user's files before they run,
+in training and in serving, and raises an error that names each such use with its file and line.
+Code that version 5 refuses raises an error at run time, to which `remedy` adds what to do.
+Files are parsed, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ TASKS: Mapping[str, str] = {
     "summarization": _OWN_TASK,
     "translation": _OWN_TASK,
     "text2text-generation": _OWN_TASK,
-    "image-to-text": 'write pipeline("image-text-to-text")',
     "visual-question-answering": 'write pipeline("image-text-to-text")',
     "image-to-image": "call the model and its image processor",
 }
@@ -39,20 +39,23 @@ METHODS: Mapping[str, str] = {
     "special_tokens_map_extended": "write special_tokens_map",
     "additional_special_tokens": "write extra_special_tokens",
 }
-ARGUMENTS: Mapping[str, str] = {
+IGNORED: Mapping[str, str] = {
     "return_all_scores": "write top_k=None (the answer for one text is then a flat list)",
     "multi_class": "write multi_label",
     "pad_to_max_length": 'write padding="max_length"',
+    "head_mask": "version 5 has no replacement",
+}
+"""Arguments that 5 silently ignores."""
+ARGUMENTS: Mapping[str, str] = {
     "grouped_entities": 'write aggregation_strategy="simple"',
     "ignore_subwords": 'write aggregation_strategy="first"',
-    "head_mask": "",
     "torchscript": "call torch.jit.trace on a model with return_dict=False",
     "resume_download": "leave it out",
     "use_auth_token": "write token",
     "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
     "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
 }
-"""Arguments that 5 refuses, or silently ignores (the first three and `head_mask`)."""
+"""Arguments that 5 refuses."""
 TRAINER_ARGUMENTS: Mapping[str, str] = {
     "evaluation_strategy": "write eval_strategy",
     "tokenizer": "write processing_class",
@@ -91,23 +94,23 @@ _MASK_CHANGE = (
     " generate(**encoded)"
 )
 _VOCABULARIES = frozenset({"vocab_file", "merges_file"})
-_REBUILT = re.compile(
+# Patterns are compiled when they are used: compiling them would delay every start.
+_REBUILT = (
     r"(Albert|Bart|Bert|Deberta|DebertaV2|DistilBert|Electra|GPT2|Llama|Longformer|MBart|"
     r"MobileBert|MPNet|Pegasus|Roberta|T5|XLMRoberta|XLNet)Tokenizer(Fast)?"
 )
 """Tokenizers that read no `vocab_file` in 5."""
-_ENCODER_DECODER = re.compile(r"\w*(Seq2SeqLM|ForConditionalGeneration|MTModel)")
-_TENSORS = frozenset({"input_ids", "attention_mask", "items", "keys", "values", "data", "get"})
+_ENCODER_DECODER = r"(?!Whisper|Speech)\w*(Seq2SeqLM|ForConditionalGeneration|MTModel)"
 _RAISED = (
-    re.compile(r"cannot import name '(\w+)' from '?transformers"),
-    re.compile(r"module transformers(?:\.\w+)* has no attribute (\w+)"),
-    re.compile(r"module 'transformers[\w.]*' has no attribute '(\w+)'"),
-    re.compile(r"No module named 'transformers\.([\w.]+)"),
-    re.compile(r"Train(?:er|ingArguments)\.__init__\(\) got an unexpected keyword argument '(\w+)"),
-    re.compile(r"The task ([\w-]+) has been removed from transformers"),
-    re.compile(r"Unknown task ([\w-]+), available tasks are"),
-    re.compile(r"\w+ has no attribute (\w+)$"),
-    re.compile(r"unexpected keyword argument '(\w+)"),
+    r"cannot import name '(\w+)' from '?transformers",
+    r"module transformers(?:\.\w+)* has no attribute (\w+)",
+    r"module 'transformers[\w.]*' has no attribute '(\w+)'",
+    r"No module named 'transformers\.([\w.]+)",
+    r"Train(?:er|ingArguments)\.__init__\(\) got an unexpected keyword argument '(\w+)",
+    r"The task (translation|[\w-]+)\w* has been removed from transformers",
+    r"Unknown task ([\w-]+), available tasks are",
+    r"\w+ has no attribute (\w+)$",
+    r"unexpected keyword argument '(\w+)",
 )
 _ALWAYS = 5
 """The first of these are transformers' own, whatever the name; others need one of the tables."""
@@ -124,29 +127,24 @@ def installed() -> str:
 
 
 def check(path: Path, folder: Path) -> None:
-    """Raise CodeError if a file, or one of `folder` that it imports, uses what version 5 lacks.
+    """Raise CodeError if a file, or one of `folder` that it imports, uses what version 5 ignores.
 
     What a file tries and catches (ImportError and the like), or does under a condition on the
-    version or on hasattr, is left alone.
+    version or on hasattr, is not reported. Neither are names that the files themselves define.
     """
     files = dict(_sources(path, folder))
-    defined = {
-        node.name
-        for tree in files.values()
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
     if not any(_imports(tree, "transformers") for tree in files.values()) or not installed():
         return
-    found = [
+    defined = {name for tree in files.values() for name in _defined(tree)}
+    uses = [
         f"{file}, line {line}: {what}"
         for file, tree in files.items()
         for line, name, what in sorted(_uses(tree))
         if name not in defined
     ]
-    if found:
+    if uses:
         raise CodeError(
-            f"Code for transformers 4, and {installed()} is installed. {' '.join(found)}",
+            f"Code for transformers 4, and {installed()} is installed. {' '.join(uses)}",
             f"Change these lines, or {IMAGE}.",
         )
 
@@ -154,9 +152,9 @@ def check(path: Path, folder: Path) -> None:
 def remedy(text: str) -> str:
     """Return what to do about an error that names what transformers 5 lacks, or ""."""
     for place, pattern in enumerate(_RAISED):
-        match = pattern.search(text.strip().strip("'\""))
+        match = re.search(pattern, text.strip().strip("'\""))
         name = match.group(1) if match else ""
-        tables = (TASKS, METHODS, ARGUMENTS, TRAINER_ARGUMENTS, NAMES)
+        tables = (TASKS, METHODS, IGNORED, ARGUMENTS, TRAINER_ARGUMENTS, NAMES)
         instead = next((table[name] for table in tables if name in table), None)
         if name and (instead is not None or place < _ALWAYS) and installed():
             image = "" if name in NOT_IN_4 else f"if the code was written for version 4, {IMAGE}"
@@ -216,55 +214,49 @@ def _imports(tree: ast.AST, package: str) -> bool:
     )
 
 
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of functions, parameters and annotated fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
 def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Yield line, name and description of each use of what version 5 lacks."""
-    as_dict = _dict_names(tree)
     pads_sources = _pads_sources(tree)
-    for node, parent in _unguarded(tree):
-        line = getattr(node, "lineno", 0)
-        if isinstance(node, ast.Attribute) and node.attr in METHODS:
-            yield line, node.attr, f"{node.attr} is gone: {METHODS[node.attr]}."
+    for node in _unguarded(tree):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "return_all_scores":
-                    yield from _argument(line, str(key.value), value)
+                    yield from _ignored(str(key.value), value)
         if not isinstance(node, ast.Call):
             continue
         for keyword in node.keywords:
-            yield from _argument(keyword.value.lineno, keyword.arg or "", keyword.value)
+            yield from _ignored(keyword.arg or "", keyword.value)
         called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        called = node.func.id if isinstance(node.func, ast.Name) else called
-        if called == "pipeline":
-            named = [keyword.value for keyword in node.keywords if keyword.arg == "task"]
-            for task in [*node.args[:1], *named]:
-                name = str(task.value) if isinstance(task, ast.Constant) else ""
-                name = "translation" if name.startswith("translation_") else name
-                if name in TASKS:
-                    yield line, name, f'pipeline("{name}") is gone: {TASKS[name]}.'
-        if _REBUILT.fullmatch(called):
+        if called in METHODS:
+            yield node.lineno, called, f"{called} is gone: {METHODS[called]}."
+        if called == "generate" and pads_sources and _leaves_out_mask(node):
+            yield node.lineno, _MASK, f"{_MASK_CHANGE}."
+        if isinstance(node.func, ast.Name) and re.fullmatch(_REBUILT, node.func.id):
             for keyword in node.keywords:
                 if keyword.arg in _VOCABULARIES:
-                    yield (
-                        line,
-                        keyword.arg,
-                        (
-                            f"{called} ignores {keyword.arg}, and knows no word then: give the path"
-                            " without the name, as its first argument, or use from_pretrained."
-                        ),
+                    what = (
+                        f"{node.func.id} ignores {keyword.arg}, so that all words are unknown: give"
+                        " the path as its first argument, without the name, or use from_pretrained."
                     )
-        if called == "generate" and pads_sources and _leaves_out_mask(node):
-            yield line, _MASK, f"{_MASK_CHANGE}."
-        if called == _TEMPLATE and _gives_ids_in_4(node) and not _is_dict(node, parent, as_dict):
-            yield line, called, f"{_TEMPLATE_CHANGE}."
+                    yield node.lineno, keyword.arg, what
 
 
-def _argument(line: int, name: str, value: ast.expr) -> Iterator[tuple[int, str, str]]:
-    if name not in ARGUMENTS or (isinstance(value, ast.Constant) and value.value is not True):
-        return
-    if isinstance(value, ast.Name) and value.id == name != "return_all_scores":
-        return  # handed on from a parameter, where None or False is usual
-    instead = f": {ARGUMENTS[name]}" if ARGUMENTS[name] else ""
-    yield line, name, f"{name} has no effect, or is refused{instead}."
+def _ignored(name: str, value: ast.expr) -> Iterator[tuple[int, str, str]]:
+    """Yield an argument that version 5 ignores, unless its value may be the default."""
+    is_on = value.value is True if isinstance(value, ast.Constant) else name != "multi_class"
+    if name in IGNORED and is_on:
+        yield value.lineno, name, f"{name} has no effect: {IGNORED[name]}."
 
 
 def _pads_sources(tree: ast.AST) -> bool:
@@ -279,68 +271,23 @@ def _pads_sources(tree: ast.AST) -> bool:
         and not (isinstance(node.value, ast.Constant) and node.value.value in (False, "do_not_pad"))
         for node in nodes
     )
-    return pads and any(_ENCODER_DECODER.fullmatch(name) for name in names)
+    return pads and any(re.fullmatch(_ENCODER_DECODER, name) for name in names)
 
 
 def _leaves_out_mask(call: ast.Call) -> bool:
-    """Return whether a call of generate is given token ids, and not what of them is padding."""
-    given = {keyword.arg for keyword in call.keywords}
-    has_ids = bool(call.args) or not given.isdisjoint({"input_ids", "inputs"})
-    return has_ids and _MASK not in given
+    """Return whether a call of generate passes token ids without their mask."""
+    inputs = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("inputs", "input_ids"))]
+    return any("ids" in ast.unparse(value) for value in inputs) and not any(
+        keyword.arg == _MASK for keyword in call.keywords
+    )
 
 
-def _gives_ids_in_4(call: ast.Call) -> bool:
-    """Return whether the result of a call of apply_chat_template depends on the version."""
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
-    tokenize = given.get("tokenize")
-    is_text = isinstance(tokenize, ast.Constant) and not tokenize.value
-    return not is_text and "return_dict" not in given and None not in given
-
-
-def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
-    """Return whether the result of a call is used as the dict that version 5 returns."""
-    node = call
-    for parent in reversed(parents):
-        if isinstance(parent, ast.keyword) and parent.arg is None:
-            return True
-        if isinstance(parent, ast.Attribute) and parent.attr in _TENSORS:
-            return True
-        if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
-            return isinstance(parent.slice.value, str)
-        if isinstance(parent, ast.Assign):
-            return any(isinstance(to, ast.Name) and to.id in as_dict for to in parent.targets)
-        is_moved = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
-        if not is_moved and not (isinstance(parent, ast.Call) and parent.func is node):
-            return False
-        node = parent
-    return False
-
-
-def _dict_names(tree: ast.AST) -> set[str]:
-    """Return the variables that are used as dicts of tensors somewhere."""
-    names = set()
-    for node in ast.walk(tree):
-        is_dict = (
-            (isinstance(node, ast.keyword) and node.arg is None)
-            or (isinstance(node, ast.Attribute) and node.attr in _TENSORS)
-            or (
-                isinstance(node, ast.Subscript)
-                and isinstance(node.slice, ast.Constant)
-                and isinstance(node.slice.value, str)
-            )
-        )
-        value = getattr(node, "value", None)
-        if is_dict and isinstance(value, ast.Name):
-            names.add(value.id)
-    return names
-
-
-def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
-    """Yield each node with its parents, without code that depends on the version."""
-    waiting: list[tuple[ast.AST, list[ast.AST]]] = [(tree, [])]
+def _unguarded(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield each node, without code that depends on the version."""
+    waiting = [tree]
     while waiting:
-        node, parents = waiting.pop()
-        yield node, parents
+        node = waiting.pop()
+        yield node
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.If) and re.search("version|hasattr", ast.unparse(node.test)):
             children = []
@@ -353,4 +300,4 @@ def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
             }
             if caught & {"ImportError", "AttributeError", "KeyError", "TypeError"}:
                 children = [*node.orelse, *node.finalbody]
-        waiting += [(child, [*parents, node]) for child in children]
+        waiting += children

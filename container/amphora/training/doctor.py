@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from amphora.common import devices, logs, packages
-from amphora.common.errors import AmphoraError
+from amphora.common import devices, logs, packages, transformers4
+from amphora.common.errors import AmphoraError, CodeError
 from amphora.contract.job import Job, read_job
 from amphora.training import entry_point, launch
 from amphora.training.limits import Limits
@@ -144,32 +144,31 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
 
 def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
     """Check that a user's script compiles and that its imports are installed."""
-    files = [code.path]
-    if code.kind is entry_point.ProgramKind.MODULE:
-        inside = code.root / Path(*code.name.split("."))
-        files = [f for f in (inside.with_suffix(".py"), inside / "__main__.py") if f.is_file()]
-    if code.kind is entry_point.ProgramKind.COMMAND:
+    file = code.script
+    if file is None:
         yield Finding(level=OK, what="code", detail=f"{code.path} is run by {code.command[0]}")
         return
-    missing: set[str] = set()
-    for file in files:
-        try:
-            missing |= set(_missing_imports(ast.parse(file.read_bytes()), file.parent, code.root))
-        except SyntaxError as error:
-            where = f"{file}:{error.lineno}"
-            yield Finding(
-                level=ERROR, what="code", detail=f"{where} cannot be compiled: {error.msg}"
-            )
-            return
-    if not missing:
-        yield Finding(
-            level=OK, what="code", detail=f"{code.name} compiles, and its imports are installed"
+    try:
+        missing = sorted(
+            set(_missing_imports(ast.parse(file.read_bytes()), file.parent, code.root))
         )
+    except SyntaxError as error:
+        detail = f"{file}:{error.lineno} cannot be compiled: {error.msg}"
+        yield Finding(level=ERROR, what="code", detail=detail)
         return
     listed = bool(entry_point.install_steps(code))
-    remedy = "requirements.txt may install them" if listed else "list them in requirements.txt"
-    detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
-    yield Finding(level=WARNING if listed else ERROR, what="code", detail=detail)
+    level = WARNING if listed else ERROR
+    if missing:
+        remedy = "requirements.txt may install them" if listed else "list them in requirements.txt"
+        detail = f"imports that are not installed: {', '.join(missing)}; {remedy}"
+        yield Finding(level=level, what="code", detail=detail)
+    else:
+        detail = f"{code.name} compiles, and its imports are installed"
+        yield Finding(level=OK, what="code", detail=detail)
+    try:
+        transformers4.check(file, code.root)
+    except CodeError as error:  # requirements.txt may install transformers 4.
+        yield Finding(level=level, what="code", detail=str(error))
 
 
 def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:

@@ -48,6 +48,15 @@ class Source:
         return self.root / self.name
 
     @property
+    def script(self) -> Path | None:
+        """Return the Python file that runs first, or None if there is none."""
+        if self.kind is ProgramKind.MODULE:
+            inside = self.root / Path(*self.name.split("."))
+            files = (inside.with_suffix(".py"), inside / "__main__.py")
+            return next((file for file in files if file.is_file()), None)
+        return self.path if self.kind is ProgramKind.SCRIPT else None
+
+    @property
     def command(self) -> list[str]:
         """Return the words after `python` or torchrun; of a COMMAND, the whole command.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from amphora.common import transformers4
 from amphora.common.logs import mask
 
 SHOWN_CHARS = 1024
@@ -312,8 +313,6 @@ def _head(
         head += [_shorten(line) for line in lines[-3:]]
         head += [_before(found)] if found else []
     if ended.stop_signal is None:
-        from amphora.common import transformers4  # Its patterns are needed only after a failure.
-
         text = "\n".join(head)
         hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
         advice = transformers4.remedy(head[0])

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from amphora.common import devices, logs, packages
+from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, ConfigError
 from amphora.contract.job import Job, Paths, read_job
 from amphora.training import (
@@ -140,7 +140,7 @@ def _prepared(
         start = sdk_v3.Start(
             plan=launch.plan(job, host, code, error_dir, environ),
             what=code.name if code.kind is entry_point.ProgramKind.MODULE else str(code.path),
-            root=code.root,
+            source=code,
             installs=tuple(entry_point.install_steps(code) if job.entry_point else ()),
         )
     else:
@@ -170,14 +170,18 @@ def _prepared(
             start.plan.cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             log.warning("compiled programs cannot be kept in %s: %s", start.plan.cache, error)
+    root = start.source.root
     for install in start.installs:
-        with packages.index(environ, start.root, install) as index:
+        with packages.index(environ, root, install) as index:
             log.info("installing %s from %s", install.what, index.shown)
-            ended = process_tree.run(index.argv, index.environ, start.root, signals)
+            ended = process_tree.run(index.argv, index.environ, root, signals)
             if ended.stop_signal is not None:
                 raise process_tree.Interrupted
             if ended.exit_code != 0:
-                raise packages.failed(install, start.root, ended.exit_code, ended.tail, index)
+                raise packages.failed(install, root, ended.exit_code, ended.tail, index)
+    script = start.source.script
+    if (job.entry_point or sdk_command) and script is not None:
+        transformers4.check(script, root)
     log.info("starting %s", start.what)
     return start.plan
 

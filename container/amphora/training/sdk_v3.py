@@ -106,10 +106,9 @@ class Start:
     """Describes what to install and start."""
 
     plan: launch.Launch
+    source: Source
     what: str
     """The name of what runs, for the log."""
-    root: Path
-    """The working directory."""
     installs: tuple[Install, ...]
     """The runs of pip before."""
 
@@ -158,7 +157,7 @@ def start(
     if request.unknown:
         note = f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known here"
         plan = replace(plan, notes=(*plan.notes, note))
-    return Start(plan=plan, what=what, root=root, installs=tuple(_installs(request, root)))
+    return Start(plan=plan, source=program, what=what, installs=tuple(_installs(request, root)))
 
 
 def read(paths: Paths, sent: str) -> Request:

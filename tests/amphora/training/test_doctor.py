@@ -143,6 +143,10 @@ def test_a_users_script(tree: Tree) -> None:
     code, found = doctor(tree)
     assert code == 0 and found["code"][0]["level"] == "warning"
     assert "a package index for requirements.txt" in found["network"][0]["detail"]
+    tree.script("import transformers\ndef f(t): return t('a', pad_to_max_length=True)")
+    code, found = doctor(tree)
+    assert code == 0 and found["code"][1]["level"] == "warning"
+    assert "script.py, line 2: pad_to_max_length has no effect" in found["code"][1]["detail"]
 
 
 def test_the_table_for_people(tree: Tree) -> None:

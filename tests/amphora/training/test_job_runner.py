@@ -111,6 +111,20 @@ def test_a_wrong_configuration_reaches_the_failure_file(
     assert not (tree.base / "model").exists()
 
 
+def test_arguments_that_transformers_5_ignores_end_the_job_before_the_script(
+    scripted: Tree,
+) -> None:
+    scripted.script("import tokens").script(
+        "from transformers import AutoTokenizer\nprint('started')\n"
+        "AutoTokenizer.from_pretrained('model')('a text', pad_to_max_length=True)",
+        "tokens.py",
+    )
+    result = scripted.train()
+    assert result.returncode == 2 and "started" not in result.stdout
+    assert scripted.failure and 'write padding="max_length"' in scripted.failure
+    assert "tokens.py, line 3: pad_to_max_length has no effect" in scripted.failure
+
+
 def test_hyperparameters_larger_than_a_command_line_may_be(tree: Tree) -> None:
     tree.configure(
         {"sagemaker_program": "s.py", **{f"hp{n:03}": f'"{n:03}{"x" * 2490}"' for n in range(99)}}

@@ -197,11 +197,11 @@ def test_code_for_transformers_4_ends_the_start_with_each_line(load: Load) -> No
         load(
             "from transformers import pipeline\n"
             "def model_fn(d):\n"
-            "  return pipeline('summarization', model=d)\n"
+            "  return pipeline('text-classification', model=d, return_all_scores=True)\n"
             "def predict_fn(data, model):\n"
-            "  return model(data, return_all_scores=True)\n"
+            "  return model.tokenizer.encode_plus(data)\n"
         )
-    for word in ("inference.py, line 3: ", "inference.py, line 5: ", "top_k=None", "HF_TASK"):
+    for word in ("inference.py, line 3: ", "inference.py, line 5: ", "top_k=None", "tokenizer("):
         assert word in str(caught.value)
 
 
