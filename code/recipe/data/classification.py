@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
 from recipe.data.files.part import Part, is_list, is_string
+from recipe.data.held_out import DataSets
 from recipe.data.labelled_rows import Read
 from recipe.data.labels import Labels
 from recipe.data.layout import channels as layout
@@ -51,24 +51,16 @@ _COMMON_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Splits:
-    """Data sets with the columns `text` (or `input_ids`, where it came tokenised) and `label`; of
-    pairs with `text_pair`, too.
+class Splits(DataSets):
+    """Data sets with the columns `text` (or `input_ids`, if it came tokenized) and `label`, and
+    `text_pair` for pairs.
 
     A label is a class id, a float, or a float (0 or 1) for each class, as `labels.problem` says.
     """
 
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
-    """Present where there is validation data beside it; else it is `evaluation`."""
     labels: Labels
-    found: list[str]
-    """What was detected, one line each."""
     text_columns: tuple[str, ...] = (TEXT,)
     """The names of the columns of texts in the training data: one, or two of pairs."""
-    sharded: frozenset[str] = frozenset()
-    """Which of `train`, `evaluation` and `test` have this host's rows only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,20 +122,16 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
             texts = dict.fromkeys((TEXT, PAIR)[: len(like.read)], pa.large_string())
             inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
             schema = pa.schema([*inputs.items(), (LABEL, labelled_rows.KINDS[known.problem])])
-            built[split] = datasets.Dataset(schema.empty_table(), fingerprint=uuid.uuid4().hex)
+            built[split] = held_out.data_set([schema.empty_table()])
         _check_overlap(built, places.guessed, notes)
     findings = [_describe(split, each) for split, each in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
-    train, evaluation, test, rule = held_out.assign(built, strata, hyperparameters, hosts)
-    sharded = frozenset(itertools.chain.from_iterable(hosts.each(places.sharded)))
+    uses, rule = held_out.assign(built, hyperparameters, strata, hosts, places.sharded)
     return Splits(
-        train=train,
-        evaluation=evaluation,
-        test=test,
+        **uses,
         labels=known,
-        found=[*notes, *findings, rule, *_describe_labels(known, train, hosts)],
+        found=[*notes, *findings, rule, *_describe_labels(known, uses["train"], hosts)],
         text_columns=like.read,
-        sharded=held_out.uses_of(sharded, set(built)),
     )
 
 

@@ -1,11 +1,12 @@
-"""What a job trains on, evaluates on and tests on, of the splits of its data."""
+"""Choose what a job trains, evaluates and tests on, from the splits of its data."""
 
 from __future__ import annotations
 
 import math
 import random
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
@@ -22,38 +23,79 @@ from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
 
 SHARE = 0.1
-"""Of the training data, where there is no other to evaluate on."""
+"""The share of the training data that is held out if there is no other data to evaluate on."""
 _AT_ONCE = 10_000
 _NUMBERS_AT_ONCE = 1 << 20
 _FEW = 1_000
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataSets:
+    """The data sets of a job by their use. Each task adds what it detected."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present if there is validation data as well; otherwise it is `evaluation`."""
+    found: list[str]
+    """What was detected, one line each."""
+    sharded: frozenset[str] = frozenset()
+    """Which of `train`, `evaluation` and `test` have the rows of this host only."""
+
+
+def data_set(tables: Sequence[pa.Table]) -> datasets.Dataset:
+    """Return tables of one schema as a data set."""
+    # A random name takes the place of a hash of all rows: nothing here caches by it.
+    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+
+
 def assign(
     built: Mapping[str, datasets.Dataset],
-    strata: Callable[[datasets.Dataset], Array] | None,
     hyperparameters: Hyperparameters,
+    strata: Callable[[datasets.Dataset], Array] | None = None,
     hosts: Hosts = shards.ONE,
-) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
-    """Training, evaluation and (beside validation data) test data, and in a line how they came.
+    sharded: frozenset[str] = frozenset(),
+) -> tuple[dict[str, Any], str]:
+    """Return the fields of `DataSets` but `found`, and a line that says how they were chosen.
 
     Args:
-        strata: The class ids [rows] of a data set; the same share of each is held out.
+        built: The data sets by split; `train` is one of them.
+        strata: Returns the class ids [rows] of a data set: each class is held out in proportion.
+        sharded: The splits of which this host has its own rows.
     """
+    sharded = frozenset().union(*hosts.each(sharded)) & built.keys()
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
-    assert train is not None  # `read_parts` has seen to it
+    assert train is not None  # `read_parts` checks that
     if validation is not None:
-        also = ", test data after training" if test is not None else ""
-        return train, validation, test, f"evaluation: on the validation data{also}"
-    if test is not None:
-        return train, test, None, "evaluation: on the test data"
-    if not (hyperparameters.evaluates or hyperparameters.predicts):
+        rule = "evaluation: on the validation data"
+        rule += ", test data after training" if test is not None else ""
+    elif test is not None:
+        validation, test, rule = test, None, "evaluation: on the test data"
+        sharded = frozenset({"test": "validation"}.get(split, split) for split in sharded)
+    elif not (hyperparameters.evaluates or hyperparameters.predicts):
         # The engine lays out a batch of it, and never computes one.
+        validation = train.select(range(min(1, len(train))))
         rule = "evaluation: none was asked for, so that all rows train"
-        return train, train.select(range(min(1, len(train)))), None, rule
+        sharded |= {"validation"} if "train" in sharded else set()
+    else:
+        train, validation, rule = _held_out(train, hyperparameters, strata, hosts)
+        sharded |= {"validation"} if "train" in sharded else set()
+    names = {"train": "train", "validation": "evaluation", "test": "test"}
+    uses = frozenset(names[split] for split in sharded)
+    return {"train": train, "evaluation": validation, "test": test, "sharded": uses}, rule
+
+
+def _held_out(
+    train: datasets.Dataset,
+    hyperparameters: Hyperparameters,
+    strata: Callable[[datasets.Dataset], Array] | None,
+    hosts: Hosts,
+) -> tuple[datasets.Dataset, datasets.Dataset, str]:
+    """Return the rows to train on, those to evaluate on, and a line that says how many."""
     row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int8)
     row_strata = row_strata.astype(np.min_scalar_type(int(row_strata.max(initial=0))))
-    # The rows of a host may be too few, those of all are not.
+    # One host may have too few rows while all together have enough.
     can = hosts.each(len(row_strata) > len(np.unique(row_strata)))
     if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
         kept, held_out = np.arange(len(row_strata)), np.arange(0)
@@ -63,12 +105,14 @@ def assign(
     count = sum(hosts.each(len(held_out)))
     where = " by their hosts" if hosts.sharded else ""
     rule = f"evaluation: {count} training rows held out{where}, {how}seed {hyperparameters.seed}"
-    return _rows_of(train, kept), _rows_of(train, held_out), None, rule
+    return _rows_of(train, kept), _rows_of(train, held_out), rule
 
 
 def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
-    """`split.select(numbers)`, of many rows with their numbers in a mapped file: that writes them
-    in memory, and pickles them for a name that nothing here caches by."""
+    """Return `split.select(numbers)`, with the numbers of many rows in a mapped file.
+
+    `select` keeps the numbers in memory, and pickles them for a name that nothing here caches by.
+    """
     if split._indices is not None or not len(numbers):
         return split.select(numbers)
     schema = pa.schema([("indices", pa.uint64())])
@@ -91,37 +135,30 @@ def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
 
 def assign_groups(
     built: Mapping[str, datasets.Dataset], column: str, hyperparameters: Hyperparameters
-) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
-    """As `assign`; held out are queries (the values of `column`), with all of their rows."""
+) -> tuple[dict[str, Any], str]:
+    """Return the same as `assign`, but hold out queries (the values of `column`) with all their
+    rows."""
     train = built["train"]
-    needs_evaluation = hyperparameters.evaluates or hyperparameters.predicts
-    if len(built) > 1 or not needs_evaluation:
-        return assign(built, None, hyperparameters)
-    # A number of 64 bits for each query: two different ones of the same would only stay together.
+    if len(built) > 1 or not (hyperparameters.evaluates or hyperparameters.predicts):
+        return assign(built, hyperparameters)
+    # Two queries with the same hash of 64 bits would only stay together.
     batches = train.select_columns([column]).with_format("arrow").iter(_AT_ONCE)
     hashes = [pd.util.hash_array(batch[column].to_numpy()) for batch in batches]
     _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
     _, held_out = hold_out(np.zeros(len(firsts), np.int64), SHARE, hyperparameters.seed)
-    # Queries are counted as they come.
+    # Queries are numbered in the order in which they first appear.
     is_held_out = np.isin(numbers, np.argsort(firsts)[held_out])
     rows, kept = np.flatnonzero(is_held_out), np.flatnonzero(~is_held_out)
     rule = (
         f"evaluation: {len(held_out)} queries held out of the training data, with their "
         f"{len(rows)} rows, seed {hyperparameters.seed}"
     )
-    return _rows_of(train, kept), _rows_of(train, rows), None, rule
-
-
-def uses_of(sharded: frozenset[str], splits: Collection[str]) -> frozenset[str]:
-    """Which of the data sets that `assign` makes of `splits` are sharded."""
-    evaluation = next((each for each in ("validation", "test") if each in splits), "train")
-    test = "test" if "validation" in splits and "test" in splits else ""
-    uses = {"train": "train", "evaluation": evaluation, "test": test}
-    return frozenset(use for use, split in uses.items() if split in sharded)
+    uses = {"train": _rows_of(train, kept), "evaluation": _rows_of(train, rows), "test": None}
+    return uses, rule
 
 
 def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple[Array, Array]:
-    """Positions to keep and to hold out, `share` of each class, the same for the same seed.
+    """Return positions to keep and to hold out: `share` of each class, the same for a seed.
 
     A class keeps at least one row. The shares are rounded so that their sum is the share of all
     rows, and at least one row is held out.
@@ -156,12 +193,14 @@ def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple
 
 
 def sample(drawn: random.Random, count: int, size: int) -> Array:
-    """`drawn.sample(range(count), size)`, int64 [size], by arrays: its lists and sets of all rows
-    are of some 40 bytes a row."""
+    """Return `drawn.sample(range(count), size)` as int64 [size].
+
+    The lists and sets of the standard library take some 40 bytes a row.
+    """
     if size < _FEW:
         return np.array(drawn.sample(range(count), size), np.int64)
     result = np.empty(size, np.int64)
-    # As there: where few are drawn of many, one is drawn again that was drawn before.
+    # The same rule as there: if few are drawn of many, numbers that were drawn are drawn again.
     if count <= 21 + 4 ** math.ceil(math.log(size * 3, 4)):
         pool = np.arange(count)
         for at in range(size):

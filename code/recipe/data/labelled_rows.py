@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
 from recipe.data.files.part import Part, is_number, is_string
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import data_set
 from recipe.data.labels import Labels, LabelShape
 from recipe.errors import DataError, listed
 
@@ -72,8 +72,7 @@ def build(split: str, parts: Sequence[Read], shape: LabelShape, known: Labels) -
             f"{', '.join(str(each.part.path) for each in parts)}.",
             "Give one kind.",
         )
-    # A name instead of a hash of all rows, which nothing here caches by.
-    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+    return data_set(tables)
 
 
 def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:

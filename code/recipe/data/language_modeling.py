@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -38,6 +36,7 @@ from recipe.data.evidence import DECODER, ENCODER, FILLER, WRITER, Evidence, Rec
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
@@ -61,18 +60,9 @@ _LOOKED_AT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Data sets with the columns `text`; or `prompt` and `completion`; or `messages`, each
-    conversation as JSON; or `input_ids`. All have the same."""
-
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
-    """Present where there is validation data beside it; else it is `evaluation`."""
-    found: list[str]
-    """What was detected, one line each."""
-    sharded: frozenset[str] = frozenset()
-    """Which of `train`, `evaluation` and `test` have this host's documents only."""
+class Texts(DataSets):
+    """Data sets that all have the column `text`; or `prompt` and `completion`; or `messages`, each
+    conversation as JSON; or `input_ids`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,29 +110,19 @@ def load(
                 read.setdefault(split, []).append(chosen)
         problems.check()
         built = {
-            # A name instead of a hash of all rows, which nothing here caches by.
-            split: datasets.Dataset(
-                pa.concat_tables(map(_documents, files)), fingerprint=uuid.uuid4().hex
-            )
+            split: held_out.data_set([_documents(file) for file in files])
             for split, files in read.items()
         }
     for split in set().union(*hosts.each(set(read))) - built.keys():
         assert like is not None
-        built[split] = datasets.Dataset(_empty(like))
+        built[split] = held_out.data_set([_empty(like)])
     findings = [_describe(split, files) for split, files in read.items()]
-    train, evaluation, test, rule = held_out.assign(built, None, hyperparameters, hosts)
-    sharded = frozenset().union(*hosts.each(places.sharded))
+    uses, rule = held_out.assign(built, hyperparameters, None, hosts, places.sharded)
     if hosts.sharded:
-        rows = zip(hosts.names, hosts.each(len(train)), strict=True)
+        rows = zip(hosts.names, hosts.each(len(uses["train"])), strict=True)
         counts = ", ".join(f"{name} {count}" for name, count in rows)
         findings.append(f"sharded: training documents of each host: {counts}")
-    return Texts(
-        train=train,
-        evaluation=evaluation,
-        test=test,
-        found=[*notes, *findings, rule],
-        sharded=held_out.uses_of(sharded, set(built)),
-    )
+    return Texts(**uses, found=[*notes, *findings, rule])
 
 
 def _refuse_template(channels: Mapping[str, Path]) -> None:

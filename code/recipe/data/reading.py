@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_content import is_mark
 from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
-from recipe.data.files import formats, room
+from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.splits import ORDER, TRAIN
@@ -53,10 +53,9 @@ def read_parts(
     Raises:
         DataError: files cannot be read (all of them in one message), or the training data has no
             rows (which a host's part of a sharded channel need not have).
-        OutputError: their rows certainly have no room.
+        OutputError: the disk of the cache is full.
     """
     parts: list[tuple[str, Part]] = []
-    room.check([path for files in layout.files.values() for path in files], notes)
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
         files = layout.files[split]

@@ -8,13 +8,11 @@ import dataclasses
 import json
 import math
 import re
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -25,6 +23,7 @@ from recipe.data.columns import check_choices, check_named, given_texts, pair_by
 from recipe.data.evidence import CLASSIFIER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import Spool
+from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
@@ -78,7 +77,7 @@ SCHEMA = pa.schema([
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relevance:
+class Relevance(DataSets):
     """Data sets with the columns `query`, `texts` and `scores`.
 
     Of PAIRS the first of `texts` belongs to the query (1.0), and the others do not (0.0).
@@ -86,12 +85,6 @@ class Relevance:
 
     kind: str
     """PAIRS, SCORED or LISTS."""
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
-    """Present where there is validation data beside it; else it is `evaluation`."""
-    found: list[str]
-    """What was detected, one line each."""
     columns: tuple[str, str]
     """The names of the columns of queries and of texts in the training data."""
 
@@ -190,13 +183,11 @@ def load(
         if like.kind == SCORED:
             _refuse_entailment(like, table)
         kind, arranged = arrange(like.kind, table, notes)
-        built[split] = datasets.Dataset(arranged, fingerprint=uuid.uuid4().hex)
-    train, evaluation, test, rule = held_out.assign_groups(built, QUERY, hyperparameters)
+        built[split] = held_out.data_set([arranged])
+    uses, rule = held_out.assign_groups(built, QUERY, hyperparameters)
     return Relevance(
+        **uses,
         kind=kind,
-        train=train,
-        evaluation=evaluation,
-        test=test,
         found=[*dict.fromkeys(notes), *described, rule],
         columns=(like.query, like.text),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import datasets
 import torch
@@ -23,6 +23,7 @@ from recipe.batching.batches import Layout, Samples
 from recipe.batching.flat import Row
 from recipe.batching.packing import Rows, Shape
 from recipe.console import say
+from recipe.data.held_out import DataSets
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, flat_attention, lora, packed_encoders
@@ -140,20 +141,6 @@ class TokenLosses(Objective):
         return evaluation.score_tokens
 
 
-class Splits(Protocol):
-    """The data of a job by its use."""
-
-    @property
-    def train(self) -> datasets.Dataset: ...
-
-    @property
-    def evaluation(self) -> datasets.Dataset: ...
-
-    @property
-    def test(self) -> datasets.Dataset | None:
-        """Present if there is validation data beside it; else it is `evaluation`."""
-
-
 class Task:
     """Base of tasks: one is made for a job, from its channels and hyperparameters."""
 
@@ -163,7 +150,7 @@ class Task:
     by `Samples.places` and `span`."""
     objective: Objective
     _hyperparameters: Hyperparameters
-    data: Splits
+    data: DataSets
     train: datasets.Dataset
     """The training data before it is tokenised: a row for each text or pair that is learned."""
     found: list[str]
@@ -171,11 +158,6 @@ class Task:
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         raise NotImplementedError
-
-    @property
-    def sharded(self) -> frozenset[str]:
-        """Return which of `train`, `evaluation` and `test` have rows of this host only."""
-        return frozenset()
 
     def load(self, source: Source) -> Model:
         """Return the model to start from, and its tokenizer."""
@@ -291,7 +273,7 @@ def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
         )
 
 
-def by_name(splits: Splits) -> dict[str, datasets.Dataset]:
+def by_name(splits: DataSets) -> dict[str, datasets.Dataset]:
     """Return the splits that are present: train, evaluation, test."""
     present = {"train": splits.train, "evaluation": splits.evaluation}
     return present if splits.test is None else {**present, "test": splits.test}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import values
 from recipe.data.column_names import LABEL, TEXT
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 
 _AT_ONCE = 10_000
@@ -80,7 +80,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
             yield pa.table([whole, pa.array(np.full(len(own), label))], schema=schema)
             start += len(texts)
 
-    texts = datasets.Dataset(spooled(schema, distinct()), fingerprint=uuid.uuid4().hex)
+    texts = data_set([spooled(schema, distinct())])
     return Numbered(texts=texts, members=members, identities=identities[firsts] + 1)
 
 

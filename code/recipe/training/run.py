@@ -164,7 +164,7 @@ def _make(
         samples = task.samples(tokenizer, max_length)
     if hosts.sharded:
         host_samples.check_same_model(model, hosts)
-    samples = host_samples.of_all_hosts(samples, task.sharded, hosts, environ)
+    samples = host_samples.of_all_hosts(samples, task.data.sharded, hosts, environ)
     watch.lap("tokens")
     trainer = _trainer(
         model, tokenizer, arguments, hyperparameters, samples, task.objective, environ

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
 from recipe import task_table
-from recipe.data.files import room
 from recipe.errors import OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import memory
@@ -55,65 +50,6 @@ def _csv(folder: Path) -> Path:
     return path
 
 
-def test_rows_without_room_are_refused_and_what_is_uncertain_is_told(
-    tmp_path: Path, free: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = _csv(tmp_path)
-    size = path.stat().st_size
-    notes: list[str] = []
-    free(0.1 * size, 0.1 * size)
-    with pytest.raises(OutputError) as caught:
-        room.check([path], notes)
-    said = str(caught.value)
-    assert "0.00 GB free" in said and "IterableDataset" in said and "HF_DATASETS_CACHE" in said
-    with pytest.raises(OutputError):
-        task_table.load("text-classification")(
-            {"train": path}, Hyperparameters(task="text-classification")
-        )
-    assert not notes
-    free(0.2 * size, 0.5 * size)
-    room.check([path], notes)
-    assert len(notes) == 1 and "it may end for want of room" in notes[0]
-    free(0.5 * size, 1.5 * size)
-    room.check([path], notes)
-    assert len(notes) == 1
-    # Each of sixteen processes has its own rows.
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
-    with pytest.raises(OutputError, match="once for each of 16 processes"):
-        room.check([path], notes)
-
-
-def test_files_whose_rows_take_less_than_their_bytes_are_not_refused(
-    tmp_path: Path, free: Any
-) -> None:
-    notes: list[str] = []
-    sparse = tmp_path / "sparse.jsonl"
-    empty = {f"a long name of a column that is seldom there {n}": None for n in range(20)}
-    lines = [json.dumps({"text": f"row {n}", "label": n % 2, **empty}) for n in range(5_000)]
-    sparse.write_text("\n".join(lines))
-    free(0.05 * sparse.stat().st_size, 0.05 * sparse.stat().st_size)
-    room.check([sparse], notes)
-    assert not notes
-    plain = _csv(tmp_path)
-    packed = tmp_path / "packed.csv.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    free(packed.stat().st_size, packed.stat().st_size)
-    room.check([packed], notes)
-    table = pa.table({"text": [_text(n) for n in range(_ROWS)]})
-    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as writer:
-        writer.write_table(table)
-    free(1, 1)
-    room.check([tmp_path / "rows.arrow"], notes)  # mapped as it lies
-    assert not notes
-    # Of texts that are often the same the file is small, and the rows are not.
-    pq.write_table(
-        pa.table({"text": ["a text of some words " * 20] * 200_000}), tmp_path / "a.parquet"
-    )
-    free(1e6, 1e6)
-    with pytest.raises(OutputError):
-        room.check([tmp_path / "a.parquet"], notes)
-
-
 def _task(path: Path, **more: Any) -> tuple[Any, Hyperparameters]:
     job = Hyperparameters(task="text-classification", **more)
     return task_table.load(job.task)({"train": path}, job), job
@@ -143,14 +79,3 @@ def test_the_doctor_tells(free: Any) -> None:
     assert finding.level == "warning" and "some 1.05 GB" in finding.detail
     (finding,) = preflight._room(5e8, 10**6)
     assert finding.level == "error" and "1.00 GB are free" in finding.detail
-
-
-def test_looking_for_room_writes_nothing(tmp_path: Path, free: Any, own_cache: Path) -> None:
-    # The doctor may look at read-only inputs on a read-only disk.
-    path = _csv(tmp_path)
-    room.check([path], [])
-    free(1000)
-    with pytest.raises(OutputError):
-        room.check([path], [])
-    assert next(preflight._room(1e6, 9)).what == "disk"
-    assert not own_cache.exists()

@@ -35,38 +35,6 @@ def read(path: Path) -> Part | None:
         return None  # what reads all of it says what is wrong
 
 
-def bytes_of_rows(path: Path) -> float | None:
-    """What the rows of a file take once they are read, as its first ones suggest; None of those
-    formats whose rows are not told apart before the end.
-
-    A packed file counts as if it were not, which is too little.
-    """
-    try:
-        if path.is_dir():
-            return 0.0  # mapped as it lies
-        file_format = formats.format_of(path)
-        if file_format.name == "Arrow":
-            return 0.0
-        if file_format.name == "Parquet":
-            stored = pq.ParquetFile(path)
-            with memory.bounded(path):
-                batch = next(stored.iter_batches(batch_size=ROWS), None)
-            if batch is None:
-                return 0.0
-            return float(batch.nbytes / batch.num_rows * stored.metadata.num_rows)
-        if file_format.name not in ("CSV", "JSON Lines"):
-            return None
-        with open_bytes(path) as stream:
-            start = stream.read(_BYTES)
-        if len(start) < _BYTES or (file_format.name == "JSON Lines" and not _has_rows(start)):
-            return None
-        part = _part(path)
-    except (DataError, OSError, EOFError, ValueError):
-        return None  # what reads all of it says what is wrong
-    share = 1.0 if part is None else part.table.nbytes / (start.rindex(b"\n") + 1)
-    return float(share * path.stat().st_size)
-
-
 def _part(path: Path) -> Part | None:
     file_format = formats.format_of(path)
     if file_format.name == "Parquet":

@@ -291,29 +291,23 @@ def _place(path: Path, block: _Block, at: int, first: int) -> str:
 
 
 def _of_ground_truth(path: Path, read: Read) -> Read:
-    """The rows of an augmented manifest: its source as `text`, each attribute by its class names.
+    """Return what reads the rows of an augmented manifest: its source as `text`, each attribute by
+    its class names.
 
-    Where it has one attribute only, that is the label, too. Which it has, all rows say, which are
-    read once for that.
+    The only attribute of a row is its `label`, too.
     """
-    keys, row = dict[str, None](), 0
-    for block in read():
-        for record in _objects_of(path, block, row):
-            keys.update(dict.fromkeys(record))
-        row += len(block.values)
-    attributes = [key for key in keys if f"{key}{_METADATA}" in keys]
 
     def labelled() -> Iterator[_Block]:
         row = 0
         for block in read():
-            yield _Block(_labelled(path, block, attributes, row), block.lines)
+            yield _Block(_labelled(path, block, row), block.lines)
             row += len(block.values)
 
     return labelled
 
 
-def _labelled(path: Path, block: _Block, attributes: Sequence[str], first: int) -> list[Any]:
-    """Some rows of an augmented manifest, of which `first` is the number of the first one.
+def _labelled(path: Path, block: _Block, first: int) -> list[Any]:
+    """Return some rows of an augmented manifest, of which `first` is the number of the first one.
 
     Raises:
         DataError: one holds no text, or labels spans of it.
@@ -331,6 +325,7 @@ def _labelled(path: Path, block: _Block, attributes: Sequence[str], first: int) 
             for key, value in record.items()
             if key != "source" and not key.endswith(_METADATA)
         }
+        attributes = [key for key in record if f"{key}{_METADATA}" in record]
         for attribute in attributes:
             about = record.get(f"{attribute}{_METADATA}") or {}
             if "text-span" in str(about.get("type")):

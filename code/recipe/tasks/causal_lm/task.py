@@ -73,11 +73,6 @@ class CausalLm(Task):
         self.data = language_modeling.load(channels, hyperparameters)
         self.train, self.found = self.data.train, self.data.found
 
-    @property
-    def sharded(self) -> frozenset[str]:
-        """Return which splits have rows of this host only."""
-        return self.data.sharded
-
     def load(self, source: Source) -> Model:
         """As it is."""
         return loading.load_causal(source, self._hyperparameters)

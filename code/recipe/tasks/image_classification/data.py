@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -20,6 +18,7 @@ from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.decoding import SUFFIXES
 from recipe.data.files.part import Part
+from recipe.data.held_out import DataSets
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
@@ -34,16 +33,10 @@ FILE_NAMES = ("file_name", "filename", "file", "image_path", "path", "image_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
+class Pictures(DataSets):
     """Data sets with the columns `place`, `bytes`, `file` and `label`."""
 
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
-    """Present where there is validation data beside it; else it is `evaluation`."""
     labels: Labels
-    found: list[str]
-    """What was detected, one line each."""
 
 
 def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pictures:
@@ -93,18 +86,14 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
                 )
             ids = pa.array([known.ids[name] for name in names], pa.int64())
             tables.append(part.with_column(LABEL, ids).table)
-        built[split] = datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+        built[split] = held_out.data_set(tables)
         of_files = f"{len(each)} tables or folders" if len(each) > 1 else str(each[0].path)
         notes.append(f"{split} data: {len(built[split])} pictures from {of_files}")
-    training, evaluation, test, rule = held_out.assign(
-        built, lambda split: np.asarray(split[LABEL][:]), hyperparameters
-    )
-    sizes = classification.rows_of_classes(known, training[LABEL][:])
+    uses, rule = held_out.assign(built, hyperparameters, lambda split: np.asarray(split[LABEL][:]))
+    sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
     shown = listed([f"{name} ({count} pictures)" for name, count in sizes.items()])
     return Pictures(
-        train=training,
-        evaluation=evaluation,
-        test=test,
+        **uses,
         labels=known,
         found=[*notes, rule, f"labels: {len(known.names)}: {shown}"],
     )

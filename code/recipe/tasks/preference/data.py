@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
@@ -25,6 +23,7 @@ from recipe.data.conversations import common_prefix, conversation
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
@@ -69,15 +68,9 @@ Triple = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preferences:
+class Preferences(DataSets):
     """Data sets with the columns `prompt`, `chosen` and `rejected`."""
 
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
-    """Present where there is validation data beside it; else it is `evaluation`."""
-    found: list[str]
-    """What was detected, one line each."""
     are_talks: bool
     """Whether the columns hold lists of messages, as JSON, and not texts."""
 
@@ -129,22 +122,16 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
             f"The {empty[0]} data has no pair that can be used. {told}",
             "Give a prompt and two different answers in each row.",
         )
-    built = {
-        # A name instead of a hash of all rows, which nothing here caches by.
-        split: datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
-        for split, table in whole.items()
-    }
+    built = {split: held_out.data_set([table]) for split, table in whole.items()}
     shown = ", ".join(f"{what} column {name!r}" for what, name in like.items())
     shown += "" if PROMPT in like else "; the prompt is what both answers begin with"
     found = [
         describe(split, parts, f"{len(built[split])} pairs", shown, [*like.values(), _STATUS])
         for split, parts in read.items()
     ]
-    train, evaluation, test, rule = held_out.assign_groups(built, PROMPT, hyperparameters)
+    uses, rule = held_out.assign_groups(built, PROMPT, hyperparameters)
     return Preferences(
-        train=train,
-        evaluation=evaluation,
-        test=test,
+        **uses,
         found=[*notes, *found, rule.replace("queries", "prompts")],
         are_talks=are_talks,
     )

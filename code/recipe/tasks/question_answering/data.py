@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from recipe.data.columns import first_known
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import read_parts
 from recipe.errors import DataError, Problems
@@ -49,17 +49,12 @@ _Row = tuple[str, str, str, list[str], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Questions:
+class Questions(DataSets):
     """Data sets with the columns `id`, `question`, `context`, `answers` (their texts, none where
     the context has no answer) and `starts` (the character of the context that each begins at)."""
 
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
     has_unanswerable: bool
     """Whether the training data has questions without an answer."""
-    found: list[str]
-    """What was detected, one line each."""
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
@@ -115,25 +110,19 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
             numbers = pc.cast(pa.array(np.arange(table.num_rows)), pa.string())
             table = table.set_column(table.column_names.index(ID), ID, numbers)
             notes.append(f"{split} data: some questions share an id: they are numbered instead.")
-        built[split] = datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+        built[split] = held_out.data_set([table])
         findings.append(
             f"{split} data: {'; '.join(columns_of_split[split])}; {_unanswered(built[split])} "
             "without an answer"
         )
-    train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
-    unanswered = _unanswered(train)
-    if unanswered == len(train):
+    uses, rule = held_out.assign(built, hyperparameters)
+    unanswered = _unanswered(uses["train"])
+    if unanswered == len(uses["train"]):
         raise DataError(
             "No question of the training data has an answer.",
             'Give answers as {"text": ["Ada"], "answer_start": [0]}.',
         )
-    return Questions(
-        train=train,
-        evaluation=evaluation,
-        test=test,
-        has_unanswerable=unanswered > 0,
-        found=[*notes, *findings, rule],
-    )
+    return Questions(**uses, has_unanswerable=unanswered > 0, found=[*notes, *findings, rule])
 
 
 def _unanswered(split: datasets.Dataset) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from recipe.console import say
 from recipe.data import relevance, values
 from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
@@ -281,7 +281,7 @@ def _pairs(split: datasets.Dataset, number: int) -> datasets.Dataset:
             of_pairs = pa.ListArray.from_arrays(offsets, pa.array(labels.reshape(-1)))
             yield pa.table([queries, pc.list_flatten(texts), of_pairs], schema=schema)
 
-    return datasets.Dataset(spooled(schema, pairs()), fingerprint=uuid.uuid4().hex)
+    return data_set([spooled(schema, pairs())])
 
 
 def _describe(train: datasets.Dataset, is_listwise: bool) -> str:

@@ -169,11 +169,6 @@ class TextClassification(Task):
                 "Leave it out, or see why the data has others (label_column names their column).",
             )
 
-    @property
-    def sharded(self) -> frozenset[str]:
-        """Return which splits have rows of this host only."""
-        return self.data.sharded
-
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""
         if not self._hyperparameters.trains:

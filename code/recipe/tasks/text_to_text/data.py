@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
@@ -22,6 +20,7 @@ from recipe.data.columns import Role, check_choices, check_named, check_parts, u
 from recipe.data.evidence import WRITER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import read_parts
 from recipe.errors import DataError, Problems
@@ -78,15 +77,8 @@ _MOST_LANGUAGES = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextPairs:
+class TextPairs(DataSets):
     """Data sets with the columns `source` and `target`."""
-
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
-    """Present where there is validation data beside it; else it is `evaluation`."""
-    found: list[str]
-    """What was detected, one line each."""
 
 
 def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> TextPairs:
@@ -112,20 +104,15 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
                 f"{split} data: {part.format}; source column {source!r}, target column {target!r}",
             )
     problems.check()
-    sets = {split: _both(split, tables) for split, tables in built.items()}
-    train, evaluation, test, rule = held_out.assign(sets, None, hyperparameters)
+    sets = {split: held_out.data_set(tables) for split, tables in built.items()}
+    for split, rows in sets.items():
+        if not len(rows):
+            raise DataError(
+                f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
+            )
+    uses, rule = held_out.assign(sets, hyperparameters)
     counted = [f"{line}; {len(sets[split])} rows" for split, line in findings.items()]
-    found = [*notes, *counted, rule]
-    return TextPairs(train=train, evaluation=evaluation, test=test, found=found)
-
-
-def _both(split: str, tables: Sequence[pa.Table]) -> datasets.Dataset:
-    if not sum(table.num_rows for table in tables):
-        raise DataError(
-            f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
-        )
-    # A name instead of a hash of all rows, which nothing here caches by.
-    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+    return TextPairs(**uses, found=[*notes, *counted, rule])
 
 
 def _columns(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import fasttext, formats
 from recipe.data.files.part import TAG, Part
 from recipe.data.files.spool import spooled
+from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import accepted, describe, read_parts
 from recipe.errors import DataError, Problems
@@ -59,18 +59,13 @@ _SCHEMA = pa.schema([
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagged:
+class Tagged(DataSets):
     """Data sets with the columns `tokens` (words) and `tags` (as many strings, or None)."""
 
-    train: datasets.Dataset
-    evaluation: datasets.Dataset
-    test: datasets.Dataset | None
     names: tuple[str, ...]
     """The tags; a tag's id is its position."""
     are_entities: bool
     """Whether they are B-, I- and O of entities."""
-    found: list[str]
-    """What was detected, one line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +137,9 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         findings.append(
             describe(split, [file.part for file in files], count, columns_read, {words, tags})
         )
-    train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
+    uses, rule = held_out.assign(built, hyperparameters)
     return Tagged(
-        train=train,
-        evaluation=evaluation,
-        test=test,
+        **uses,
         names=names,
         are_entities=are_entities,
         found=[*notes, *findings, rule, summary],
@@ -397,5 +390,4 @@ def _build(
     problems.check()
     if not table.num_rows:
         raise DataError(f"The {split} data has no words.", "Give sentences of one word or more.")
-    # A name instead of a hash of all rows, which nothing here caches by.
-    return datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+    return held_out.data_set([table])
