@@ -32,6 +32,7 @@ class Copy:
         for where, name, anchor, code in steps:
             path = folder / name
             if where == "file":
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(code)
                 continue
             lines = path.read_text().splitlines(keepends=True)
