@@ -6,7 +6,6 @@ SageMaker calls `POST /adapters` and `DELETE /adapters/NAME` for inference compo
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,6 @@ LOG = logging.getLogger("amphora.server")
 ROUTE = "/adapters"
 HEADER = "x-amzn-sagemaker-adapter-identifier"
 """Names the adapter of a request; in OpenAI's API the body's `model` does, too."""
-_LONGEST_NAME = 256
 
 
 class TakesAdapters(Protocol):
@@ -74,19 +72,9 @@ class Adapters:
 
     async def register(self, request: Request) -> Response:
         """Load a LoRA adapter (`name`, `src`), and have it generate a token."""
-        body = await self._invocations.order(request)
-        try:
-            order = json.loads(body)
-            name, path = order["name"], order["src"]
-            is_order = isinstance(name, str) and isinstance(path, str)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            is_order = False
-        if not is_order or not 0 < len(name) <= _LONGEST_NAME or not (name + path).isprintable():
-            raise Fault(
-                400, "bad_request", 'Send {"name": "a name", "src": "/path/of/its/folder"}.'
-            )
-        await self._taking().load_adapter(name, Path(path))
-        LOG.info("Adapter %s is loaded from %s.", name, path)
+        name, folder = await self._invocations.order(request, "name", "src")
+        await self._taking().load_adapter(name, Path(folder))
+        LOG.info("Adapter %s is loaded from %s.", name, folder)
         return self._invocations.reply(200, {"status": f"Adapter {name} registered"})
 
     async def unregister(self, request: Request) -> Response:

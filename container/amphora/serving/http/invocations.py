@@ -8,6 +8,7 @@ import logging
 import os
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -45,6 +46,9 @@ PREFIX = "/openai"
 """Before the routes of OpenAI's API where SageMaker's own client for it calls them."""
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
+# As long as a key of S3, which is what SageMaker names a model by.
+_LONGEST_NAME = 1024
+_LONGEST_FOLDER = 4096
 # As nginx counts a client that left before its answer.
 _CLIENT_GONE = 499
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
@@ -119,19 +123,38 @@ class Invocations:
             return Response(whole, reply.status, answer)
         return StreamingResponse(chunks(call, reply, pool), reply.status, answer)
 
-    async def order(self, request: Request) -> bytes:
-        """The body of a request that manages models or adapters.
+    async def order(self, request: Request, name_key: str, folder_key: str) -> tuple[str, str]:
+        """Return the name and the folder in a request that loads a model or an adapter.
 
-        Raises Fault: as `check_origin` and `body`; 415 if it is not declared as JSON, which a web
-        page cannot do without asking first.
+        Raises Fault: as `check_origin` and `body`; 400 for a wrong body; 415 if it is not declared
+        as JSON, which a web page cannot do without asking first.
         """
         check_origin(request)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = media_types.media_type(request.headers.get("content-type", ""))
         if kind != media_types.JSON:
             raise Fault(
                 415, "unsupported_media_type", f"Send it as {media_types.JSON}, not {kind[:80]!r}."
             )
-        return await self.body(request)
+        try:
+            document = json.loads(await self.body(request))
+            name, folder = document[name_key], document[folder_key]
+            is_order = bool(name.strip()) and Path(folder).is_absolute()
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            is_order = False
+        if not is_order:
+            example = {name_key: "a name", folder_key: "/path/to/its/folder"}
+            raise Fault(400, "bad_request", f"Send {json.dumps(example)}.")
+        for key, text, longest in (
+            (name_key, name, _LONGEST_NAME), (folder_key, folder, _LONGEST_FOLDER),
+        ):  # fmt: skip
+            if len(text) > longest or not text.isprintable():
+                raise Fault(
+                    400,
+                    "bad_request",
+                    f"{key} is {text[:80]!r}, of {len(text)} characters."
+                    f" Give 1 to {longest} printable ones.",
+                )
+        return name, folder
 
     async def body(self, request: Request) -> bytes:
         """Return a request's whole body.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,9 +32,6 @@ LOG = logging.getLogger("amphora.server")
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 _PAGE = 100
 _MOST_DIGITS = 9
-# As long as a key of S3, which is what SageMaker names a model by.
-_LONGEST_NAME = 1024
-_LONGEST_URL = 4096
 # A process with its libraries, and what weights take in memory beside their files' size.
 _PROCESS_BYTES = 400 * MIB
 _WEIGHTS_SHARE = 1.2
@@ -160,32 +156,14 @@ class MultiModel:
 
     async def load(self, request: Request) -> Response:
         """Load a model (`model_name`, `url`)."""
-        body = await self._invocations.order(request)
-        try:
-            order = json.loads(body)
-            name, url = order["model_name"], order["url"]
-            is_order = isinstance(name, str) and bool(name.strip()) and Path(url).is_absolute()
-        except (ValueError, KeyError, TypeError, RecursionError):
-            is_order = False
-        if not is_order:
-            raise Fault(
-                400, "bad_request", 'Send {"model_name": "a name", "url": "/path/to/its/folder"}.'
-            )
-        for what, text, most in (("model_name", name, _LONGEST_NAME), ("url", url, _LONGEST_URL)):
-            if not 0 < len(text) <= most or not text.isprintable():
-                raise Fault(
-                    400,
-                    "bad_request",
-                    f"{what} is {text[:80]!r}, of {len(text)} characters."
-                    f" Give 1 to {most} printable ones.",
-                )
+        name, folder = await self._invocations.order(request, "model_name", "url")
         # One at a time, so that two models are not both promised the same memory.
         async with self._loading:
             if name in self._models:
                 raise Fault(409, "model_already_loaded", f"Model {name!r} is already loaded.")
-            pool = await self._open(name, Path(url))
-            self._models[name] = LoadedModel(name, url, pool)
-        LOG.info("Model %s is loaded from %s.", name, url)
+            pool = await self._open(name, Path(folder))
+            self._models[name] = LoadedModel(name, folder, pool)
+        LOG.info("Model %s is loaded from %s.", name, folder)
         return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 
     async def _open(self, name: str, folder: Path) -> Backend:

@@ -96,11 +96,9 @@ def answer(result: Any, accept: str) -> tuple[Any, str]:
     """
     body, content_type = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
     if not content_type:
-        # A concrete type, since it names an answer whose handler has not said what it is; of
-        # several that the client likes equally, the first.
-        ranges = [(_weight(entry), media_type(entry)) for entry in accept.split(",")]
-        weight, best = max(ranges, key=lambda entry: entry[0])
-        content_type = best if weight > 0 and best and "*" not in best else JSON
+        # The client's first type names an answer whose handler has not named its type.
+        first = media_type(accept.partition(",")[0])
+        content_type = first if first and "*" not in first else JSON
     if isinstance(body, (GeneratorType, Iterator)):
         return body, content_type
     return as_bytes(body), content_type
@@ -119,15 +117,3 @@ def as_bytes(body: Any) -> bytes:
             f"a {type(body).__name__} cannot be sent ({error}):"
             " return bytes, str, or what JSON can hold, which NaN and infinity are not"
         ) from error
-
-
-def _weight(entry: str) -> float:
-    """Return the q-value of one entry of Accept; 1 if it has none, or no number."""
-    for parameter in entry.split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        if name.strip().lower() == "q":
-            try:
-                return float(value)
-            except ValueError:
-                return 1.0
-    return 1.0
