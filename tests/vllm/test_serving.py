@@ -85,31 +85,15 @@ def test_hugging_face_bodies_are_answered_as_by_transformers(server: Running, mo
     assert said["generated_text"][1]["role"] == "assistant"
 
 
-def test_lines_are_answered_each_in_its_place(server: Running) -> None:
-    """One that is wrong harms no other."""
-    lines = [{"inputs": PROMPT}, {"inputs": 3}, {"inputs": PROMPT, "parameters": {"stop": "x"}}]
-    reply = server.http.post(
-        "/invocations",
-        content="\n".join(map(json.dumps, lines)),
-        headers={"content-type": "application/jsonlines", "accept": "application/jsonlines"},
-    )
-    first, second, third = map(json.loads, reply.text.splitlines())
-    assert second["error"]["code"] == "bad_request"
-    assert first[0]["generated_text"].startswith(PROMPT)
-    assert third[0]["generated_text"].startswith(PROMPT)
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [
-        ("/invocations", {"inputs": "x", "parameters": {"num_beams": 4}}, 400, "'num_beams'"),
         ("/invocations", {"inputs": "x", "parameters": {"max_new_tokens": 2000}}, 400, "1024"),
         ("/invocations", {"inputs": "x" * 2000}, 400, "context_length_exceeded"),
-        ("/invocations", {"inputs": ["x"] * 5000}, 413, "AMPHORA_MAX_TOKENS_WRITTEN"),
         ("/v1/completions", {"prompt": "x", "temperature": 9}, 400, "temperature"),
         ("/v1/chat/completions", {"model": "who", "messages": MESSAGES}, 404, "first, model"),
         ("/v1/embeddings", {"input": "x"}, 404, "/v1/chat/completions"),
-        ("/generate", {"inputs": ["x"]}, 400, "inputs is not a text"),
+        ("/v1/completions", {"prompt": "x", "guided_json": SCHEMA}, 400, "'guided_json'"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(

@@ -66,7 +66,7 @@ class AccessLog:
     Args:
         app: The application.
         metrics: Its counters of answers are incremented.
-        output: Gets the lines, each a JSON object.
+        output: Where the lines are written, each a JSON object.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, output: TextIO) -> None:
@@ -76,7 +76,7 @@ class AccessLog:
         self._by_status: dict[int, Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the ASGI specification."""
+        """Answer a request, as ASGI specifies."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

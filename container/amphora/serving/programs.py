@@ -1,4 +1,4 @@
-"""Which file of a code folder has the user's handlers."""
+"""Finds the file of a code folder that has the user's handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def program_path(code_dir: Path, program: str) -> Path | None:
-    """The file below `code_dir` that SAGEMAKER_PROGRAM names: with or without .py, or dotted."""
+    """Return the file that SAGEMAKER_PROGRAM names below a folder: a path, or a dotted module."""
     places = [program, f"{program}.py"]
     if DOTTED.fullmatch(program):
         dotted = program.replace(".", "/")
@@ -20,10 +20,10 @@ def program_path(code_dir: Path, program: str) -> Path | None:
 
 
 def has_handlers(code_dir: Path, program: str | None) -> bool:
-    """Whether a folder has the user's handlers: the program, or a handler service.
+    """Return whether a folder has the user's handlers: the program, or a handler service.
 
     Args:
-        code_dir: It need not exist.
+        code_dir: The folder, which need not exist.
         program: SAGEMAKER_PROGRAM; None means inference.py.
     """
     service = code_dir / f"{HANDLER_SERVICE}.py"
@@ -31,7 +31,7 @@ def has_handlers(code_dir: Path, program: str | None) -> bool:
 
 
 def inner_folder(folder: Path, program: str | None) -> Path:
-    """The folder code/ of an unpacked model archive; other folders as they are."""
+    """Return the folder code/ of an unpacked model archive; other folders unchanged."""
     inner = folder / "code"
     is_archive = has_handlers(inner, program) and not has_handlers(folder, program)
     return inner if is_archive else folder

@@ -1,4 +1,4 @@
-"""The hosting contract's environment, read once into one frozen `ServerSettings`.
+"""Reads the environment of SageMaker's hosting contract into one frozen `ServerSettings`.
 
 Names are SageMaker's own if it has one; those that only Amphora knows start with AMPHORA_.
 """
@@ -15,9 +15,9 @@ from amphora.common.variables import Variables
 MIB = 1024 * 1024
 MOST_TRANSFORM_MB = 100
 """The service's limit on a batch transform job: payload times concurrent requests."""
-# What the service assumes if neither the job nor the container names a payload.
+# The payload of a batch transform job if neither the job nor the container names one.
 _TRANSFORM_MB = 6
-# For a transform job without a limit: bodies are held in memory as a whole.
+# The limit of a transform job without one, since a body is held in memory.
 _UNLIMITED_MIB = 1024
 _LEAST_SECONDS = 0.001
 ADAPTERS, ADAPTER_CONFIG = "adapters", "adapter_config.json"
@@ -29,7 +29,7 @@ _TIMEOUTS = (
     "SAGEMAKER_TS_RESPONSE_TIMEOUT",
     "SAGEMAKER_MODEL_SERVER_TIMEOUT",
 )
-# What a person on a laptop may set too; every other SAGEMAKER_ name speaks of an endpoint.
+# Also set on a laptop; every other SAGEMAKER_ variable means an endpoint.
 _LAPTOP_VARIABLES = {"SAGEMAKER_BASE_DIR", "SAGEMAKER_BIND_TO_PORT"}
 
 
@@ -51,7 +51,7 @@ class ClientLimits:
 
 
 LIMITS = ClientLimits()
-"""Of every server."""
+"""The limits of every server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +95,21 @@ class ServerSettings:
     max_body: int
     """The most bytes of a request's body, both as it arrives and decoded."""
     transform_payload: int
-    """The most MiB in one request, as batch transform is told."""
+    """The most MiB in one request of a batch transform job."""
     limits: ClientLimits
     session_lifetime: float
     """Seconds after which an unused session ends."""
     adapters: int
     """The most LoRA adapters of the model that may be loaded at a time; 0: it takes none."""
     generation: str = ""
-    """What generates text: vllm or transformers; '': whatever can."""
+    """What generates text: vllm or transformers; '': vLLM if it can."""
     is_multi_model: bool
     shows_page: bool
     """Whether `/` is a page to try the model: on a laptop, not on an endpoint."""
 
 
 def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> ServerSettings:
-    """Raises ConfigError that names each wrong variable, its value and what it may be."""
+    """Read the settings. Raises ConfigError with each wrong variable, its value and a remedy."""
     env = Variables(environ)
     most_useful = devices.accelerators or devices.cpus
     least = env.number("SAGEMAKER_TS_MIN_WORKERS", 1, least=1)
@@ -122,11 +122,11 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     usual = min(max(most_useful, least), most)
     workers = env.number("SAGEMAKER_MODEL_SERVER_WORKERS", usual, least=1)
     threads = env.number("OMP_NUM_THREADS", max(1, devices.cpus // workers), least=1)
-    # The last is in seconds by its documentation; an old server read it as minutes, and an hour of
-    # waiting helps nobody behind an endpoint that gives up after one minute.
+    # The last one is documented in seconds. An old server read it as minutes, but an endpoint gives
+    # up after one minute.
     timeout_name = next(filter(env.text, _TIMEOUTS[:-1]), _TIMEOUTS[-1])
     model_dir = base_dir / "model"
-    # A transform job says 0 for bodies of any length.
+    # 0 means no limit in a transform job.
     payload_mib = env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, least=0)
     max_body = int((payload_mib or _UNLIMITED_MIB) * MIB)
     most_transform = MOST_TRANSFORM_MB if env.text("SAGEMAKER_MAX_PAYLOAD_IN_MB") else _TRANSFORM_MB
@@ -134,19 +134,10 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     submitted_path = Path(submitted.removeprefix("file://"))
     is_archive = submitted.startswith("s3://") or submitted_path.is_file()
     is_folder = submitted_path.is_absolute() and submitted_path.is_dir()
-    has_adapters = any(model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
-    adapters = env.number("AMPHORA_ADAPTERS", _USUAL_ADAPTERS if has_adapters else 0, least=0)
     is_multi_model = env.flag("SAGEMAKER_MULTI_MODEL")
     generation = env.text("AMPHORA_GENERATION").lower()
     if generation not in ("", "vllm", "transformers"):
         env.refuse(f"AMPHORA_GENERATION is {generation!r}. Give vllm or transformers.")
-    if adapters and is_multi_model:
-        env.refuse(
-            f"AMPHORA_ADAPTERS is {adapters}, and SAGEMAKER_MULTI_MODEL is true. Leave the first "
-            "out: each adapter is loaded as a model of its own, merged into its base."
-        )
-    elif adapters:
-        _check_adapters(env, model_dir / ADAPTERS, adapters)
     is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
     settings = ServerSettings(
         model_dir=model_dir,
@@ -155,7 +146,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         submitted=submitted if is_archive else "",
         program=env.text("SAGEMAKER_PROGRAM") or None,
         default_accept=env.text("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or "application/json",
-        # The images set it; outside of a container, others on the network are not let in unasked.
+        # Outside of the images, which set it, the server is not open to the network by default.
         address=env.text("AMPHORA_BIND") or "127.0.0.1",
         port=env.number("SAGEMAKER_BIND_TO_PORT", 8080, least=1, most=65535),
         workers=workers,
@@ -172,7 +163,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         transform_payload=min(max(1, max_body // MIB), most_transform),
         limits=LIMITS,
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
-        adapters=adapters,
+        adapters=_read_adapters(env, model_dir / ADAPTERS, is_multi_model),
         generation=generation,
         is_multi_model=is_multi_model,
         shows_page=env.flag("AMPHORA_UI") if env.text("AMPHORA_UI") else is_laptop,
@@ -181,36 +172,44 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     return settings
 
 
-def _check_adapters(env: Variables, folder: Path, most: int) -> None:
-    """Note what of a model's folder of adapters could not be named, or loaded, by its requests."""
-    if not folder.is_dir():
-        return
-    own = sorted(each for each in folder.iterdir() if each.is_dir() and each.name[0] not in "._")
+def _read_adapters(env: Variables, folder: Path, is_multi_model: bool) -> int:
+    """Return AMPHORA_ADAPTERS, and refuse adapters that requests could not name or load."""
+    complete = {path.parent.name for path in folder.glob(f"*/{ADAPTER_CONFIG}")}
+    most = env.number("AMPHORA_ADAPTERS", _USUAL_ADAPTERS if complete else 0, least=0)
+    if not most:
+        return 0
+    if is_multi_model:
+        env.refuse(
+            f"AMPHORA_ADAPTERS is {most}, and SAGEMAKER_MULTI_MODEL is true. Leave the first "
+            "out: each adapter is loaded as a model of its own, merged into its base."
+        )
+        return most
+    folders = (path for path in folder.glob("*") if path.is_dir())
+    names = sorted(path.name for path in folders if path.name[0] not in "._")
     value = f"AMPHORA_ADAPTERS is {most}, and {folder}"
-    if len(own) > most:
-        env.refuse(f"{value} holds {len(own)} adapters. Raise it, or take some out.")
-    for each in own:
-        if not (each / ADAPTER_CONFIG).is_file():
-            inner = next(each.glob(f"*/{ADAPTER_CONFIG}"), None)
-            there = f" (there is {inner})" if inner else ""
+    base = env.text("AMPHORA_MODEL_NAME") or env.text("HF_MODEL_ID") or "model"
+    if len(names) > most:
+        env.refuse(f"{value} holds {len(names)} adapters. Raise it, or take some out.")
+    for name in names:
+        if name not in complete:
             env.refuse(
-                f"{value} holds {each.name}/, which has no {ADAPTER_CONFIG}{there}. Put there what"
-                " peft has saved of one adapter, take the folder out, or set AMPHORA_ADAPTERS to 0."
+                f"{value} holds {name}/, which has no {ADAPTER_CONFIG}. Put there what peft has"
+                " saved of one adapter, take the folder out, or set AMPHORA_ADAPTERS to 0."
             )
-        # By this name /v1/models lists the base.
-        base = env.text("AMPHORA_MODEL_NAME") or env.text("HF_MODEL_ID") or "model"
-        if each.name == base:
+        # /v1/models lists the base by this name.
+        if name == base:
             env.refuse(
                 f"{value} holds {base!r}, which is the name of the base: a request could mean"
                 " either. Rename the folder, or name the base by AMPHORA_MODEL_NAME."
             )
-        # Spaces around a header's value are not part of it.
-        if each.name != each.name.strip() or not each.name.isprintable():
-            env.refuse(f"{value} holds {each.name!r}, which no header can name. Rename the folder.")
+        # A header's value has no spaces around it.
+        if name != name.strip() or not name.isprintable():
+            env.refuse(f"{value} holds {name!r}, which no header can name. Rename the folder.")
+    return most
 
 
 def image_code(environ: Mapping[str, str]) -> Path:
-    """The folder of the image's own handlers: /opt/amphora/code, or code/ of a source checkout."""
+    """Return the folder of the image's handlers: /opt/amphora/code, or code/ of a checkout."""
     if named := environ.get("AMPHORA_CODE_DIR"):
         return Path(named)
     checkout = Path(__file__).resolve().parents[3] / "code"

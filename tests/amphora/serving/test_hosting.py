@@ -41,7 +41,7 @@ def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> N
     assert start(AMPHORA_ADAPTERS="0").adapters == 0
     (folder / "de" / "checkpoint-9").mkdir()
     (folder / "de" / "checkpoint-9" / "adapter_config.json").touch()
-    with pytest.raises(ConfigError, match=r"is 64, and .*de/, which has no .*checkpoint-9/adapter"):
+    with pytest.raises(ConfigError, match=r"is 64, and .*de/, which has no adapter"):
         start()
     (folder / "de" / "adapter_config.json").touch()
     assert start().adapters == 64

@@ -29,7 +29,7 @@ class TakesAdapters(Protocol):
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """The folders of the loaded adapters by their names."""
+        """Return the folders of the loaded adapters by their names."""
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter. Raises Fault if it cannot be served."""
@@ -52,12 +52,12 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        """The loaded adapters, sorted."""
+        """Return the sorted names of the loaded adapters."""
         return sorted(self._server.adapters) if self._server is not None else []
 
     @property
     def routes(self) -> list[Route]:
-        """Routes for Starlette."""
+        """Return the routes for Starlette."""
         return [
             Route(ROUTE, self.show, methods=["GET"]),
             Route(ROUTE, self.register, methods=["POST"]),

@@ -1,7 +1,7 @@
 """The routes of other servers' APIs, so that their clients work unchanged: OpenAI's and TEI's.
 
-The content of a body belongs to the handlers, which find the route in `context.path`. Here is
-which of the routes a loaded model answers: its handlers list them in `describe_fn`.
+The content of a body belongs to the handlers, which find the route in `context.path`. A
+model answers the routes that its handlers list in `describe_fn`.
 `amphora.serving.http.invocations` writes each API's errors in its form.
 """
 
@@ -48,12 +48,12 @@ class ClientRoutes:
 
     @property
     def paths(self) -> list[str]:
-        """Where bodies are posted."""
+        """Return the routes that take a body."""
         return [*CLIENT_ROUTES, *(PREFIX + path for path in OPENAI_ROUTES)]
 
     @property
     def routes(self) -> list[Route]:
-        """For Starlette."""
+        """Return the routes for Starlette."""
         return [
             *(Route(path, self.invoke, methods=["POST"]) for path in self.paths),
             *(
@@ -126,7 +126,7 @@ class ClientRoutes:
         )
 
     def _entries(self) -> dict[str, dict[str, Any]]:
-        """The loaded models by their names, as OpenAI's API describes them. Raises Fault (503)."""
+        """Return the loaded models by name, as OpenAI's API describes them. Raises Fault (503)."""
         if isinstance(self._models, MultiModel):
             names = self._models.names
         elif self._models.is_ready:

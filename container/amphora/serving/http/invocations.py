@@ -1,4 +1,4 @@
-"""Turns HTTP requests into calls of a pool, and replies and errors into HTTP answers."""
+"""Turns HTTP requests into calls of a pool, and its replies and errors into HTTP answers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ GONE = "amphora.gone"
 """The key of a request's scope whose future is done once the client has gone."""
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MOST_ATTRIBUTES = 1024
-# Clients that ask again at once instead of after Retry-After would be refused thousands of times a
-# second, by the very process that the good answers go through.
+# Clients that retry at once instead of after Retry-After would be refused thousands of times a
+# second, by the process that also sends the answers.
 _REFUSAL_SECONDS = 0.1
 OPENAI_ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses",
@@ -46,10 +46,10 @@ PREFIX = "/openai"
 """Before the routes of OpenAI's API where SageMaker's own client for it calls them."""
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
-# As long as a key of S3, which is what SageMaker names a model by.
+# The length of a key on S3, by which SageMaker names models.
 _LONGEST_NAME = 1024
 _LONGEST_FOLDER = 4096
-# As nginx counts a client that left before its answer.
+# The status that nginx logs for a client that left before its answer.
 _CLIENT_GONE = 499
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
@@ -90,9 +90,9 @@ class Invocations:
         """Answer a request by the model of a pool.
 
         Args:
-            request: It.
+            request: The request.
             pool: The model's workers.
-            body: The request's, if it is read already.
+            body: The request's body, if it is read already.
         """
         if body is None:
             body = await self.body(request)
@@ -106,7 +106,7 @@ class Invocations:
             raise
         reply = await self.wait(request, pool, call)
         answer: dict[str, str] = {}
-        # The contract's headers, unless the handler has set its own.
+        # SageMaker's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
             answer[_ATTRIBUTES] = attributes
         if call.session is not None and call.session.is_new:
@@ -118,7 +118,7 @@ class Invocations:
         if reply.chunks is None:
             return Response(reply.body, reply.status, answer)
         if request.scope["http_version"] == "1.0":
-            # Such a client would read the lengths of chunks as part of the answer.
+            # HTTP/1.0 has no chunks: the client would read their lengths as part of the answer.
             whole = b"".join([chunk async for chunk in chunks(call, reply, pool)])
             return Response(whole, reply.status, answer)
         return StreamingResponse(chunks(call, reply, pool), reply.status, answer)
@@ -164,7 +164,7 @@ class Invocations:
         limit = self._settings.max_body
         headers = request.headers
         if "expect" in headers and int(headers.get("content-length", 0)) > limit:
-            # Nothing of the body is on its way yet, and the client is not asked for it.
+            # The client waits for "100 Continue" and has sent nothing of the body yet.
             raise _too_large(limit)
         if (coding := headers.get("content-encoding", "identity").lower()) != "identity":
             raise Fault(
@@ -179,8 +179,8 @@ class Invocations:
             if size <= limit:
                 parts.append(part)
             else:
-                # Read on, since many clients read no answer before they have written all; but not
-                # forever, and without keeping anything.
+                # Many clients read no answer before they have sent the whole body, so that the rest
+                # is read too, up to a limit, and dropped.
                 parts.clear()
                 if size > 4 * limit + MIB:
                     break
@@ -217,7 +217,7 @@ class Invocations:
 
         loop = asyncio.get_running_loop()
         late = loop.call_at(call.deadline, give_up, too_late(self._settings.timeout))
-        # A task that waits for the connection's end would cost a tenth of the front's time.
+        # A task that waits for the end of the connection would take a tenth of the front's time.
         gone: asyncio.Future[None] = request.scope[GONE]
         gone.add_done_callback(leave)
         try:
@@ -234,7 +234,7 @@ class Invocations:
         assert isinstance(error, Fault)
         headers = {"retry-after": "1"} if error.status == 503 else {}
         if error.code == "payload_too_large":
-            # The rest of the body may still come, or never.
+            # The rest of the body may still arrive.
             headers["connection"] = "close"
         if error.code == "unsupported_content_encoding":
             headers["accept-encoding"] = "identity"
@@ -251,11 +251,11 @@ class Invocations:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         message = f"{request.method} {request.scope['path']}: {error.detail}."
         if error.status_code == 404:
-            message += f" There are {', '.join(self._routes(request))}."
+            message += f" There are {', '.join(['/ping', '/invocations', *self.answered()])}."
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            # The route that refused names its own methods; a path may have several routes. Others
-            # that fit too are of another resource: /models/a/invoke might be a model `a/invoke`.
+            # Starlette names the methods of one route, and a path may have several. Routes of other
+            # paths may match too: /models/a/invoke might be a model `a/invoke`.
             meant = [
                 route
                 for route in request.app.routes
@@ -264,20 +264,6 @@ class Invocations:
             same = [route for route in meant if route.path == meant[0].path]
             headers["Allow"] = ", ".join(sorted({m for route in same for m in route.methods or ()}))
         return self._error(request, error.status_code, code, message, headers)
-
-    def _routes(self, request: Request) -> list[str]:
-        """Return the routes, without those of other servers' APIs that the model lacks."""
-        answered = set(self.answered())
-        absent = {
-            prefix + path
-            for path in CLIENT_ROUTES
-            if path not in answered
-            for prefix in ("", PREFIX)
-        }
-        paths = {route.path for route in request.app.routes if isinstance(route, Route)} - absent
-        # A route with a slash at its end is the same.
-        shown = {path.replace(":path", "") for path in paths if not path[1:].endswith("/")}
-        return sorted(shown)
 
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:
         """Set the status for the access log; nobody reads this answer."""
@@ -398,8 +384,11 @@ def request_id(request: HTTPConnection) -> str:
 
 
 async def chunks(call: Call, reply: Reply, pool: Backend) -> AsyncGenerator[bytes, None]:
-    """A streamed reply's chunks; leaving early tells the worker. Raises Fault if the stream broke:
-    its status is sent already, so that breaking the connection is the only honest end."""
+    """Yield a streamed reply's chunks. A client that leaves early cancels the call.
+
+    Raises Fault if the stream broke: its status is sent already, so that only a broken connection
+    can report the error.
+    """
     assert reply.chunks is not None
     finished = False
     try:

@@ -1,7 +1,7 @@
-"""The multi-model API: models come and go while the server runs, each in workers of its own.
+"""The multi-model API: loads and unloads models while the server runs, each in its own workers.
 
-SageMaker decides what is loaded: a model is only unloaded when it asks (DELETE), and a model that
-does not fit is refused with 507, upon which it unloads others and tries again.
+SageMaker decides which models are loaded: it unloads them by DELETE. A model that does not fit is
+refused with 507; SageMaker then unloads others and tries again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOG = logging.getLogger("amphora.server")
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 _PAGE = 100
 _MOST_DIGITS = 9
-# A process with its libraries, and what weights take in memory beside their files' size.
+# The memory of a process with its libraries, and of weights relative to the size of their files.
 _PROCESS_BYTES = 400 * MIB
 _WEIGHTS_SHARE = 1.2
 
@@ -157,7 +157,7 @@ class MultiModel:
     async def load(self, request: Request) -> Response:
         """Load a model (`model_name`, `url`)."""
         name, folder = await self._invocations.order(request, "model_name", "url")
-        # One at a time, so that two models are not both promised the same memory.
+        # One model at a time, so that the same free memory is not counted for two.
         async with self._loading:
             if name in self._models:
                 raise Fault(409, "model_already_loaded", f"Model {name!r} is already loaded.")
@@ -170,7 +170,7 @@ class MultiModel:
         """Load a model. Raises Fault: 404 without its folder, 507 if it does not fit, else 500."""
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
-        # On a thread: where the files are many, or far away, /ping would have to wait.
+        # In a thread, since /ping would wait if the files are many or on a slow disk.
         weights = await asyncio.to_thread(_bytes_of, folder)
         processes = 1 if self._settings.device_kind == CPU else self._settings.workers
         needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
@@ -181,7 +181,7 @@ class MultiModel:
                 f"Model {name!r} needs about {needed // MIB} MiB of memory,"
                 f" and {free // MIB} MiB are free.",
             )
-        # SAGEMAKER_PROGRAM counts for models that have the file, and for code that all share.
+        # SAGEMAKER_PROGRAM applies to models that have the file, and to an archive for all models.
         program = self._settings.program
         has_program = program and programs.program_path(folder / "code", program) is not None
         shares_code = self._settings.submitted.endswith("gz")
@@ -228,8 +228,8 @@ def _number(request: Request, name: str, default: int) -> int:
     return int(value) if value else default
 
 
-# The files with a container's memory limit and use, and the entry for page cache, which counts as
-# used and is given back on demand: control groups of version 2, and of version 1.
+# The files with a container's memory limit and use, and the entry of the page cache, which counts
+# as used but is freed on demand: for control groups of version 2, and of version 1.
 _GROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -237,7 +237,7 @@ _GROUPS = (
 
 
 def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that may still be used: by the host, and by the container's limit if it has one.
+    """Return the bytes that are free on the host, and within the container's limit if it has one.
 
     Args:
         groups: The folder of the control groups.

@@ -40,8 +40,8 @@ from amphora.serving.vllm import selection
 LOG = logging.getLogger("amphora.server")
 # SageMaker kills 30 s after SIGTERM.
 _DRAIN_SECONDS = 24
-# What is on its way is still accepted; once the port is closed, requests that are on their way on
-# open connections have as long again.
+# After SIGTERM, new connections are accepted for this time, and open ones have as long again for
+# requests on their way.
 _LINGER_SECONDS = 0.3
 
 
@@ -60,7 +60,7 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
         settings.address, settings.port, host_devices.kind, host_devices.reason, settings.workers,
         settings.threads, settings.batch_size, settings.timeout, settings.queue_limit,
     )  # fmt: skip
-    # The protocol is named because asyncio turns Nagle's delay off only if it is.
+    # asyncio turns off Nagle's algorithm only if the protocol is named.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -93,7 +93,7 @@ class Front:
             adapting: TakesAdapters | None = None
             pool: Backend
             if selected.engine == selection.VLLM:
-                # It needs aiohttp, which comes with vLLM.
+                # It imports aiohttp, which only vLLM installs.
                 from amphora.serving.vllm.proxy import VllmServer
 
                 pool = server = VllmServer(settings, environ, self.metrics, selected)

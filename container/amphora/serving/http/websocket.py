@@ -1,9 +1,9 @@
-"""`/invocations-bidirectional-stream`: a WebSocket whose every message is an invocation; at a
-client's route, a body of that route.
+"""The WebSocket `/invocations-bidirectional-stream`: each message is an invocation. At a route of a
+client's API each message is a body of that route.
 
-The answer comes back as one message, or as one for each chunk if the handler streams; an error
-comes back as the JSON of every error, and the connection stays open. Sessions, content type and
-accept are those of the handshake's headers. A client that leaves ends its work.
+An answer is one message, or one for each chunk of a stream. An error is a message with the same
+JSON as over HTTP, and the connection stays open. Session, content type and accept come from the
+headers of the handshake. If the client leaves, its work ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 
-# Messages that are read before the answers to earlier ones; a client's leaving is seen behind them.
+# Messages that are read before earlier ones are answered. The end of the connection is only seen
+# behind them.
 _MOST_AHEAD = 8
 
 

@@ -1,4 +1,4 @@
-"""Uvicorn's HTTP protocol with bounds on headers, time and connections.
+"""Extends uvicorn's HTTP protocol by bounds on headers, time and connections.
 
 Uvicorn has no settings for these: it keeps headers of any size, waits forever for the rest of a
 request and for clients that do not read, and answers /ping with 503 beyond its own bound for
@@ -33,12 +33,12 @@ LOG = logging.getLogger("amphora.server")
 _BACKLOG = 2048
 # Descriptors that stay free for files, workers and models.
 _RESERVE = 64
-# Beyond the bound for connections, only these routes are answered, and clients must be quick.
+# Beyond the bound for connections, only these routes are answered, and headers have less time.
 _ALWAYS_ANSWERED = (b"/ping", b"/health", b"/metrics")
 _CROWDED_SECONDS = 2.0
-# A new connection is not closed for another one before its request had this time to arrive.
+# A new connection is not closed for others until its request has had this time to arrive.
 _NEW_SECONDS = 0.1
-# The share of all connections that is closed at a time, since looking for idle ones takes time.
+# One connection of so many is closed at a time, since the search for idle ones takes time.
 _SHARE = 16
 _CHECK_SECONDS = 0.25
 _QUIET_SECONDS = 10.0
@@ -123,7 +123,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody loses an answer, or a request on its way, if the connection is closed."""
+        """Return whether closing the connection loses neither an answer nor a request."""
         return (
             not self._is_answering
             and self.loop.time() - self._idle_since > _NEW_SECONDS
@@ -139,7 +139,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify whoever waits for an answer that nobody will read."""
+        """End the wait for an answer that nobody will read."""
         if not self._gone.done():
             self._gone.set_result(None)
         super().connection_lost(exc)
@@ -168,7 +168,7 @@ class HttpProtocol(HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
                 return
-            # Such as h2c: the request is answered as HTTP/1.1, and the next one is parsed anew.
+            # Another upgrade, such as h2c, is ignored: the request is answered as HTTP/1.1.
             self.parser = httptools.HttpRequestParser(self)
             if rest := data[upgrade.args[0] :]:
                 self.data_received(rest)
@@ -181,8 +181,6 @@ class HttpProtocol(HttpToolsProtocol):
         if self._since is None and not self._is_answering:
             # A line break between two requests does not keep the connection open.
             self._since = self.loop.time()
-
-    # What the parser calls.
 
     def on_message_begin(self) -> None:
         """Start to count with the first byte of a request."""
@@ -256,12 +254,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def _should_upgrade(self) -> bool:
-        """Whether the request opens a WebSocket: a GET without a body, after all other answers."""
+        """Return whether a GET without a body opens a WebSocket, after all other answers."""
         return (
             super()._should_upgrade() and self.scope["method"] == "GET" and not self._is_answering
         )
-
-    # Time.
 
     def check(self, now: float) -> None:
         """Close the connection if its client is too slow."""
@@ -290,8 +286,6 @@ class HttpProtocol(HttpToolsProtocol):
         elif is_late:
             self.transport.close()
 
-    # Refusals.
-
     def _too_large(self) -> _Refused:
         limits = self._limits
         return _Refused(
@@ -305,7 +299,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_refused = True
         identifier = uuid.uuid4().hex
         if self._is_answering and not self._in_body:
-            # The answers to the requests before it are the last ones.
+            # The requests before it are still answered.
             self.cycle.keep_alive = False
             self._note(refused.status, identifier)
             return
@@ -319,7 +313,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         elif self._in_body:
-            # It is answered already.
+            # The request is answered already.
             self.transport.abort()
             return
         else:
@@ -427,7 +421,7 @@ class Server(uvicorn.Server):
         """Close the port without resetting a connection, and answer requests on their way."""
         for sock in sockets or []:
             _ignore_handshakes(sock)
-        # All handshakes that have begun are completed, and their connections accepted.
+        # Handshakes that have begun are completed, and their connections accepted.
         await asyncio.sleep(_HANDSHAKE_SECONDS)
         for server in self.servers:
             server.close()

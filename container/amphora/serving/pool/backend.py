@@ -1,4 +1,4 @@
-"""What the front needs of whatever answers a model's requests: worker processes, or vLLM."""
+"""The interface of what answers a model's requests: worker processes, or vLLM."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class Backend(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be answered now."""
+        """Return whether requests would be answered now."""
 
     @property
     def merges(self) -> bool:
-        """Whether requests are predicted together."""
+        """Return whether requests are predicted together."""
 
     @property
     def living(self) -> int:
-        """Processes that can take requests."""
+        """Return the number of processes that can take requests."""
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What is known of the model; empty before it is loaded."""
+        """Return what is known of the model; empty before it is loaded."""
 
     @property
     def oldest(self) -> float:
-        """Seconds that the oldest request in the queue has waited."""
+        """Return how many seconds the oldest request in the queue has waited."""
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Return the number of requests in the queue."""
 
     def start(self) -> None:
         """Begin to load the model."""
@@ -55,7 +55,7 @@ class Backend(Protocol):
         """Stop the work on a request whose client is gone."""
 
     def took(self, call: Call) -> None:
-        """The client has taken a chunk of a stream."""
+        """Note that the client has read a chunk of a stream."""
 
     async def metrics_text(self) -> bytes:
-        """More lines for /metrics."""
+        """Return more lines for /metrics."""

@@ -16,7 +16,7 @@ from amphora.serving.protocol import framing
 from amphora.serving.protocol.media_types import Fault
 
 LOG = logging.getLogger("amphora.pool")
-# A worker is told of this many chunks that its client has read at a time.
+# After this many chunks that its client has read, a worker may send as many more.
 _CREDIT = framing.CHUNKS_AHEAD // 4
 
 
@@ -33,14 +33,14 @@ class Reply:
 
     @classmethod
     def of(cls, header: framing.Header, body: bytes) -> Reply:
-        """From a worker's frame."""
+        """Make a reply of a worker's frame."""
         return cls(
             status=header["status"],
             content_type=header["type"],
             headers=header["headers"],
             body=body,
             closes_session=header.get("closed", False),
-            # With room for the end, or what has broken it.
+            # With room for the end, or for an error.
             chunks=asyncio.Queue(framing.CHUNKS_AHEAD + 1) if header.get("more") else None,
         )
 
@@ -80,7 +80,7 @@ class Call:
 
     @property
     def entry(self) -> framing.Header:
-        """Its entry in a batch frame."""
+        """Return its entry in a batch frame."""
         return {
             "id": self.id,
             "size": len(self.body),
@@ -150,7 +150,7 @@ class WorkerConnection:
         self._writer.write(framing.pack(header))
 
     def has_room(self, requests: int, size: int) -> bool:
-        """Whether it can hold one more request in memory besides those at work.
+        """Return whether it can hold one more request in memory besides those at work.
 
         Args:
             requests: The most requests that it may have.
@@ -168,12 +168,12 @@ class WorkerConnection:
             call.taken = 0
 
     def watch(self) -> None:
-        """Kill the worker if nothing arrives within the time-out. Call it at each sign of life."""
+        """Kill the worker unless a frame arrives within the time-out; call it for each frame."""
         self.unwatch()
         self._watchdog = asyncio.get_running_loop().call_later(self._timeout, self.end_hanging)
 
     def expect(self) -> None:
-        """Start to watch it, unless it is being watched: a frame to it is not a sign of life."""
+        """Start to watch it, unless it is watched already."""
         if self._watchdog is None:
             self.watch()
 

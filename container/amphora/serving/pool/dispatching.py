@@ -1,4 +1,4 @@
-"""Which waiting requests go to which worker, and when.
+"""Sends waiting requests to workers.
 
 An idle worker takes the waiting requests, up to one batch. While it predicts, the next batch
 collects, so that batches grow with the load and a single request never waits.
@@ -16,10 +16,10 @@ from amphora.serving.protocol import batching, framing
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 
-# The most requests, in batches, that a worker which takes turns has at once.
+# The most requests that a worker with turns has at once, in batches.
 _BATCHES_AT_WORK = 4
-# How long a worker is busy before it gets more requests. It is better to wait for a shorter batch:
-# requests sent one at a time made small calls, and a third fewer answers in all.
+# How long a worker is busy before it gets more requests. Requests that were sent at once made small
+# calls of the model, and a third fewer answers in all.
 _LONG_WORK_SECONDS = 0.25
 
 
@@ -39,7 +39,7 @@ class Dispatcher:
 
     @property
     def queues(self) -> list[deque[Call]]:
-        """That of all workers, and those of sessions, which wait for one."""
+        """Return the queue of all workers, and those of sessions, which wait for their worker."""
         return [self.queue, *(connection.bound for connection in self.connections.values())]
 
     def dispatch(self) -> None:
@@ -89,11 +89,10 @@ class Dispatcher:
             for worker, age in zip(takers, ages, strict=True)
             if worker.is_open and age >= _LONG_WORK_SECONDS
         ]
-        # Usually none takes any; then do not go through the queue, which may be long.
+        # Usually no worker has room; the queue may be long.
         if not room:
             return
-        # A request whose worker died waits for an idle worker: leave the least busy one alone, so
-        # that there will be one.
+        # A request whose worker died waits for an idle worker: the least busy one gets no others.
         if any(call.retried for call in self.queue):
             room = [worker for worker in room if worker is not min(takers, key=_load)]
         most = _BATCHES_AT_WORK * self._settings.batch_size
@@ -119,12 +118,12 @@ class Dispatcher:
         self._metrics.padding.inc(header["padded"] - header["tokens"])
         self._metrics.slices.inc(header["slices"])
         if connection.batch != header["batch"]:
-            # Another batch is on its way to it.
+            # The report is older than the last batch.
             connection.watch()
             return
         connection.is_open = header["op"] != "idle"
         if header["op"] == "open":
-            # A long request says nothing about how long a batch takes.
+            # With long requests at work, its time does not tell how long a batch takes.
             connection.sent_size = 0
             connection.watch()
         else:

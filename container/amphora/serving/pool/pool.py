@@ -24,10 +24,10 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
-# Failed starts in a row for each worker, none living, after which the container gives up.
+# Without a living worker, failed starts in a row for each worker after which the container ends.
 _GIVE_UP_AFTER = 5
 _LONGEST_PAUSE = 10.0
-# Between the death of a worker that had just started and its replacement.
+# The pause before a worker is replaced that died soon after its start.
 _RESTART_PAUSE = 0.1
 _JUST_STARTED_SECONDS = 5.0
 
@@ -43,9 +43,9 @@ class Pool:
     ) -> None:
         """
         Args:
-            settings: The server's, with the model's folders.
-            environ: Of the workers.
-            metrics: Where it counts.
+            settings: The server's settings, with the model's folders.
+            environ: The workers' environment.
+            metrics: The server's metrics.
         """
         self.settings = settings
         self.sessions = Sessions(settings.session_lifetime)
@@ -63,17 +63,17 @@ class Pool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one worker has loaded the model and warmed up."""
+        """Return whether at least one worker has loaded the model and warmed up."""
         return bool(self._dispatcher.connections)
 
     @property
     def is_idle(self) -> bool:
-        """Whether every worker has reported that it is idle."""
+        """Return whether every worker has reported that it is idle."""
         return all(connection.idle for connection in self._dispatcher.connections.values())
 
     @property
     def merges(self) -> bool:
-        """Whether the loaded handlers take merged requests."""
+        """Return whether the loaded handlers take merged requests."""
         return self._loaded is not None and self._loaded.batches
 
     @property
@@ -99,9 +99,9 @@ class Pool:
         return sum(map(len, self._dispatcher.queues))
 
     def start(self) -> None:
-        """Begin to load the model; `loaded` and `failed` tell the outcome.
+        """Begin to load the model; `loaded` and `failed` report the outcome.
 
-        The first worker goes ahead, so that a model that cannot be loaded is reported once.
+        The first worker starts alone, so that a model that cannot be loaded is reported once.
         """
         self._keepers = [asyncio.create_task(self._keep(0))]
 
@@ -124,7 +124,6 @@ class Pool:
         if not (header := call.headers.get(HEADER)):
             self._dispatcher.queue.append(call)
         else:
-            # A session's request goes to the worker that keeps the session.
             workers = {worker.pid: worker for worker in self._dispatcher.connections.values()}
             if not workers:
                 raise Fault(503, "not_ready", "The model is being restarted.")
@@ -145,7 +144,7 @@ class Pool:
             if connection.calls.pop(call.id, None) is not None:
                 connection.notify({"op": "cancel", "id": call.id})
                 if connection.takes_turns:
-                    # A job that stood still, since its client was slow, ends now: that is work.
+                    # A job that waited for its slow client runs once more, to end.
                     connection.expect()
 
     def took(self, call: Call) -> None:
@@ -191,7 +190,7 @@ class Pool:
                 await asyncio.sleep(_RESTART_PAUSE)
 
     def _gives_up(self, error: Exception) -> bool:
-        """Whether to give up: at once if the model never loaded, else after several failures."""
+        """Return whether to give up: at once if the model never loaded, else after a while."""
         self._failures += 1
         never_loaded = self._loaded is None and isinstance(error, ModelError)
         most_failures = _GIVE_UP_AFTER * self.settings.workers
@@ -237,7 +236,7 @@ class Pool:
             chunks = call.reply.result().chunks
             assert chunks is not None
             if connection.takes_turns:
-                # It sends no more than there is room for.
+                # Its credit is the room in the queue.
                 chunks.put_nowait(body if header["more"] else None)
                 return
             connection.unwatch()
@@ -260,7 +259,7 @@ class Pool:
             "Model worker %d is gone, with %d requests.", connection.pid, len(connection.calls)
         )
         begun = [call for call in connection.calls.values() if 0 < call.batch <= connection.begun]
-        # A request that was at work by itself is taken for the cause.
+        # A request that was at work alone is taken for the cause of the worker's death.
         may_repeat = self.merges and len(begun) > 1
         for call in (*reversed(connection.calls.values()), *connection.bound):
             if call.session is not None:

@@ -1,4 +1,4 @@
-"""Stateful sessions: which worker keeps which one, and until when.
+"""Stateful sessions: the worker that keeps each one, and when it ends.
 
 A request with the header `X-Amzn-SageMaker-Session-Id: NEW_SESSION` opens one; its state is
 `context.session`, a dict in the memory of one worker, and every later request of the session goes
@@ -46,7 +46,7 @@ class Session:
 
     @property
     def announcement(self) -> str:
-        """The value of X-Amzn-SageMaker-New-Session-Id."""
+        """Return the value of X-Amzn-SageMaker-New-Session-Id."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.expires))
         return f"{self.id}; Expires={moment}"
 
@@ -70,7 +70,7 @@ class Sessions:
         return len(self._open)
 
     def find(self, header: str, workers: list[int]) -> Session | None:
-        """The session that a request's header names; a new one goes to the worker with the fewest.
+        """Return the session that a header names; a new one goes to the worker with the fewest.
 
         Raises SessionGone if the header names none that is open, Fault (503) if too many are.
         """
@@ -107,7 +107,7 @@ class Sessions:
     def lose(self, worker: int) -> None:
         """Forget the sessions of a worker that is gone."""
         if self._held.pop(worker, 0):
-            self._open = {name: own for name, own in self._open.items() if own.worker != worker}
+            self._open = {name: it for name, it in self._open.items() if it.worker != worker}
 
     def expired(self) -> list[Session]:
         """Remove the sessions whose time is over and return them, for their workers to forget."""

@@ -32,7 +32,7 @@ class ModelError(AmphoraError):
     """The model cannot be loaded, or its workers cannot run."""
 
 
-# What PyTorch says of a full GPU and of full memory, JAX and TensorFlow of either.
+# Errors of PyTorch, JAX and TensorFlow when a GPU, or memory, is full.
 _FULL = re.compile(
     r"\b(OutOf)?MemoryError\b|\bout of memory\b|RESOURCE_EXHAUSTED|can't allocate memory"
 )
@@ -235,16 +235,16 @@ def worker_environment(
     """
     child = dict(environ)
     child["PYTHONUNBUFFERED"] = "1"
-    # Before a fork there must be no pool of threads; the forks set their own count.
+    # A thread pool does not survive a fork; the forks set their own count.
     child["OMP_NUM_THREADS"] = "1" if share else str(settings.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
     if share:
         # Arrow, which sentence-transformers and pandas import, starts a thread of an allocator that
-        # it does not use by default: there would be no fork, and each worker a model of its own.
+        # it does not use by default. Processes with threads are not forked.
         child.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     if settings.device_kind == devices.CPU:
-        # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes: a
-        # worker grew by 276 MB; so by 7, for as much CPU (docs/LAB.md).
+        # oneDNN keeps a compiled kernel for every shape, and texts have many shapes. A worker grew
+        # by 276 MB; with these bounds by 7 MB, for the same CPU time (docs/LAB.md).
         child.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
         child.setdefault("LRU_CACHE_CAPACITY", "1")
     visible = devices.KINDS[settings.device_kind].visible

@@ -1,4 +1,4 @@
-"""Prepares a model's code before it is loaded: fetches it and installs its requirements."""
+"""Fetches a model's code and installs its requirements, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class UserCode:
         settings = self._settings
         code = programs.inner_folder(settings.code_dir, settings.program)
         if settings.submitted and not self._is_superfluous(settings.submitted):
-            # What SAGEMAKER_SUBMIT_DIRECTORY names is an archive.
             self._folder = tempfile.TemporaryDirectory(prefix="amphora-code-")
             archive = Path(settings.submitted.removeprefix("file://"))
             if settings.submitted.startswith("s3://"):
@@ -61,8 +60,10 @@ class UserCode:
         return code
 
     def _is_superfluous(self, place: str) -> bool:
-        """Whether what SAGEMAKER_SUBMIT_DIRECTORY names adds nothing: SDKs set it to the models'
-        prefix of a multi-model endpoint, and to the model archive, which SageMaker has unpacked.
+        """Return whether SAGEMAKER_SUBMIT_DIRECTORY names nothing new.
+
+        SDKs set it to the prefix of a multi-model endpoint's models, and to the model archive,
+        which SageMaker has unpacked.
 
         Raises CodeError if it is a prefix and the code is nowhere.
         """

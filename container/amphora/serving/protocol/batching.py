@@ -1,4 +1,4 @@
-"""Which waiting requests are predicted together.
+"""Decides which waiting requests are predicted together.
 
 A handlers' file declares that its predictions may be merged by defining
 `predict_batch_fn(inputs, model)`: `inputs` is a list of what `input_fn` returned, and it returns a

@@ -1,4 +1,4 @@
-"""The protocol between the front process and its model workers: frames over a socket pair.
+"""Frames between the front process and its model workers, over a socket pair.
 
 A frame is two lengths, a JSON object and raw bytes. Bodies travel as they are, and nothing that
 came from the network is ever unpickled.
@@ -48,7 +48,7 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes:
         try:
             count = sock.recv_into(view[position:])
         except ConnectionError:
-            # It was closed before it had read all that was sent to it.
+            # The front closed it with unread data.
             count = 0
         if count == 0:
             raise EOFError("the front process closed the connection")

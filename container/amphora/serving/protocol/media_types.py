@@ -10,7 +10,7 @@ from types import GeneratorType
 from typing import Any
 
 JSON, CSV = "application/json", "text/csv"
-# What AWS's toolkits decode before they call `input_fn`: these alone.
+# The only types that AWS's toolkits decode before they call `input_fn`.
 DECODED = (JSON, CSV)
 _TEXT_TYPES = {JSON, "application/jsonlines", "application/x-jsonlines", "application/x-ndjson"}
 
@@ -40,7 +40,7 @@ def charset(header: str) -> str:
     return "utf-8"
 
 
-# Codecs of Python that are not charsets, and slow on hostile input.
+# Python's codecs that are not charsets. They are slow on hostile input.
 _NO_CHARSETS = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined"}
 
 
@@ -62,7 +62,7 @@ def check_charset(content_type: str) -> None:
 
 
 def is_text(content_type: str) -> bool:
-    """Whether a body of this type is text."""
+    """Return whether a body of this type is text."""
     kind = media_type(content_type)
     return kind in _TEXT_TYPES or kind.startswith("text/")
 
@@ -96,7 +96,7 @@ def answer(result: Any, accept: str) -> tuple[Any, str]:
     """
     body, content_type = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
     if not content_type:
-        # The client's first type names an answer whose handler has not named its type.
+        # The handler has not named the type: it is taken for the first one that the client accepts.
         first = media_type(accept.partition(",")[0])
         content_type = first if first and "*" not in first else JSON
     if isinstance(body, (GeneratorType, Iterator)):

@@ -1,4 +1,4 @@
-"""vLLM's server behind the front, in the place of a pool of model workers.
+"""Answers requests by vLLM's server, instead of a pool of model workers.
 
 The server listens on a Unix socket in a private folder. A server that dies is started again; the
 requests that it was answering fail with 500, since a stream cannot be repeated.
@@ -57,7 +57,7 @@ class _Work:
     call: Call
     task: asyncio.Task[None] | None = None
     moved: float = field(default_factory=time.monotonic)
-    """When vLLM last sent something that the client had room for."""
+    """When vLLM last sent something that the client had room for, on the monotonic clock."""
 
 
 class VllmServer:
@@ -113,24 +113,24 @@ class VllmServer:
 
     @property
     def living(self) -> int:
-        """1 while vLLM answers."""
+        """Return 1 while vLLM answers, else 0."""
         return int(self.is_ready)
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """The model, its routes and limits, as `recipe.inference.apis` describes other models."""
+        """Return the model, its routes and limits, in the form of the handlers' `describe_fn`."""
         return self._description
 
     @property
     def oldest(self) -> float:
-        """Seconds that the oldest request has waited for the beginning of its answer."""
+        """Return how many seconds the oldest request has waited for its answer to begin."""
         calls = [work.call for work in self._work.values()]
         arrived = [call.arrived for call in calls if not call.reply.done()]
         return time.monotonic() - min(arrived) if arrived else 0.0
 
     @property
     def waiting(self) -> int:
-        """Requests whose answer has not begun."""
+        """Return the number of requests whose answer has not begun."""
         return sum(not work.call.reply.done() for work in self._work.values())
 
     def start(self) -> None:
@@ -275,7 +275,7 @@ class VllmServer:
         if self._session is not None:
             await self._session.close()
         self._session = aiohttp.ClientSession(
-            # vLLM closes idle connections, at times that are not known here.
+            # vLLM closes idle connections, and a request on one would fail.
             connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
             auto_decompress=False,
         )
@@ -317,7 +317,7 @@ class VllmServer:
         }  # fmt: skip
 
     async def _place(self, name: str, folder: str) -> None:
-        """Give vLLM an adapter. Raises ModelError with its reason if it does not fit."""
+        """Load an adapter in vLLM. Raises ModelError with vLLM's reason if it does not fit."""
         order = {"lora_name": name, "lora_path": folder}
         limit = self.settings.startup_timeout
         status, answer = await self._ask("/v1/load_lora_adapter", order, limit)
@@ -328,7 +328,7 @@ class VllmServer:
             )
 
     async def _try(self, name: str) -> None:
-        """Have the model, or an adapter, generate a token. Raises ModelError if it does not."""
+        """Generate a token by the model or an adapter. Raises ModelError if vLLM refuses."""
         body = {"model": name, "prompt": "Hello", "max_tokens": 1}
         limit = self.settings.startup_timeout
         status, answer = await self._ask(translation.COMPLETIONS, body, limit)
@@ -381,7 +381,7 @@ class VllmServer:
         named = adapter or body.get("model") or self._name
         known = self._names | set(self.adapters)
         if named not in known:
-            # A single model answers to any name; among adapters that would be a guess.
+            # A single model answers to any name. With adapters an unknown name would be a guess.
             if adapter or len(known) > 1 or "adapter_id" in part.values:
                 listed = ", ".join(sorted(known))
                 message = f"There is no model {named!r}, but {listed}.{near(str(named), known)}"
@@ -392,7 +392,7 @@ class VllmServer:
         prompts = len(prompt) if isinstance(prompt, list) and is_list else 1
         copies = body.get("n") or 1
         length = next((body[key] for key in _LENGTHS if body.get(key)), 1)
-        # vLLM refuses other types.
+        # Other types are refused by vLLM.
         if isinstance(copies, int) and isinstance(length, int):
             cost = prompts * copies * length
             if cost > self._most_written:
@@ -406,7 +406,7 @@ class VllmServer:
         return {**body, "model": named}
 
     async def _pass_on(self, work: _Work, part: Part) -> None:
-        """Pass vLLM's answer on, whole or as it comes. Hugging Face's and TGI's are translated."""
+        """Pass vLLM's answer or stream on, translated if the request was."""
         assert self._session is not None
         call, timeout = work.call, aiohttp.ClientTimeout(total=None)
         body = self._complete(part, call)
@@ -426,13 +426,13 @@ class VllmServer:
             async for data in response.content.iter_any():
                 if events is not None:
                     data = events.read(data)
-                # The status is sent with the first chunk: failures before it are plain errors.
+                # The status is sent with the first chunk. Earlier failures have an error status.
                 _settle(call, kind, b"", chunks)
                 if data:
                     await chunks.put(data)
                 work.moved = time.monotonic()
                 if _BROKEN in data:
-                    # vLLM would end the stream as if it were whole.
+                    # vLLM ends such a stream as if it were complete.
                     raise Fault(500, "stream_broken", "vLLM's stream broke off.")
             _settle(call, kind, b"", chunks)
             await chunks.put(None)

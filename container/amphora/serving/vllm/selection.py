@@ -108,7 +108,7 @@ def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, P
     on_hub = environ.get("HF_MODEL_ID", "")
     if named:
         return named, None
-    # The recipe saves an adapter with its base's config.json.
+    # The recipe saves config.json of the base with an adapter.
     has_weights = any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     if has_weights or not (folder / ADAPTER_CONFIG).is_file():
         return (str(folder) if (folder / "config.json").is_file() else on_hub), None
@@ -147,7 +147,7 @@ def _listed(registry: Path) -> set[str]:
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.value, ast.Dict)
-                and any(isinstance(one, ast.Name) and one.id == _LIST for one in node.targets)
+                and any(isinstance(name, ast.Name) and name.id == _LIST for name in node.targets)
             ):
                 keys = node.value.keys
                 return {str(key.value) for key in keys if isinstance(key, ast.Constant)}

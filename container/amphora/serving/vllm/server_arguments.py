@@ -27,9 +27,9 @@ _REFUSED = {
 _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
 _DTYPES = ("float32", "bfloat16")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-# The most adapters in a device's memory; others are in the host's.
+# The most adapters in device memory; others are in host memory.
 _ADAPTERS_AT_ONCE = 8
-# The share of a GPU's memory for weights: the rest is for the cache.
+# The share of a GPU's memory that weights may take; the rest is for the cache.
 _WEIGHTS_SHARE = 0.7
 
 
@@ -53,7 +53,7 @@ def command(
         "uds": [str(socket)],
         "served-model-name": [BASE if selection.adapter else name],
         "disable-uvicorn-access-log": [],
-        # The most of OpenAI's API.
+        # The maximum of OpenAI's API.
         "max-logprobs": ["20"],
     }
     if dtype := environ.get("AMPHORA_DTYPE"):
@@ -94,7 +94,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of vLLM's processes."""
     child = {name: text for name, text in environ.items() if not name.startswith(PREFIX)}
     child["PYTHONUNBUFFERED"] = "1"
-    # Only the front can call the routes that this opens.
+    # It enables routes that only the front can call.
     child["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
     if environ.get("HF_API_TOKEN"):

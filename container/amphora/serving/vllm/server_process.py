@@ -1,4 +1,4 @@
-"""vLLM's server as a child process: its output in the log, and the reason of its end."""
+"""Runs vLLM's server as a child process, logs its output, and finds the reason for its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = re.compile(r"^\([\w.-]+ pid=\d+\) ?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[
 _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b|error)(?::|$)|\berror: "
 )
-# Errors that follow from the error of another process.
+# Errors that result from the error of another process.
 _EFFECT = re.compile(r"Engine core initialization failed|WorkerProc initialization failed|See root")
 _REMEDIES = {
     r"out of memory|OutOfMemory|No available memory for the cache|KV cache is needed": (

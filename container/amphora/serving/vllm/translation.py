@@ -54,7 +54,7 @@ class Part:
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is a stream."""
+        """Return whether the answer is a stream."""
         return bool(self.body.get("stream"))
 
     def answer(self, document: dict[str, Any]) -> Any:

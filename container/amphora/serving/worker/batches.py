@@ -1,4 +1,4 @@
-"""A worker's conversation with the front process: batches of requests in, their answers out.
+"""Answers the batches of requests that the front process sends to a worker.
 
 An error affects only the request that caused it. If the handlers take turns (`turns_fn`), more
 requests arrive while others are at work: see `amphora.serving.worker.turns`.
@@ -23,7 +23,7 @@ from amphora.serving.worker.runner import Item, ModelRunner
 from amphora.serving.worker.turns import Job, TakesLong, Turns
 
 LOG = logging.getLogger("amphora.worker")
-# The longest slice of work; how many tokens the model computes in that time is measured.
+# The longest slice of work. The number of tokens that the model computes in it is measured.
 _SLICE_SECONDS = 0.1
 _LEAST_SLICE, _FIRST_SLICE = 256, 2048
 # A longer body is read and measured in turns.
@@ -81,12 +81,12 @@ class Conversation:
         jobs_are_next = False
         while True:
             while not self._arrived and not self._turns.is_runnable:
-                # Any jobs left are streams whose clients read slowly: the worker does not hang.
+                # Jobs that are left wait for slow clients.
                 self._announce("rests")
                 self._take_frame()
             while self._has_news():
                 self._take_frame()
-            # New requests go first, but only every other time.
+            # New requests and jobs alternate.
             if self._arrived and not (jobs_are_next and self._turns.is_runnable):
                 batch, self._arrived = self._arrived, []
                 self._send_frame({"op": "begun", "batch": self._number})
@@ -151,7 +151,7 @@ class Conversation:
             for item in batch:
                 self._answer_alone(item)
             return
-        # A session's requests have a context, which a merged prediction lacks.
+        # Requests of a session need their context, which a merged prediction does not have.
         apart = [
             item
             for item in batch
@@ -172,7 +172,7 @@ class Conversation:
                 self._turns.outside_until = None
         if self._takes_turns:
             self._add_jobs(apart, self._answer_alone)
-            # Single texts stay in the batch: they all go through the model in one call.
+            # Single texts stay in the batch, since one call of the model takes them all.
             lists = [
                 item
                 for item in readable
@@ -201,7 +201,7 @@ class Conversation:
 
     @property
     def _slice_tokens(self) -> int:
-        """The most tokens in one slice of work, unless a request cannot be cut."""
+        """Return the most tokens in one slice of work, unless a request cannot be cut."""
         most = self._runner.settings.batch_tokens
         if self._runner.settings.device_kind != CPU:
             return most
@@ -257,7 +257,7 @@ class Conversation:
             self._tokens += group.tokens
             self._padded += group.padded
         self._calls += 1
-        # Streams go last, so that complete answers need not wait for them.
+        # Streams go last, so that complete answers do not wait for them.
         works: dict[str, Callable[[], None]] = {}
         for item, prediction in sorted(pairs, key=lambda pair: isinstance(pair[1], Iterator)):
             if self._takes_turns and _lasts(prediction) and item.id not in self._jobs:
@@ -281,7 +281,7 @@ class Conversation:
         runner = self._runner
         body, content_type = encoded
         if self._takes_turns and not isinstance(body, bytes) and item.id not in self._jobs:
-            # That it is a stream is known only after output_fn. Its reader may be slow.
+            # Only the result of output_fn shows that it is a stream. Its client may be slow.
             self._add_jobs([item], partial(self._stream, encoded=encoded))
             return
         chunks: Iterator[Any] | None = None
@@ -326,7 +326,7 @@ class Conversation:
 
     def _send_error(self, item: Item, error: Exception) -> None:
         if not isinstance(error, Fault):
-            # A stream broke after its status was sent: its last frame reports the error.
+            # The stream broke after its status was sent: its last frame reports the error.
             error = Fault(500, "handler_failed", logs.mask(f"{type(error).__name__}: {error}"))
         if error.status >= 500:
             LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
@@ -338,5 +338,5 @@ class Conversation:
 
 
 def _lasts(prediction: Any) -> bool:
-    """Whether a prediction is a stream, or a function to be called later."""
+    """Return whether a prediction is a stream, or a function to be called later."""
     return isinstance(prediction, Iterator) or callable(prediction)

@@ -42,16 +42,16 @@ class RequestProcessor:
         self._phrase = ""
 
     def get_request_id(self) -> str:
-        """The server's name of the request."""
+        """Return the id of the request."""
         return self._request_id
 
     def get_request_property(self, key: str) -> str | None:
-        """A header of the request; None if it has none of that name."""
+        """Return a header of the request, or None."""
         value: str | None = self._request_headers.get(key)
         return value
 
     def get_request_properties(self) -> dict[str, str]:
-        """All headers of the request, names in lower case, found by any spelling."""
+        """Return all headers of the request; names are case-insensitive."""
         return self._request_headers
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
@@ -61,11 +61,11 @@ class RequestProcessor:
         self._status, self._phrase = int(code), reason_phrase or ""
 
     def get_response_status_code(self) -> int:
-        """The answer's status, 200 if none was set."""
+        """Return the status of the answer, 200 if none was set."""
         return self._status
 
     def get_response_status_phrase(self) -> str:
-        """The phrase that was set with the status."""
+        """Return the phrase that was set with the status."""
         return self._phrase
 
     def add_response_property(self, key: str, value: str) -> None:
@@ -75,11 +75,11 @@ class RequestProcessor:
         self._response_headers[key] = value
 
     def get_response_headers(self) -> dict[str, str]:
-        """The headers that were added to the answer."""
+        """Return the headers that were added to the answer."""
         return self._response_headers
 
     def get_response_header(self, key: str | None = None) -> Any:
-        """One header that was added (TorchServe), or without a name all of them (MMS)."""
+        """Return one added header (TorchServe), or without a name all of them (MMS)."""
         if key is None:
             return self._response_headers
         return Headers(self._response_headers).get(key)
@@ -110,11 +110,11 @@ class Context:
     """The optional last argument of every handler.
 
     Attributes:
-        request_id: The server's name of this request; it stands in the log and in error bodies.
+        request_id: The id of this request, as in the log and in error bodies.
         request_ids: {0: request_id}.
         request_processor: A list with this request's `RequestProcessor`.
-        session: What this session's requests keep between them, or None outside of a session.
-        path: The route that the request came by: /invocations, or that of a client's API such as
+        session: A dict that the requests of a session share; None outside of a session.
+        path: The route of the request: /invocations, or one of a client's API such as
             /v1/chat/completions.
         system_properties: model_dir, gpu_id (None on a CPU), batch_size, server_name and
             server_version.
@@ -147,29 +147,29 @@ class Context:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The request's headers, names in lower case, found by any spelling."""
+        """Return the headers of the request; names are case-insensitive."""
         return self.request_processor[0].get_request_properties()
 
     @property
     def custom_attributes(self) -> str:
-        """The request's X-Amzn-SageMaker-Custom-Attributes; '' if it has none."""
+        """Return X-Amzn-SageMaker-Custom-Attributes of the request, or ''."""
         return self.headers.get("x-amzn-sagemaker-custom-attributes", "")
 
     @property
     def response_headers(self) -> dict[str, str]:
-        """The headers that were added to the answer."""
+        """Return the headers that were added to the answer."""
         return self.request_processor[0].get_response_headers()
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """`request_id`; None for another place than 0."""
+        """Return the id of the request; None for an index other than 0."""
         return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> str | None:
-        """A header of the request; None if it has none of that name."""
+        """Return a header of the request, or None."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> dict[str, str]:
-        """All of `headers`."""
+        """Return all headers of the request."""
         return self.request_processor[idx].get_request_properties()
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
@@ -177,30 +177,30 @@ class Context:
         self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """The headers that were added to the answer."""
+        """Return the headers that were added to the answer."""
         return self.request_processor[idx].get_response_headers()
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """Name the answer's type; it comes before what `output_fn` or Accept say."""
+        """Set the content type of the answer, which overrides that of `output_fn` and Accept."""
         self.request_processor[idx].add_response_property("content-type", value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """The type that was set; None if none was."""
+        """Return the content type that was set, or None."""
         value: str | None = self.request_processor[idx].get_response_header("content-type")
         return value
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """Set the answer's status; its body is still what the handlers return."""
+        """Set the status of the answer; its body is still what the handlers return."""
         self.request_processor[idx].report_status(code, phrase)
 
     set_http_response_status = set_response_status  # MMS's name for it
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Set the status of every answer, of which there is one."""
+        """Set the status of the answer."""
         self.set_response_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
-        """The answer's status and the phrase that was set with it."""
+        """Return the status of the answer and its phrase."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 

@@ -1,4 +1,4 @@
-"""The functions that answer requests: the user's, and defaults for those that are missing.
+"""Finds the functions that answer requests: the user's, and defaults for those that are missing.
 
 `<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define any of `model_fn`,
 `input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three. If it defines none,
@@ -38,9 +38,9 @@ _SIGNATURES = {
     "turns_fn": ("model", "pause"),
     "describe_fn": ("model_dir", "model"),
 }
-# Of these a file may have one alone without touching a model or a request.
+# A file that defines only these leaves models and requests to the image's handlers.
 _BESIDE = {"pre_model_fn", "tokens_fn", "turns_fn"}
-# Never the image's own.
+# The image's own inference.py does not define these.
 _BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
 _DEFAULTS = "the image's defaults"
 

@@ -32,14 +32,14 @@ LOG = logging.getLogger("amphora.worker")
 def main(argv: list[str] | None = None) -> int:
     """Serve the socket whose descriptor is the only argument, until the front closes it."""
     control = socket.socket(fileno=int((argv or sys.argv[1:])[0]))
-    # A signal to the whole process group must not end a worker before its requests. A function is
-    # used instead of SIG_IGN, which programs that the user's code starts would inherit.
+    # A signal to the process group must not end a worker before its requests. Programs that user
+    # code starts would inherit SIG_IGN, but not a function.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     with contextlib.suppress(EOFError):
         order, _ = framing.receive(control)
         if order["open_files"] is not None:
-            # The front process has raised its own limit, which is not what users' code expects.
+            # The front has raised its limit; user code gets the usual one.
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (order["open_files"], hard))
         logs.configure(order["log_level"])
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner | None:
     """Resolve the handlers, load the model and report the outcome to the front."""
     started = time.monotonic()
-    # Imports leave nothing to collect, and looking for it takes a quarter of their time.
+    # Imports leave no garbage, and the collector would take a quarter of their time.
     gc.disable()
     try:
         resolved = handlers.resolve(
@@ -69,8 +69,7 @@ def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner |
             Path(order["image_code"]),
             Path(order["runner"]["model_dir"]),
         )
-        # Nor does what they have made ever become free: to look at it once, before a worker is
-        # forked, would take a tenth of the start.
+        # Imported objects are never freed, and a collection of them takes a tenth of the start.
         gc.freeze()
         model_runner = runner.load(resolved, runner.RunnerSettings(**order["runner"]))
     except AmphoraError as error:
@@ -101,8 +100,8 @@ def _trim() -> None:
 
 
 def _is_single_threaded() -> bool:
-    """Whether no other thread runs: threads, and locks that they hold, do not survive a fork."""
-    # tqdm starts a thread with its first bar, to redraw bars that stand still: none is left.
+    """Return whether no other thread runs: a fork loses threads, and keeps their locks."""
+    # tqdm starts a thread with its first progress bar, and all bars have ended.
     for thread in threading.enumerate():
         if type(thread).__name__ == "TMonitor":
             cast(Any, thread).exit()
@@ -114,7 +113,7 @@ def _fork(
     control: socket.socket, descriptor: int, threads: int, model_runner: runner.ModelRunner
 ) -> None:
     signal.signal(signal.SIGCHLD, _reap)
-    # What exists now is never collected: the collector's marks would copy the shared pages.
+    # The collector would write to every object, which copies the shared pages.
     gc.collect()
     gc.freeze()
     pid = os.fork()

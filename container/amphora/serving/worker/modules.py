@@ -26,11 +26,10 @@ LOG = logging.getLogger("amphora.worker")
 
 
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
-    """The module of the user's handlers; None if there is none.
+    """Import the module of the user's handlers; return None if there is none.
 
-    A program that is not there is refused if the folder has other Python files, since its name
-    is then most likely misspelt. A folder without any has nothing that could be meant: the
-    variable is a remnant of a training job.
+    A missing program is refused if the folder has other Python files: its name is then most likely
+    misspelt. In a folder without Python files the variable is left over from a training job.
 
     Raises:
         CodeError: The program is not there, or cannot be imported.
@@ -44,7 +43,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
         return None
     names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
     if programs.DOTTED.fullmatch(program) and not program.endswith(".py"):
-        # A parent package that is missing, or a module without a spec, is not installed either.
+        # find_spec fails for a missing parent package, and for a module without a spec.
         with contextlib.suppress(ImportError, ValueError):
             if importlib.util.find_spec(program) is not None:
                 return _import_by_name(program, code_dir, code_dir)
@@ -63,7 +62,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
 
 
 def _import_by_name(name: str, path: Path, code_dir: Path) -> ModuleType:
-    """A module of a package, whose relative imports then work."""
+    """Import a module by its dotted name, so that its relative imports work."""
     _put_first(code_dir)
     transformers4.check(path, code_dir)
     try:
@@ -114,10 +113,10 @@ def load_image(image_code: Path, name: str) -> ModuleType:
 
 
 def _is_elsewhere(package: str, image_code: Path) -> bool:
-    """Whether `import package` would take another one than the image's."""
+    """Return whether `import package` would take another one than the image's."""
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # a module that does not tell its place
+    except ValueError:  # a module without a spec
         return True
     places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
     return not any(Path(place).is_relative_to(image_code) for place in places if place)
@@ -133,7 +132,7 @@ class _ImageFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """For Python's import system, which finds what is inside of a package by itself."""
+        """Find one of the packages; Python's import system finds the modules inside of it."""
         if fullname not in self._packages:
             return None
         return importlib.machinery.PathFinder.find_spec(fullname, [str(self._image_code)])
@@ -157,8 +156,8 @@ def _import_error(path: Path, error: Exception) -> CodeError:
     else:
         # The last frame in the file's folder, since a library lies below it.
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
-        frame = (own or frames)[-1]
+        user = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
+        frame = (user or frames)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
     advice = transformers4.remedy(str(error))
     if isinstance(error, ModuleNotFoundError) and not advice:

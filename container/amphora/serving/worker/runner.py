@@ -21,9 +21,9 @@ from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handler, Handlers
 
 LOG = logging.getLogger("amphora.worker")
-# Headers of an answer that only the server sets: a handler's would break the connection.
+# Headers that only the server sets: a handler's value would break the connection.
 _RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "connection"}
-# Exceptions that are known by their names alone: sagemaker_inference's, and the image's own.
+# Exceptions of sagemaker_inference and of the image's handlers, recognised by name.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _FULL = 507
 """A multi-model endpoint unloads other models and asks again."""
@@ -58,9 +58,9 @@ class Item:
 
     @property
     def reply_headers(self) -> dict[str, str]:
-        """The headers that the handlers added to the answer, without the server's own.
+        """Return the headers that the handlers added to the answer, without those of the server.
 
-        A line break in a value would start another header, or the body, so that none is passed on.
+        Line breaks in a value become spaces, since they would start another header or the body.
         """
         return {
             name: " ".join(str(value).split())
@@ -86,7 +86,7 @@ class ModelRunner:
         """Return the value of `Context.system_properties`."""
         return {
             "model_dir": self.settings.model_dir,
-            # A worker sees its own GPU only, which is then the first.
+            # A worker sees one GPU only.
             "gpu_id": 0 if self.settings.device_kind == "cuda" else None,
             "batch_size": self.settings.batch_size,
             "server_name": "amphora",
@@ -185,7 +185,7 @@ class ModelRunner:
         return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
 
     def ends_session(self, item: Item) -> bool:
-        """Whether the handlers have ended the item's session; its state is then dropped."""
+        """Return whether the handlers have ended the item's session; its state is then dropped."""
         if item.context.session_closed:
             self.sessions.pop(item.session, None)
         return item.context.session_closed
@@ -211,7 +211,7 @@ def load(handlers: Handlers, settings: RunnerSettings) -> ModelRunner:
     description = {} if describe is None else describe(settings.model_dir, model, context=context)
     if not isinstance(description, dict):
         raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON can hold")
-    # What JSON cannot hold fails here, with its reason, and not on the way to the front process.
+    # Fails here if JSON cannot hold it, with the reason.
     json.dumps(description)
     runner = replace(runner, handlers=handlers, model=model, description=description)
     if handlers.model_warmup_fn is not None:
@@ -249,8 +249,8 @@ def _free_device(error: BaseException) -> None:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether an error means that a device is out of memory, by the name of torch's exception."""
-    kinds = {each.__name__ for each in type(error).__mro__}
+    """Return whether a device is out of memory, by the name of torch's exception."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
     return "OutOfMemoryError" in kinds or getattr(error, "status_code", None) == _FULL
 
 
@@ -265,7 +265,7 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
     """Return the error for a handler's exception, with a status by its kind and handler."""
     status = 500
     declared = getattr(error, "status_code", None)
-    # RecursionError is what json.loads raises for a body that is nested too deeply.
+    # json.loads raises RecursionError for a body that is nested too deeply.
     is_unreadable = isinstance(error, (ValueError, RecursionError))
     is_undecodable = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
     if isinstance(declared, int) and 400 <= declared <= 599:
@@ -288,7 +288,7 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
         reason = f"failed: {type(error).__name__}: {error}"
         if advice:
             reason = f"{reason.rstrip('.')}. {advice}"
-    # An error that declares its status is written for clients, who know no functions.
+    # An error that declares its status is written for clients, who do not know the functions.
     if status >= 500 or declared != status:
         reason = f"{handler.name}: {reason}"
     param = getattr(error, "param", None)

@@ -1,4 +1,4 @@
-"""A `handler_service.py` as AWS's model servers take it: `handle(data, context)`, or a class.
+"""Runs a `handler_service.py` of AWS's model servers: `handle(data, context)`, or a class.
 
 Such a file drives the whole request by itself, often with `sagemaker_inference`'s
 `DefaultHandlerService` and `Transformer`, which look for the user's functions on their own.
@@ -46,7 +46,7 @@ def find(code_dir: Path, program: str | None) -> ModuleType | None:
 
 
 def serves(module: ModuleType) -> bool:
-    """Whether a module is a handler service."""
+    """Return whether a module is a handler service."""
     return callable(getattr(module, "handle", None)) or bool(_classes(module))
 
 
@@ -67,7 +67,7 @@ def open_service(module: ModuleType) -> Callable[[str, Context], Entry]:
     if callable(handle):
 
         def start(model_dir: str, context: Context) -> Entry:
-            # As AWS's servers do at start: a service loads its model when it is first called.
+            # AWS's servers make this call at start, and a service then loads its model.
             handle(None, context)
             entry: Entry = handle
             return entry

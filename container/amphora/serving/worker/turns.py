@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# A job that runs alone hands the turn back this often, so that the front gets a sign of life.
+# A job that runs alone gives the turn back this often, so that the front hears from the worker.
 _SIGN_SECONDS = 0.2
 # A job is short until it has used this much time and, since one turn may take longer, this many
-# turns. Short jobs may delay the one that has waited longest by as much.
+# turns. Short jobs may delay the job that has waited longest by as much.
 _SHORT_SECONDS = 0.1
 _SHORT_TURNS = 5
-# Idle threads that are kept for later jobs: a new thread gets an OpenMP pool of its own.
+# Idle threads that are kept for later jobs, since a new thread gets a new OpenMP pool.
 _SPARE_THREADS = 8
 
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it could make progress in a turn."""
+        """Return whether it could make progress in a turn."""
         if self.until is None or self.is_left:
             return True
         try:
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def is_short(self) -> bool:
-        """Whether it has used little time so far."""
+        """Return whether it has used little time so far."""
         return self.seconds < _SHORT_SECONDS or self.turns < _SHORT_TURNS
 
 
@@ -116,12 +116,12 @@ class Turns:
 
     @property
     def is_outside(self) -> bool:
-        """Whether no job runs, so that the current work is done in one piece."""
+        """Return whether no job runs, so that the current work is done in one piece."""
         return self._running is None
 
     @property
     def is_runnable(self) -> bool:
-        """Whether a job could make progress."""
+        """Return whether a job could make progress."""
         return any(job.is_ready for job in self._jobs)
 
     def add(self, works: list[Callable[[], None]]) -> list[Job]:

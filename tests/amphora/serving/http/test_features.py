@@ -142,14 +142,6 @@ def test_metrics_are_prometheus_text(start: Start) -> None:
     )
 
 
-def test_a_replaced_worker_is_counted(start: Start) -> None:
-    server = start().ready()
-    (worker,) = server.wait_for_workers(1)
-    os.kill(worker, signal.SIGKILL)
-    server.invoke("x")
-    until(lambda: server.metric("amphora_worker_restarts_total") == 1)
-
-
 def test_batch_transform_is_told_its_parameters(start: Start) -> None:
     server = start(
         SAGEMAKER_BATCH="true",

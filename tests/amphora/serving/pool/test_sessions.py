@@ -41,31 +41,3 @@ def test_sessions_end_in_the_order_of_their_last_use(monkeypatch: pytest.MonkeyP
         sessions.find(second.id, [1])
     now += 10
     assert sessions.expired() == [first]
-
-
-def test_a_request_looks_at_no_session_but_its_own_and_the_oldest() -> None:
-    """With many open, a scan for each request would hold up the loop that answers /ping."""
-    sessions = Sessions(600, most=10**6)
-    looked_at = 0
-
-    class Watched(Session):
-        @property
-        def expires(self) -> float:  # type: ignore[override]
-            nonlocal looked_at
-            looked_at += 1
-            return self.until
-
-        @expires.setter
-        def expires(self, value: float) -> None:
-            self.until = value
-
-    for number in range(1000):
-        own = opened(sessions, [1, 2])
-        watched = Watched(own.id, own.worker, own.expires, False)
-        sessions._open[own.id] = watched
-        if number == 0:
-            first = own.id
-    sessions.expired()
-    sessions.find(first, [1, 2])
-    opened(sessions, [1, 2])
-    assert looked_at < 10

@@ -72,6 +72,9 @@ MODELS = {
     "a class beside transformers": ("import transformers.utils as u\nclass M: pass", "hub"),
     "a class beside torch": ("def f():\n    import torch\nclass M: pass", "torch"),
     "a class": ("import json\nclass M: pass", "hub"),
+    "a model and a tokenizer": (
+        "import torch\nfrom transformers import PreTrainedTokenizerFast as T\n"
+        "def M(): return {'model': torch.nn.Linear(1, 1), 't': object.__new__(T)}", "hub"),
 }  # fmt: skip
 
 
@@ -203,15 +206,6 @@ def test_code_for_transformers_4_ends_the_start_with_each_line(load: Load) -> No
         )
     for word in ("inference.py, line 3: ", "inference.py, line 5: ", "top_k=None", "tokenizer("):
         assert word in str(caught.value)
-
-
-def test_a_pair_of_a_model_and_a_tokenizer_is_hugging_faces(load: Load) -> None:
-    loaded = load(
-        "import torch\nfrom transformers import PreTrainedTokenizerFast as T\n"
-        "def model_fn(model_dir): return {'model': torch.nn.Linear(1, 1), 't': object.__new__(T)}\n"
-        "def predict_fn(data, model): return data\n"
-    )
-    assert answer(loaded, b"[1]")[0] == b"[1]"
 
 
 @pytest.mark.parametrize(("value", "name"), [("pytorch", "Tensor"), ("HuggingFace", "list")])
@@ -371,35 +365,27 @@ CONTEXT = """
 """
 
 
-def expected_of(told: dict[str, Any]) -> None:
-    assert told["model"] == [True, "model"]
-    assert len(set(told["ids"])) == 1
-    assert told["header"] == ["yes", "yes", "yes", None]
-    assert told["types"] == [JSON, True]
-    assert told["manifest"] == "model"
-    assert told["properties"] == [None, True]
-    assert told["said"] == [[201, "made"], "application/vnd.mine+json", "3"]
-
-
-def test_context_has_what_the_servers_of_aws_offer(load: Load) -> None:
-    body, _, context = answer(load(CONTEXT), b"{}", **{"X-Mine": "yes"})
-    expected_of(json.loads(body))
-    with pytest.raises(ValueError, match="status 42"):
-        context.set_response_status(42)
-    with pytest.raises(IndexError):
-        context.get_request_header(1, "X-Mine")
-
-
-def test_context_over_http(start: Start) -> None:
+def test_context_has_what_the_servers_of_aws_offer(start: Start) -> None:
     server = start(CONTEXT).ready()
-    told = server.invoke({}, **{"X-Mine": "yes"})
-    expected_of(told.json())
-    assert told.status_code == 201
-    assert told.headers["content-type"] == "application/vnd.mine+json"
-    assert told.headers["x-one"] == "1 X-Two: 2"
-    assert "x-two" not in told.headers
+    answered = server.invoke({}, **{"X-Mine": "yes"})
+    value = answered.json()
+    assert value["model"] == [True, "model"]
+    assert len(set(value["ids"])) == 1
+    assert value["header"] == ["yes", "yes", "yes", None]
+    assert value["types"] == [JSON, True]
+    assert value["manifest"] == "model"
+    assert value["properties"] == [None, True]
+    assert value["said"] == [[201, "made"], "application/vnd.mine+json", "3"]
+    assert answered.status_code == 201
+    assert answered.headers["content-type"] == "application/vnd.mine+json"
+    assert answered.headers["x-one"] == "1 X-Two: 2"
+    assert "x-two" not in answered.headers
     assert "metric a time: 1.5 ms" in server.log
     assert server.log.count("handlers: input_fn, output_fn as in the Hugging Face image") == 1
+    with pytest.raises(ValueError, match="status 42"):
+        Context("id", {}, {}).set_response_status(42)
+    with pytest.raises(IndexError):
+        Context("id", {}, {}).get_request_header(1, "X-Mine")
 
 
 TENSOR = """
@@ -446,17 +432,6 @@ def test_bodies_are_text_for_json_and_csv(
         "def predict_fn(data, model): return data"
     )
     assert json.loads(answer(loaded, b"1", content_type)[0]) == kind
-
-
-def test_a_status_of_a_failure_stays_as_documented(load: Load) -> None:
-    loaded = load(
-        "class Mine(Exception): status_code = 422\n"
-        "def model_fn(d): return 1\n"
-        "def predict_fn(data, model): raise Mine('no')"
-    )
-    with pytest.raises(Fault) as caught:
-        answer(loaded, b"{}")
-    assert caught.value.status == 422
 
 
 @pytest.mark.parametrize(

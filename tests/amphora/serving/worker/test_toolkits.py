@@ -7,16 +7,13 @@ beside the request, with what ours answers.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import math
 import re
-import socket
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,8 +30,8 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from amphora.serving.protocol import framing
-from amphora.serving.worker import batches, handlers, runner
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker import handlers, runner
 from tests.support import toolkit_oracles
 from tests.support.paths import CODE
 from tests.support.servers import WORDS
@@ -141,29 +138,16 @@ def load(model: Path, program: str | None) -> runner.ModelRunner:
 
 
 def ask(loaded: runner.ModelRunner, question: Question) -> tuple[int, str, bytes]:
-    """Status, type and body: over a socket, as a worker answers the front."""
-    entry = {"id": "x", "size": len(question.body), "session": "", "headers": {}}
-    entry |= {"content_type": question.content_type, "accept": question.accept}
-    ours, theirs = socket.socketpair()
-
-    def serve() -> None:
-        with theirs, contextlib.suppress(EOFError):
-            batches.serve(theirs, loaded)
-
-    worker = threading.Thread(target=serve)
-    worker.start()
-    with ours:
-        framing.send(ours, {"op": "batch", "items": [entry]}, question.body)
-        told = [framing.receive(ours)]
-        while told[-1][0].get("op") != "idle":
-            told.append(framing.receive(ours))
-    ((header, body),) = (each for each in told if "op" not in each[0])
-    worker.join()
-    return (
-        header["status"],
-        header.get("type", ""),
-        body or json.dumps(header.get("error")).encode(),
-    )
+    """Status, type and body."""
+    headers = {"content-type": question.content_type, "accept": question.accept}
+    context = loaded.context("x", headers)
+    item = runner.Item("x", question.body, question.content_type, question.accept, context)
+    try:
+        body, kind = loaded.answer(item)
+    except Fault as fault:
+        return fault.status, "", str(fault).encode()
+    status, _ = context.get_response_status(0)
+    return status, context.get_response_content_type(0) or kind, body
 
 
 def decoded(body: Any, kind: str) -> Any:
