@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.mounts import Mount, mounting
 from tests.support.paths import CODE
 
 sys.path.insert(0, str(CODE))
@@ -29,6 +30,22 @@ def own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's: a training in this process would leave its own (`cpu_kernels.lighten`)."""
     if (functional := sys.modules.get("torch.nn.functional")) is not None:
         monkeypatch.setattr(functional, "dropout", functional.dropout)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tokens_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the cache of tokens in a folder of the module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        if (datasets := sys.modules.get("datasets")) is not None:
+            patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Mount]:
+    """Mounts a file system of so many kilobytes below `tmp_path`."""
+    with mounting(tmp_path) as mount:
+        yield mount
 
 
 @pytest.fixture(scope="session")

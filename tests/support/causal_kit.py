@@ -17,6 +17,18 @@ TEMPLATE = (
     "{{ '<|im_start|>' + m['role'] + ' ' + (m['content'] or '') + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
 )
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}"
+    "{{ message.content }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+"""A template that marks what is learned."""
+ODD = "{% for message in messages %}{{ message.content }} ({{ message.role }}){% endfor %}<end>"
+"""A template without a generation prompt, which writes a role after its content."""
 
 
 def byte_tokenizer(special: list[str], **settings: Any) -> Any:

@@ -63,17 +63,28 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(kind: str, **options: Any) -> PreTrainedModel:
-    """A small random model whose weights are far from 0, so that a leak would be seen."""
-    name, values = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**values, **options)
-    torch.manual_seed(0)
-    model: PreTrainedModel = getattr(transformers, f"{name}ForSequenceClassification")(config)
+def spread(model: PreTrainedModel) -> PreTrainedModel:
+    """Draw weights far from 0, so that a leak would be seen, and turn dropout off."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(std=0.2)
     return model.eval()
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the gradients of `loss` by the names of the weights that have any."""
+    model.zero_grad()
+    loss.backward()
+    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+
+
+def make(kind: str, **options: Any) -> PreTrainedModel:
+    """A small random model whose weights are far from 0, so that a leak would be seen."""
+    name, values = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**values, **options)
+    torch.manual_seed(0)
+    return spread(getattr(transformers, f"{name}ForSequenceClassification")(config))
 
 
 def samples_of(lengths: list[int], classes: int = 3) -> Samples:
@@ -99,22 +110,31 @@ def documents_of(lengths: list[int]) -> Documents:
     return Documents(ids, starts, counts, learned)
 
 
-def engine(folder: Path, class_weights: list[float] | None = None, **changes: Any) -> Engine:
-    """Of a packed BERT with dropout; it makes eight steps of SGD, two an epoch."""
-    torch.manual_seed(0)
-    run = batches.Training(samples=samples_of(tweet_lengths(16)), size=8, seed=3)
-    layout = Packed(
-        packing.shape([run.samples.lengths[rows] for rows in run.rows(4, True)]), 8, PAD, 0
-    )
-    model = make("bert")
-    packed_encoders.take_packed(model)
+def engine_of(
+    folder: Path,
+    model: PreTrainedModel,
+    run: batches.Training,
+    layouts: tuple[Any, Any],
+    objective: Any = CLASSES,
+    class_weights: list[float] | None = None,
+    **changes: Any,
+) -> Engine:
+    """An engine of `model` on `run`, which makes a few steps of SGD.
+
+    Args:
+        layouts: Of training and of evaluations.
+        changes: Of transformers' TrainingArguments.
+    """
     values: dict[str, Any] = {
         "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
+        "per_device_train_batch_size": run.size,
         "per_device_eval_batch_size": 8,
-        "max_steps": 8,
-        "learning_rate": 0.02,
+        "gradient_accumulation_steps": run.accumulation,
+        "max_steps": 9,
+        # Adam would make a step of a rounding error where the gradient is 0 (keys' biases).
         "optim": "sgd",
+        "learning_rate": 0.02,
+        "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
         "use_cpu": True,
@@ -127,9 +147,23 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
         args=args,
         cut=worlds.of_arguments(args),
         training=run,
-        train_layout=layout,
-        eval_layout=layout,
+        train_layout=layouts[0],
+        eval_layout=layouts[1],
         eval_dataset=run.samples,
-        objective=CLASSES,
+        objective=objective,
         class_weights=class_weights,
+        compute_metrics=objective.metrics() if objective is not CLASSES else None,
     )
+
+
+def engine(folder: Path, class_weights: list[float] | None = None, **changes: Any) -> Engine:
+    """An engine of a packed BERT with dropout, which makes eight steps, two an epoch."""
+    torch.manual_seed(0)
+    run = batches.Training(samples=samples_of(tweet_lengths(16)), size=8, seed=3)
+    layout = Packed(
+        packing.shape([run.samples.lengths[rows] for rows in run.rows(4, True)]), 8, PAD, 0
+    )
+    model = make("bert")
+    packed_encoders.take_packed(model)
+    steps = {"max_steps": 8, "logging_steps": 500, **changes}
+    return engine_of(folder, model, run, (layout, layout), class_weights=class_weights, **steps)

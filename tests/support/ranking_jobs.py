@@ -59,19 +59,25 @@ def write(folder: Path, rows: Sequence[Mapping[str, Any]], name: str = "train") 
     return folder
 
 
-def run(base: Path, model: Path, channels: Mapping[str, Path], *argv: str) -> dict[str, float]:
-    """Train in this process below `base`, in float32 on the CPU; the metrics."""
-    from recipe import arguments
+def places_of(base: Path, channels: Mapping[str, Path]) -> Any:
+    """Return the folders of a job below `base` with these channels."""
     from recipe.paths import Places
-    from recipe.training import run as training
 
-    places = Places(
+    return Places(
         channels=channels,
         model_dir=base / "model",
         output_data_dir=base / "output",
         checkpoints=base / "checkpoints",
         tensorboard=base / "tensorboard",
     )
+
+
+def run(base: Path, model: Path, channels: Mapping[str, Path], *argv: str) -> dict[str, float]:
+    """Train in this process below `base`, in float32 on the CPU; return the metrics."""
+    from recipe import arguments
+    from recipe.training import run as training
+
+    places = places_of(base, channels)
     base.mkdir(parents=True, exist_ok=True)
     usual = ["--model_name_or_path", str(model), "--use_cpu", "True", "--bf16", "False"]
     given = arguments.parse([*usual, *argv], places)

@@ -26,36 +26,46 @@ class Case:
     more: tuple[str, ...] = ()
 
 
-def texts() -> Rows:
+def texts(count: int = 64) -> Rows:
     return [{"text": f"the film number {at} was {WORDS[3 + at % 4]}", "label": "np"[at % 4 < 2]}
-            for at in range(64)]  # fmt: skip
+            for at in range(count)]  # fmt: skip
 
 
-def pairs() -> Rows:
+def pairs(count: int = 64) -> Rows:
     return [{"premise": f"the film number {at}", "hypothesis": f"film number {at + at % 2}",
-             "label": "yn"[at % 2]} for at in range(64)]  # fmt: skip
+             "label": "yn"[at % 2]} for at in range(count)]  # fmt: skip
 
 
-def marks() -> Rows:
-    return [{"text": f"the film number {at} was good", "label": at % 7 / 2} for at in range(64)]
+def marks(count: int = 64) -> Rows:
+    return [{"text": f"the film number {at} was good", "label": at % 7 / 2} for at in range(count)]
 
 
-def tagged() -> Rows:
+def tagged(count: int = 64) -> Rows:
     kinds = [("good", "B-PER"), ("bad", "B-LOC"), ("the", "O"), ("was", "O")]
     rows = []
-    for at in range(64):
+    for at in range(count):
         words = [kinds[(at * 7 + place) % 4] for place in range(2 + at % 6)]
         rows.append({"tokens": [word for word, _ in words], "ner_tags": [tag for _, tag in words]})
     return rows
 
 
-def asked() -> Rows:
+def asked(count: int = 64) -> Rows:
     rows = []
-    for at in range(64):
+    for at in range(count):
         context = " ".join([*["the film was"] * (at % 5), f"number {at % 10}", "good great"])
         answers = {"text": [str(at % 10)], "answer_start": [context.index("number") + 7]}
         rows.append({"id": str(at), "question": "the number", "context": context,
                      "answers": answers})  # fmt: skip
+    return rows
+
+
+def preferred(count: int = 64) -> Rows:
+    """Conversations of which the last turn differs, as UltraFeedback has them."""
+    rows = []
+    for at in range(count):
+        prompt = {"role": "user", "content": f"say {'abc'[at % 3]} {at}"}
+        good, bad = ({"role": "assistant", "content": text} for text in ("yes yes", "no"))
+        rows.append({"chosen": [prompt, good], "rejected": [prompt, bad]})
     return rows
 
 
@@ -82,6 +92,7 @@ CASES = {
     "completions, an adapter": Case(
         "causal-lm", "llama", lambda: causal_kit.pairs(72), (*LORA, "--lora_save", "adapter")
     ),
+    "preferences": Case("preference", "llama", preferred),
     "masked words": Case("masked-lm", "made"),
     "summaries": Case("summarization", "made"),
     "summaries, LoRA": Case("summarization", "made", None, LORA),

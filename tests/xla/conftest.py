@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +14,6 @@ from tests.support.paths import CODE
 sys.path.insert(0, str(CODE))
 
 Reviews = Callable[[int], list[tuple[str, str]]]
-
-
-@pytest.fixture(scope="session")
-def still_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """The tiny model without dropout."""
-    folder = tmp_path_factory.mktemp("still") / "model"
-    shutil.copytree(tiny_model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,14 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, PreTrainedModel, TrainingArguments
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from recipe.batching import batches, flat
 from recipe.batching import packing as plan
 from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
 from recipe.models import flat_attention, packed_decoders
 from recipe.tasks.causal_lm import task as causal_lm
-from recipe.training import engine, worlds
-from tests.support.packed_batches import documents_of
+from tests.support.packed_batches import documents_of, engine_of, gradients, spread
 
 PAD, SIZE = 1, 6
 SMALL = {
@@ -61,11 +60,7 @@ def make(kind: str, attention: str = "sdpa") -> PreTrainedModel:
     config._attn_implementation = attention
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.2)
-    return model.eval()
+    return spread(model)
 
 
 def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tensor:
@@ -76,12 +71,6 @@ def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tenso
     logits = model(input_ids=ids[None]).logits[0, :-1]
     total = functional.cross_entropy(logits, labels[1:], reduction="sum", ignore_index=-100)
     return torch.stack([total, (logits.argmax(-1) == labels[1:]).sum()])
-
-
-def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
 
 
 def packed(documents: Documents, rows: Any, size: int = SIZE) -> PackedDocuments:
@@ -145,20 +134,6 @@ def trained(
 ) -> tuple[list[float], dict[str, float], PreTrainedModel]:
     """The losses of some steps, the metrics of an evaluation after them, and the model."""
     model = make("llama")
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=run.size,
-        per_device_eval_batch_size=8,
-        gradient_accumulation_steps=run.accumulation,
-        max_steps=9,
-        learning_rate=0.1,
-        optim="sgd",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
     goal, samples = causal_lm.NEXT_TOKENS, run.samples
     layouts = []
     for size, steps in (
@@ -170,17 +145,7 @@ def trained(
             layout = type("PaddedAlike", (type(layout),), {"balanced": True})(**vars(layout))
         layouts.append(layout)
     goal.prepare(model, packing)
-    trainer = engine.Engine(
-        model=model,
-        args=args,
-        cut=worlds.of_arguments(args),
-        training=run,
-        train_layout=layouts[0],
-        eval_layout=layouts[1],
-        objective=goal,
-        eval_dataset=run.samples,
-        compute_metrics=goal.metrics(),
-    )
+    trainer = engine_of(tmp_path, model, run, (layouts[0], layouts[1]), goal, learning_rate=0.1)
     trainer.train()
     history = trainer.state.log_history
     return [entry["loss"] for entry in history if "loss" in entry], trainer.evaluate(), model

@@ -16,19 +16,23 @@ from transformers import PreTrainedModel, TrainingArguments
 from recipe import value_ranges
 from recipe.batching import batches, flat
 from recipe.batching import packing as plan
-from recipe.batching.batches import Packed, Padded, World
+from recipe.batching.batches import Packed, Padded
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
 from recipe.tasks import base
 from recipe.tasks.text_classification.task import CLASSES
-from recipe.training import engine, worlds
-from tests.support.packed_batches import KINDS, PAD, SIZE, SMALL, make, samples_of, tweet_lengths
-
-
-def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+from recipe.training import engine
+from tests.support.packed_batches import (
+    KINDS,
+    PAD,
+    SIZE,
+    SMALL,
+    engine_of,
+    gradients,
+    make,
+    samples_of,
+    tweet_lengths,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +75,6 @@ def test_every_family_is_held_to_that() -> None:
     assert {kind.split(",")[0] for kind in KINDS} == set(packed_encoders.FAMILIES)
 
 
-@pytest.mark.parametrize("size", [16, 32, 64])
-def test_nearly_all_tokens_are_real_in_one_shape(size: int) -> None:
-    lengths = np.asarray(tweet_lengths(3001))
-    steps = [step for epoch in (0, 1) for step in plan.steps(lengths, size, 7, epoch, True)]
-    shape = plan.shape([lengths[step] for step in steps])
-    assert 2 * lengths.sum() / (len(steps) * shape.tokens) >= 0.95
-    assert shape.length <= 256
-    for step in steps:
-        filled = np.bincount(shape.place(lengths[step]), lengths[step])
-        assert len(filled) <= shape.rows
-        assert filled.max() <= shape.length
-
-
 @pytest.mark.parametrize("size", [2, 4, 16, 31, 64])
 def test_a_step_has_a_sample_of_each_length_class(size: int) -> None:
     """The shortest samples are not kept for the step of the longest: what goes with length would
@@ -107,18 +98,6 @@ def test_samples_of_nearly_one_length_get_a_block_each() -> None:
     windows[1:] = drawn.integers(20, 60, 1999)
     shape = plan.shape([windows[step] for step in plan.steps(windows, 16, 7, 0, True)])
     assert windows.mean() * 16 / shape.tokens > 0.9
-
-
-@pytest.mark.parametrize("balanced", [True, False])
-def test_a_step_has_as_many_samples_as_were_asked_for(balanced: bool) -> None:
-    lengths = np.asarray(tweet_lengths(403))
-    first, again, second = (plan.steps(lengths, 32, 7, epoch, balanced) for epoch in (0, 0, 1))
-    assert [len(step) for step in first] == [32] * 12 + [19]
-    assert sorted(np.concatenate(first)) == list(range(403))
-    assert all((one == other).all() for one, other in zip(first, again, strict=True))
-    assert any(set(one) != set(other) for one, other in zip(first, second, strict=True))
-    other_seed = plan.steps(lengths, 32, 8, 0, balanced)
-    assert any(set(one) != set(other) for one, other in zip(first, other_seed, strict=True))
 
 
 def test_what_cannot_be_packed_has_four_lengths_at_most() -> None:
@@ -146,52 +125,16 @@ def test_a_padded_step_has_samples_of_many_lengths(spread: bool) -> None:
     assert min(within) > 0.4
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_processes_share_the_same_steps(processes: int) -> None:
-    samples = samples_of(tweet_lengths(75))
-    whole = batches.Training(samples=samples, size=8, seed=3)
-    shared = batches.Training(
-        samples=samples, size=8 // processes, seed=3, world=World(processes=processes)
-    )
-    for one, parts in zip(whole.epoch(1, True), shared.epoch(1, True), strict=True):
-        ((rows, total),) = one
-        assert sorted(rows) == sorted(row for part, _ in parts for row in part)
-        assert {count for _, count in parts} == {total} == {len(rows)}
-
-
 def train(
     tmp_path: Path, model: PreTrainedModel, packing: bool, run: batches.Training
 ) -> tuple[list[float], PreTrainedModel]:
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=run.size,
-        gradient_accumulation_steps=run.accumulation,
-        max_steps=9,
-        learning_rate=0.02,
-        # Adam would make a step of a rounding error where the gradient is 0 (keys' biases).
-        optim="sgd",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        max_grad_norm=0.5,
-    )
     lengths = [run.samples.lengths[rows] for rows in run.rows(2, True)]
     if packing:
         packed_encoders.take_packed(model)
         layout: Any = Packed(plan.shape(lengths), run.size, PAD, 0)
     else:
         layout = _PaddedAlike(plan.buckets(lengths), run.size, PAD)
-    trainer = engine.Engine(
-        model=model,
-        args=args,
-        cut=worlds.of_arguments(args),
-        training=run,
-        train_layout=layout,
-        eval_layout=layout,
-        objective=CLASSES,
-    )
+    trainer = engine_of(tmp_path, model, run, (layout, layout), max_grad_norm=0.5)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], model
 

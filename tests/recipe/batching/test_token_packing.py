@@ -18,7 +18,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_encoders, token_heads
 from recipe.tasks.question_answering.batches import PackedWindows, PaddedWindows, Windows
 from recipe.tasks.token_classification.batches import PackedTags, PaddedTags, TaggedSamples
-from tests.support.packed_batches import KINDS, PAD
+from tests.support.packed_batches import KINDS, PAD, gradients, spread
 
 LENGTHS, SIZE = [30, 5, 17, 2, 41], 6
 STARTS = np.cumsum([0, *LENGTHS])
@@ -31,11 +31,7 @@ def make(kind: str, head: str) -> PreTrainedModel:
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**{**values, **more})
     model: PreTrainedModel = getattr(transformers, f"{name}For{head}")(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.2)
-    return model.eval()
+    return spread(model)
 
 
 def ids() -> Rows:
@@ -58,12 +54,6 @@ def windows(judged: bool) -> Windows:
     labels = np.stack([starts, starts + np.array([3, 2, 0, 0, 9]), ROWS], axis=1)
     none = np.zeros(STARTS[-1], dtype=np.int32)
     return Windows(ids(), STARTS, labels, none, none, judged)
-
-
-def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
 
 
 def check(model: PreTrainedModel, wanted: torch.Tensor, found: torch.Tensor) -> None:

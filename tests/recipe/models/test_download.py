@@ -6,30 +6,28 @@ import csv
 import hashlib
 import re
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+
+from tests.support import http_server
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-class Hub(ThreadingHTTPServer):
+class Download(BaseHTTPRequestHandler):
     """As much of the Hugging Face hub as a download needs."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Download)
-        self.folder = folder
-        self.breaks = True
-        """Whether the weights end half-way, and each attempt to go on at once."""
-        self.starts: list[int] = []
-        """At which byte each download of the weights was asked to start."""
+    folder: Path
+    breaks = True
+    """Whether the weights end half-way, and each attempt to go on at once."""
+    starts: ClassVar[list[int]] = []
+    """At which byte each download of the weights was asked to start."""
 
-
-class Download(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.answer(with_body=False)
 
@@ -37,9 +35,8 @@ class Download(BaseHTTPRequestHandler):
         self.answer(with_body=True)
 
     def answer(self, with_body: bool) -> None:
-        assert isinstance(self.server, Hub)
         match = re.fullmatch(r"/some/model/resolve/\w+/(.+)", self.path)
-        file = self.server.folder / match[1] if match else None
+        file = self.folder / match[1] if match else None
         if file is None or not file.is_file():
             self.send_response(404)
             self.send_header("X-Error-Code", "EntryNotFound")
@@ -55,53 +52,42 @@ class Download(BaseHTTPRequestHandler):
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.end_headers()
+        is_weights = with_body and file.name == "model.safetensors"
+        if is_weights:
+            self.starts.append(start)
         if with_body:
-            self.wfile.write(self.part(file.name, content, start))
-
-    def part(self, name: str, content: bytes, start: int) -> bytes:
-        assert isinstance(self.server, Hub)
-        if name != "model.safetensors":
-            return content[start:]
-        self.server.starts.append(start)
-        return content[start : len(content) // 2] if self.server.breaks else content[start:]
+            end = len(content) // 2 if is_weights and type(self).breaks else len(content)
+            self.wfile.write(content[start:end])
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
-@pytest.fixture
-def hub(tiny_model: Path) -> Iterator[Hub]:
-    server = Hub(tiny_model)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.heavy
 @pytest.mark.long
 def test_a_broken_download_is_an_error_and_the_next_start_goes_on(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run, hub: Hub
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Download, "folder", tiny_model, raising=False)
+    monkeypatch.setattr(Download, "breaks", True)
     data = tmp_path / "train.csv"
     with data.open("w", newline="") as stream:
         csv.writer(stream).writerows([("review", "sentiment"), *reviews(40)])
     arguments = ["--model_id", "some/model", "--max_steps", "2", "--batch_size", "8"]
-    where = {
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
-        "HF_HUB_OFFLINE": "0",
-        "HF_HOME": str(tmp_path / "cache"),
-    }
-    broken = train(tmp_path, {"train": data}, *arguments, environment=where)
-    assert broken.returncode == 1
-    last = broken.stderr.strip().splitlines()[-1]
-    for words in ("ModelError", "some/model", "peer closed connection", "Start the job again"):
-        assert words in last
-    hub.breaks = False
-    hub.starts.clear()
-    done = train(tmp_path, {"train": data}, *arguments, environment=where)
-    assert done.returncode == 0, done.stderr
-    assert hub.starts  # from the start, or from where it broke: as huggingface_hub likes
-    assert (tmp_path / "model" / "model.safetensors").is_file()
+    with http_server.running(Download) as port:
+        where = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "cache"),
+        }
+        broken = train(tmp_path, {"train": data}, *arguments, environment=where)
+        assert broken.returncode == 1
+        last = broken.stderr.strip().splitlines()[-1]
+        for words in ("ModelError", "some/model", "peer closed connection", "Start the job again"):
+            assert words in last
+        Download.breaks = False
+        Download.starts.clear()
+        done = train(tmp_path, {"train": data}, *arguments, environment=where)
+        assert done.returncode == 0, done.stderr
+        assert Download.starts  # from the start, or from where it broke: as huggingface_hub likes
+        assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -18,13 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError, ModelError
 from recipe.models import lora, quantized
-from recipe.paths import Places
 from recipe.runtime import memory_estimate
 from recipe.runtime.device import Device
 from recipe.runtime.memory_estimate import Setting
 from recipe.training import preflight
 from tests.support.causal_kit import make_model
-from tests.support.ranking_jobs import run, write
+from tests.support.ranking_jobs import places_of, run, write
+from tests.support.serving_kit import Handlers
 
 ASKED = ["--model_id", "any", "--task", "causal-lm", "--load_in_4bit", "True"]
 RIGHT = [*ASKED, "--lora_r", "4", "--lora_save", "adapter"]
@@ -82,14 +82,7 @@ def test_doctor_and_a_training_on_a_cpu_tell_the_same(tmp_path: Path) -> None:
     base = make_model("llama", tmp_path / "base")
     data = write(tmp_path / "data", [{"text": "the cat is good"}] * 4)
     argv = ["--model_name_or_path", str(base), *RIGHT[2:], "--use_cpu", "True"]
-    places = Places(
-        channels={"train": data},
-        model_dir=tmp_path / "model",
-        output_data_dir=tmp_path / "output",
-        checkpoints=tmp_path / "checkpoints",
-        tensorboard=tmp_path / "tensorboard",
-    )
-    *_, last = preflight.inspect(argv, places, 1)
+    *_, last = preflight.inspect(argv, places_of(tmp_path, {"train": data}), 1)
     assert last.level == "error"
     assert "computes on cpu" in last.detail
     with pytest.raises(HyperparameterError, match="computes on cpu"):
@@ -206,10 +199,6 @@ def test_a_training_on_weights_of_4_bits(tmp_path: Path, monkeypatch: pytest.Mon
     adapter = json.loads((first / "model" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == str(base)
     # On the base as it is: what serves the model has the same words to say.
-    import inference
-
-    served = inference.model_fn(str(first / "model"))
-    body = json.dumps({"inputs": "the cat", "parameters": {"max_new_tokens": 5}}).encode()
-    request = inference.input_fn(body, "application/json")
-    answer, _ = inference.output_fn(inference.predict_fn(request, served), "application/json")
-    assert json.loads(answer)[0]["generated_text"].startswith("the cat is ")
+    body = {"inputs": "the cat", "parameters": {"max_new_tokens": 5}}
+    (answer,) = Handlers(first / "model").ask(body)
+    assert answer["generated_text"].startswith("the cat is ")

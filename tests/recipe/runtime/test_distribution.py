@@ -7,21 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
 
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
+from tests.support import http_server
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -41,39 +39,6 @@ def write_data(folder: Path, rows: list[tuple[str, str]]) -> dict[str, Path]:
     lines = (json.dumps({"text": text, "label": label}) for text, label in rows)
     (folder / "train.jsonl").write_text("\n".join(lines))
     return {"train": folder}
-
-
-def without_dropout(model: Path, copy: Path) -> Path:
-    shutil.copytree(model, copy)
-    config = json.loads((copy / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (copy / "config.json").write_text(json.dumps(config))
-    return copy
-
-
-@pytest.mark.heavy
-@pytest.mark.long
-def test_a_sharded_run_saves_the_whole_model_that_ddp_would_save(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
-    model = without_dropout(tiny_model, tmp_path / "start")
-    channels = write_data(tmp_path / "in", reviews(40))
-    arguments = ["--model_id", str(model), "--epochs", "2", "--batch_size", "4", "--lr", "5e-3"]
-    arguments += ["--bf16", "False"]
-    weights = []
-    for name, more in (("ddp", []), ("fsdp", ["--mp_parameters", "partitions=2,ddp=True"])):
-        done = train(tmp_path / name, channels, *arguments, *more, processes=2)
-        assert done.returncode == 0, done.stderr
-        assert ("sharded over 2 processes (FSDP2)" in done.stdout) == (name == "fsdp")
-        weights.append(load_file(tmp_path / name / "model" / "model.safetensors"))
-    ddp, fsdp = weights
-    assert set(ddp) == set(fsdp)
-    start = load_file(model / "model.safetensors")["embeddings.word_embeddings.weight"]
-    assert (ddp["bert.embeddings.word_embeddings.weight"] - start).abs().max() > 0.01
-    for name, weight in ddp.items():
-        torch.testing.assert_close(fsdp[name], weight, atol=1e-4, rtol=0)
-    served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "fsdp" / "model")
-    assert served.config.id2label == {0: "neg", 1: "pos"}
 
 
 @pytest.mark.parametrize("written", ["partitions=2,ddp=True", '{"partitions": 2, "ddp": true}'])
@@ -141,11 +106,19 @@ def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 @pytest.mark.long
 def test_compiled_and_packed_trains_to_the_same_losses(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+    tmp_path: Path, still_model: Path, reviews: Reviews, train: Run
 ) -> None:
-    model = without_dropout(tiny_model, tmp_path / "start")
     channels = write_data(tmp_path / "in", reviews(60))
-    arguments = ["--model_id", str(model), "--max_steps", "8", "--batch_size", "8", "--lr", "1e-2"]
+    arguments = [
+        "--model_id",
+        str(still_model),
+        "--max_steps",
+        "8",
+        "--batch_size",
+        "8",
+        "--lr",
+        "1e-2",
+    ]
     arguments += ["--bf16", "False", "--logging_steps", "1", "--max_length", "32"]
     losses = {}
     for name, more in (("plain", []), ("compiled", ["--compile"])):
@@ -197,48 +170,30 @@ def test_smddp_is_used_where_it_is_installed(
         monkeypatch.delitem(sys.modules, name)
 
 
-class Hub(ThreadingHTTPServer):
-    """Refuses everything, and remembers with which credentials it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Refuse)
-        self.credentials: set[str | None] = set()
-
-
-class Refuse(BaseHTTPRequestHandler):
-    def do_HEAD(self) -> None:
-        assert isinstance(self.server, Hub)
-        self.server.credentials.add(self.headers.get("Authorization"))
-        self.send_response(404)
-        self.end_headers()
-
-    do_GET = do_HEAD
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    server = Hub()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 def test_the_token_reaches_the_hub_and_nothing_else(
-    tmp_path: Path, reviews: Reviews, train: Run, hub: Hub
+    tmp_path: Path, reviews: Reviews, train: Run
 ) -> None:
+    credentials: set[str | None] = set()
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            credentials.add(self.headers.get("Authorization"))
+            self.send_response(404)
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
     channels = write_data(tmp_path / "in", reviews(20))
     arguments = ["--model_id", "some/model", "--hf_token", "hf_planted"]
-    where = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"}
-    done = train(tmp_path, channels, *arguments, environment=where)
+    with http_server.running(Refuse) as port:
+        where = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_OFFLINE": "0"}
+        done = train(tmp_path, channels, *arguments, environment=where)
     assert done.returncode == 1
     assert "'some/model' cannot be loaded" in done.stderr
-    assert "Bearer hf_planted" in hub.credentials
+    assert "Bearer hf_planted" in credentials
     assert "hf_planted" not in done.stdout + done.stderr
 
 

@@ -55,11 +55,10 @@ def test_the_others_wait_longer_than_a_collective_would(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("done-*"))) == WORLD
 
 
+@pytest.mark.timeout(120)
 def test_a_first_process_that_fails_is_not_waited_for(tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(ProcessRaisedException, match=r"no such column|AssertionError"):
         spawn(work, (str(tmp_path), True), nprocs=WORLD)
-    assert time.monotonic() - began < 120
     assert not list(tmp_path.glob("done-*"))
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+
+from tests.support import causal_kit
+from tests.support.serving_kit import Handlers
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-FAST = ("--batch_size", "8", "--lr", "5e-3", "--max_length", "32", "--bf16", "False")
+FAST = ("--batch_size", "8", "--lr", "5e-3", "--bf16", "False")
 GOOD = "the film number 7 was good , truly great"
 BAD = "the film number 8 was bad , truly awful"
 
@@ -41,8 +43,8 @@ def trained(
         "train": write(base / "in" / "train", rows[:split]),
         "test": write(base / "in" / "test", rows[split:]),
     }
-    if "--epochs" not in arguments:
-        arguments = ("--epochs", "4", *arguments)
+    for name, value in (("--epochs", "4"), ("--max_length", "32")):
+        arguments = arguments if name in arguments else (name, value, *arguments)
     done = train(base, channels, "--model_id", str(model), *FAST, *arguments, **how)
     assert done.returncode == 0, done.stderr
     metrics: dict[str, float] = json.loads((base / "output" / "data" / "metrics.json").read_text())
@@ -50,14 +52,8 @@ def trained(
 
 
 def ask(base: Path, *texts: str, **parameters: Any) -> Any:
-    """What the default handlers answer from the model that was trained in `base`."""
-    import inference
-
-    model = inference.model_fn(str(base / "model"))
-    body = json.dumps({"inputs": texts, "parameters": parameters}).encode()
-    request = inference.input_fn(body, "application/json")
-    answer, _ = inference.output_fn(inference.predict_fn(request, model), "application/json")
-    return json.loads(answer)
+    """Return the handlers' answers from the model that was trained in `base`."""
+    return Handlers(base / "model").ask({"inputs": list(texts), "parameters": parameters})
 
 
 @pytest.mark.heavy
@@ -93,81 +89,17 @@ def test_lists_are_learned_as_sets_of_labels(
     assert (good, bad) == ({"kind", "short"}, {"harsh"})
 
 
-@pytest.fixture(scope="module", params=["llama", pytest.param("qwen3", marks=pytest.mark.heavy)])
-def tiny_decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder of two layers whose tokenizer has an end token and none for padding."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        AutoModelForCausalLM,
-        LlamaConfig,
-        PreTrainedTokenizerFast,
-        Qwen3Config,
-    )
-
-    from tests.support.words import WORDS
-
-    kind = {"llama": LlamaConfig, "qwen3": Qwen3Config}[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    vocabulary = {word: number for number, word in enumerate(["<unk>", "</s>", *WORDS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", eos_token="</s>", model_max_length=64
-    )
-    config = kind(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=None,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.heavy
 @pytest.mark.long
-def test_a_decoder_is_a_classifier_too(
-    tmp_path: Path, tiny_decoder: Path, reviews: Reviews, train: Run
-) -> None:
+def test_a_decoder_is_a_classifier_too(tmp_path: Path, reviews: Reviews, train: Run) -> None:
+    model = causal_kit.make_model("llama", tmp_path / "start")
     rows = [(f"{'the ' * (at % 7)}{text}", label) for at, (text, label) in enumerate(reviews(160))]
-    output, metrics = trained(train, tmp_path, tiny_decoder, rows)
+    output, metrics = trained(train, tmp_path, model, rows, "--max_length", "96")
     assert "padding token: </s>, the end token" in output
     assert metrics["eval_accuracy"] == 1.0
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["pad_token_id"] == 1
-    assert [each["label"] for each in ask(tmp_path, GOOD, f"the the the the {BAD}")] == [
-        "pos",
-        "neg",
-    ]
-
-
-@pytest.mark.heavy
-@pytest.mark.long
-def test_a_sharded_lora_training_is_merged_into_a_model_like_any_other(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
-    arguments = ["--lora_r", "4", "--lora_alpha", "8", "--mp_parameters", "partitions=2"]
-    rows = reviews(160)
-    output, _ = trained(train, tmp_path, tiny_model, rows, *arguments, processes=2)
-    assert "LoRA: rank 4" in output
-    kinds = {path.suffix for path in (tmp_path / "model").iterdir()}
-    assert kinds == {".json", ".safetensors", ".md", ""}
-    start = load_file(tiny_model / "model.safetensors")
-    after = load_file(tmp_path / "model" / "model.safetensors")
-    changed = {name for name in start if not (start[name] == after[f"bert.{name}"]).all()}
-    assert "encoder.layer.0.attention.self.query.weight" in changed
-    assert "embeddings.word_embeddings.weight" not in changed
-    assert {each["label"] for each in ask(tmp_path, GOOD, BAD)} <= {"pos", "neg"}
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["pad_token_id"] == 0
+    answers = ask(tmp_path, GOOD, f"the the the the {BAD}")
+    assert [each["label"] for each in answers] == ["pos", "neg"]
 
 
 # peft 0.21 asks transformers 5 by an old name.

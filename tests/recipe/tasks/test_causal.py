@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +21,26 @@ from recipe.data import language_modeling
 from recipe.errors import DataError, HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading
-from recipe.paths import Places
 from recipe.tasks import evaluation
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
 from tests.support import causal_kit
+from tests.support.causal_kit import CHATML, MARKED, ODD
+from tests.support.ranking_jobs import places_of
+from tests.support.serving_kit import Handlers
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # As some models: what was thought is not repeated once the conversation goes on.
 FORGETFUL = CHATML.replace(
     "{{ message['content'] }}",
     "{% if message.role == 'assistant' and loop.last %}(thought){% endif %}{{ message.content }}",
 )
-MARKED = (
-    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
-    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}"
-    "{{ message.content }}{% endif %}{{ '\n' }}{% endfor %}"
-)
-# Tells no prompt: nothing is added for the assistant, and what it says comes first.
-ODD = "{% for message in messages %}{{ message.content }} ({{ message.role }}){% endfor %}<end>"
 TALK = [
     {"role": "user", "content": "hi"},
     {"role": "assistant", "content": "yes?"},
     {"role": "user", "content": "why"},
     {"role": "assistant", "content": "so."},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of tokens of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 @pytest.fixture
@@ -396,11 +379,7 @@ def test_perplexity_is_of_all_tokens_alike() -> None:
 
 
 @pytest.mark.heavy
-def test_a_run_whose_model_is_served_at_once(
-    tmp_path: Path, train: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import inference
-
+def test_a_run_whose_model_is_served_at_once(tmp_path: Path, train: Run) -> None:
     model = causal_kit.make_model("gpt2", tmp_path / "start")
     channels = {
         "train": causal_kit.write(tmp_path / "in" / "train", causal_kit.pairs(240)),
@@ -422,22 +401,13 @@ def test_a_run_whose_model_is_served_at_once(
     card = (tmp_path / "model" / "README.md").read_text()
     assert "pipeline_tag: text-generation" in card
     assert "# Language model" in card
-    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
-    served = inference.model_fn(str(tmp_path / "model"))
+    served = Handlers(tmp_path / "model")
     parameters = {"max_new_tokens": 20, "return_full_text": False}
-    body = {"inputs": ["blue cat:", "red dog:"], "parameters": parameters}
-    request = inference.input_fn(json.dumps(body).encode(), "application/json")
-    said = [each["generated_text"] for (each,) in inference.predict_fn(request, served)]
+    answers = served.ask({"inputs": ["blue cat:", "red dog:"], "parameters": parameters})
+    said = [each["generated_text"] for (each,) in answers]
     assert said == ["catcatcat", "dog"], "and it stops where the completion ends"
-    assert served.loaded.max_length == 128, "not where training cut"
-    del served
-    places = Places(
-        channels={**channels, "model": model},
-        model_dir=tmp_path,
-        output_data_dir=tmp_path,
-        checkpoints=tmp_path,
-        tensorboard=tmp_path,
-    )
+    assert served.model.loaded.max_length == 128, "not where training cut"  # type: ignore[attr-defined]
+    places = places_of(tmp_path, {**channels, "model": model})
     asked = ["--task", "causal-lm", "--max_length", "8", "--batch_size", "16", "--epochs", "1"]
     found = {each.what: each for each in preflight.inspect(asked, places, 1)}
     assert "240" in found["lengths"].detail

@@ -41,29 +41,10 @@ def found(
 @pytest.mark.parametrize(
     ("rows", "architecture", "argv", "task", "why"),
     [
-        (REVIEWS, "BertForMaskedLM", [], "text-classification", "label holds labels of text;"),
-        (REVIEWS, "GPT2LMHeadModel", [], "text-classification", "label holds labels of text;"),
         (REVIEWS, "GPT2LMHeadModel", ["--task", "causal-lm"], "causal-lm", "as given"),
-        ([{"messages": TURNS}] * 9, "BertModel", [], "causal-lm", "messages holds conversations"),
-        (PROMPTS, "LlamaForCausalLM", [], "causal-lm", "columns prompt and completion hold"),
-        (
-            [{"text": "a b"}] * 9,
-            "GPT2LMHeadModel",
-            [],
-            "causal-lm",
-            "column text holds texts, for a decoder",
-        ),
-        ([{"text": "a b"}] * 9, "BertForMaskedLM", [], "masked-lm", "texts, for an encoder"),
         (PROMPTS, "BertModel", ["--prompt_column", "prompt"], "causal-lm", "columns prompt and"),
         (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
         ([{"a": 1}], "BertModel", [], "text-classification", "the default"),
-        (
-            [{"query": "a", "passage": f"b {n}", "label": n % 2} for n in range(9)],
-            "BertModel",
-            [],
-            "text-classification",
-            "or reranking (columns query and passage and what label says of them), too; set task",
-        ),
         (
             [{"query": "a", "passage": f"b {n}", "label": ["no", "yes"][n % 2]} for n in range(9)],
             "BertModel",
@@ -79,13 +60,6 @@ def test_what_is_certain_is_taken_and_else_the_default(
     named, told = found(tmp_path, rows, architecture, *argv)
     assert named == task
     assert why in told
-
-
-def test_what_is_not_certain_and_no_classes_is_refused_with_the_candidates(tmp_path: Path) -> None:
-    with pytest.raises(
-        HyperparameterError, match=r"(?s)task is not given.*- causal-lm: columns prom"
-    ):
-        found(tmp_path, PROMPTS)
 
 
 def test_hyperparameters_of_different_tasks_are_refused() -> None:

@@ -286,6 +286,8 @@ add("natural-questions pair", lambda n:{"query":s(5),"answer":s(20)},
     "encoder,t5: ? sentence-embedding; masked: ? masked-lm sentence-embedding; decoder: ? causal-lm sentence-embedding")
 add("esci", lambda n:{"query":s(3),"product_title":s(8),"esci_label":o("Exact","Irrelevant"),"product_locale":"us"},
     "text-classification")
+add("numbers called pos and neg", lambda n:{"text":s(),"pos":n/60,"neg":1-n/60,"label":"ab"[n%2]},
+    "encoder,t5: text-classification; masked,decoder: text-classification")
 add("bge train", lambda n:{"query":s(4),"pos":[s()],"neg":[s(),s()]},
     "sentence-embedding")
 add("trec covid qrels", lambda n:{"query-id":n,"corpus-id":f"d{n}","score":n%3},

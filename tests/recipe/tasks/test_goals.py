@@ -9,8 +9,8 @@ import pytest
 from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError
-from recipe.paths import Places
 from recipe.training import preflight
+from tests.support.ranking_jobs import places_of
 
 ROWS = {
     "classes": ["good", "bad", "so"],
@@ -87,13 +87,7 @@ def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
 
 
 def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) -> None:
-    places = Places(
-        channels=channels(tmp_path, "classes"),
-        model_dir=tmp_path,
-        output_data_dir=tmp_path,
-        checkpoints=tmp_path,
-        tensorboard=tmp_path,
-    )
+    places = places_of(tmp_path, channels(tmp_path, "classes"))
     asked = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
     (only,) = preflight.inspect(asked, places, 2)
     assert (only.level, only.what) == ("error", "hyperparameters")

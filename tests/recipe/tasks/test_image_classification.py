@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,12 @@ from recipe.data.files.decoding import picture
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.loading import Source
-from recipe.tasks import detection
 from recipe.tasks.image_classification import data as pictures
 from recipe.tasks.image_classification import model as models
 from recipe.tasks.image_classification import task as image_classification
 from recipe.tasks.image_classification import tokens as pixels
 from recipe.tasks.image_classification.batches import FixedPictures
 from recipe.tasks.image_classification.batches import PictureSamples as Samples
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of pictures of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 def shade(value: int, size: tuple[int, int] = (12, 8)) -> Image.Image:
@@ -287,10 +277,3 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             model, _ = models.load(source, labels, Hyperparameters())
             assert model.config.num_labels == 3
             models.check_size(model, 32, 32)
-
-
-def test_the_task_is_found(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        write(tmp_path / name / "1.png", 80)
-    resolved, why = detection.find(Hyperparameters(), {"train": tmp_path})
-    assert resolved.task == "image-classification" and "folders of pictures" in why

@@ -19,6 +19,7 @@ from recipe.errors import HyperparameterError
 from recipe.tasks.text_classification.task import TextClassification
 from recipe.tokenization import encoding
 from tests.support import worlds
+from tests.support.serving_kit import Handlers
 from tests.support.worlds import Training
 
 MOST = 16
@@ -135,22 +136,17 @@ def stories(count: int, seed: int) -> list[dict[str, str]]:
     return rows
 
 
-def written(folder: Path, rows: list[dict[str, str]]) -> str:
+def channel(folder: Path, rows: list[dict[str, str]]) -> str:
     folder.mkdir()
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return str(folder)
 
 
 @pytest.mark.heavy
-def test_what_decides_may_lie_anywhere_in_a_text(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import inference
-
-    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
+def test_what_decides_may_lie_anywhere_in_a_text(tmp_path: Path, tiny_model: Path) -> None:
     test = stories(80, 2)
-    data = written(tmp_path / "train", stories(300, 1))
-    channels = {"SM_CHANNEL_TEST": written(tmp_path / "test", test)}
+    data = channel(tmp_path / "train", stories(300, 1))
+    channels = {"SM_CHANNEL_TEST": channel(tmp_path / "test", test)}
     usual = ["--max_length", str(MOST), "--do_predict", "True", "--bf16", "False"]
     learn = ["--model_id", str(tiny_model), *usual, "--lr", "3e-3", "--batch_size", "8"]
     learn += ["--eval_strategy", "no"]
@@ -177,25 +173,18 @@ def test_what_decides_may_lie_anywhere_in_a_text(
     assert scores(split)["eval_accuracy"] > 0.97
     assert "evaluation: 80 texts in" in split.log()
     assert split.weights() == resumed.weights()
-    answers = [
-        json.loads(line)
-        for line in (tmp_path / "split" / "output" / "data" / "predictions.jsonl")
-        .read_text()
-        .splitlines()
-    ]
+    written = (tmp_path / "split" / "output" / "data" / "predictions.jsonl").read_text()
+    answers = [json.loads(line) for line in written.splitlines()]
     assert [answer["row"] for answer in answers] == list(range(80))
     assert [answer["true"] for answer in answers] == [row["label"] for row in test]
     # Judged by the model alone, which says how it reads, and by two processes.
     assert scores(two)["eval_accuracy"] == scores(split)["eval_accuracy"]
     assert scores(two)["eval_loss"] == pytest.approx(scores(split)["eval_loss"], abs=1e-6)
 
-    served = inference.model_fn(str(tmp_path / "split" / "model"))
+    served = Handlers(tmp_path / "split" / "model")
 
     def ask(texts: Any, **parameters: Any) -> Any:
-        body = json.dumps({"inputs": texts, "parameters": parameters}).encode()
-        request = inference.input_fn(body, "application/json")
-        answer, _ = inference.output_fn(inference.predict_fn(request, served), "application/json")
-        return json.loads(answer)
+        return served.ask({"inputs": texts, "parameters": parameters})
 
     told = ask([row["text"] for row in test])
     assert [each["label"] for each in told] == [answer["label"] for answer in answers]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_encoders
 from recipe.models.loading import Source
-from recipe.tasks import evaluation
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedTexts, PackedMasked, PaddedMasked
 from tests.support import serving_kit
+from tests.support.packed_batches import spread
 
 TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2
 LONG = "paris was unbelievable , said anna in the incredible film ; " * 9
@@ -47,14 +46,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBert", {**SMALL, "local_attention": 8, "global_attn_every_n_layers": 2}),
     "deberta-v2": ("DebertaV2", {**SMALL, **STILL, "relative_attention": True}),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of tokens of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 def tokenise(
@@ -200,11 +191,7 @@ def make(kind: str) -> PreTrainedModel:
     config._attn_implementation = "eager" if kind == "deberta-v2" else "sdpa"
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForMaskedLM.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.2)
-    return model.eval()
+    return spread(model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,10 +249,3 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="whose head LoRA"):
         source = Source(name=str(headless), is_local=True)
         masked_models.load(source, Hyperparameters(task="masked-lm", lora_r=2))
-
-
-def test_perplexity_is_over_masked_tokens() -> None:
-    sums = np.asarray([[2.0, 1.0], [4.0, 0.0]])
-    labels = np.asarray([2, 1])
-    scores = evaluation.score_tokens(transformers.EvalPrediction(sums, labels))
-    assert scores == pytest.approx({"perplexity": float(np.exp(2)), "token_accuracy": 1 / 3})

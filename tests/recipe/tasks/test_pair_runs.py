@@ -10,7 +10,6 @@ import io
 import json
 import math
 import random
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -163,22 +162,3 @@ def test_the_handlers_answer_pairs_as_the_evaluation_did(trained: Trained) -> No
     assert loss == pytest.approx(values["eval_loss"], rel=1e-3)
     with pytest.raises(BadRequest, match=r"pairs of texts \(sentence1, sentence2\)"):
         served.ask({"inputs": first[0]})
-
-
-@pytest.mark.long
-def test_it_resumes_exactly_and_not_with_the_columns_swapped(
-    trained: Trained, tmp_path: Path, train: Run
-) -> None:
-    saved = trained.base / "checkpoints" / "checkpoint-50"
-    assert saved.is_dir()
-    for name in ("again", "swapped"):
-        shutil.copytree(saved, tmp_path / name / "checkpoints" / "checkpoint-50")
-    done = train(tmp_path / "again", trained.channels, *trained.arguments)
-    assert "resuming from" in done.stdout, done.stderr
-    weights = "model/model.safetensors"
-    assert (tmp_path / "again" / weights).read_bytes() == (trained.base / weights).read_bytes()
-    swapped = [*trained.arguments, "--text_column", "sentence2,sentence1"]
-    refused = train(tmp_path / "swapped", trained.channels, *swapped)
-    assert refused.returncode != 0
-    assert "data" in refused.stderr
-    assert "checkpoint-50" in refused.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from recipe.batching import batches
 from recipe.errors import CheckpointError, DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention
-from recipe.paths import Places
 from recipe.reports import report
 from recipe.tasks import base
 from recipe.tasks.preference import task as preference
@@ -29,7 +27,8 @@ from recipe.tasks.preference.task import Preferring, tokens
 from recipe.training import preflight
 from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit
-from tests.support.ranking_jobs import run, write
+from tests.support.causal_kit import CHATML, MARKED, ODD
+from tests.support.ranking_jobs import places_of, run, write
 from tests.support.serving_kit import Handlers
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -45,14 +44,6 @@ CASES = {
     "ipo": ("ipo", 0.2, 0.0),
     "robust": ("robust", 0.1, 0.2),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of tokens of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -215,18 +206,6 @@ def test_what_does_not_fit_is_cut_and_said(capsys: pytest.CaptureFixture[str]) -
     assert "row 1 ('a prompt that fills it:'), row 2 ('two:')" in said
     with pytest.raises(DataError, match=r"No pair of the train data .*max_length \(12"):
         pairs_of({name: values[1:2] for name, values in texts.items()}, False, 12)
-
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-MARKED = (
-    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
-    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}"
-    "{{ message.content }}{% endif %}{{ '\n' }}{% endfor %}"
-)
-ODD = "{% for message in messages %}{{ message.content }} ({{ message.role }}){% endfor %}<end>"
 
 
 @pytest.mark.parametrize(
@@ -408,13 +387,7 @@ def test_values_that_cannot_be_are_refused(argv: list[str], words: list[str]) ->
 
 def test_doctor_tells_of_it(start: Path, tmp_path: Path) -> None:
     channels = {"train": write(tmp_path, better(40)), "model": start}
-    places = Places(
-        channels=channels,
-        model_dir=tmp_path,
-        output_data_dir=tmp_path,
-        checkpoints=tmp_path,
-        tensorboard=tmp_path,
-    )
+    places = places_of(tmp_path, channels)
     argv = ["--max_length", "16", "--lr", "5e-5"]
     found = {each.what: each for each in preflight.inspect(argv, places, 1)}
     assert found["task"].detail.startswith("preference (columns chosen and rejected")

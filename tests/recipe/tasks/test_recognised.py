@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from recipe.paths import Places
 from recipe.task_table import TASKS
 from recipe.tasks.base import ERROR
 from recipe.training import preflight
@@ -82,13 +81,7 @@ def test_the_task_is_told_by_its_data(task: str, tmp_path: Path) -> None:
         model, channels = tmp_path / "model", {"train": data}
         make = causal_kit.make_model if job.model == "llama" else serving_kit.save
         make(job.model, model)
-    places = Places(
-        channels={**channels, "model": model},
-        model_dir=tmp_path,
-        output_data_dir=tmp_path,
-        checkpoints=tmp_path,
-        tensorboard=tmp_path,
-    )
+    places = ranking_jobs.places_of(tmp_path, {**channels, "model": model})
     findings = list(preflight.inspect(["--batch_size", "4", *job.argv], places, 1))
     assert [each.detail for each in findings if each.level == ERROR] == []
     (found,) = [each.detail for each in findings if each.what == "task"]

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from recipe import arguments, task_table
 from recipe.data.files import part
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
+from recipe.models.loading import Source
 from recipe.tasks import ranking_scores
 from recipe.tasks.ranking_scores import JudgedLists
 from recipe.tasks.reranking import data as reranking
+from recipe.tasks.reranking.task import Reranking
 from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
 from tests.support.serving_kit import Handlers, assert_close
 
@@ -81,10 +84,6 @@ def test_a_list_is_learned_as_a_whole(trained: dict[str, tuple[Path, Any]], tmp_
     """Packed and padded: ListNet of the logits that the model gives the pairs by themselves."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from recipe import arguments
-    from recipe.models.loading import Source
-    from recipe.tasks.reranking.task import Reranking
-
     folder = trained["lists"][0] / "model"
     rows = lists(6)
     argv = [*TASK, "--listwise", "True", "--eval_strategy", "no"]
@@ -139,9 +138,6 @@ def test_equal_scores_rank_nothing() -> None:
 def test_data_that_cannot_be_right_is_refused(
     rows: list[Any], words: list[str], tmp_path: Path
 ) -> None:
-    from recipe import arguments
-    from recipe.tasks.reranking.task import Reranking
-
     with pytest.raises(DataError) as caught:
         Reranking({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
     for word in words:
@@ -149,9 +145,6 @@ def test_data_that_cannot_be_right_is_refused(
 
 
 def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
-    from recipe import arguments
-    from recipe.tasks.reranking.task import Reranking
-
     graded = [{"query": f"q {n // 4}", "text": f"t {n}", "label": n % 4} for n in range(80)]
     task = Reranking({"train": write(tmp_path / "a", graded)}, arguments.parse([*TASK]))
     assert {round(score * 3) for row in task.data.train["scores"] for score in row} == {0, 1, 2, 3}
@@ -169,8 +162,6 @@ def test_the_texts_of_a_query_come_together_wherever_its_rows_are(
     hashes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows at a time, and where queries cannot be told apart by their hashes."""
-    from recipe import arguments
-    from recipe.tasks.reranking.task import Reranking
 
     draw = np.random.default_rng(0)
     rows = [
@@ -203,7 +194,6 @@ def test_texts_are_never_all_objects_of_python(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of twice as many rows a process holds no more texts, but for some numbers."""
-    from recipe import task_table
 
     monkeypatch.setattr(part, "_ROWS_AT_ONCE", 200)
     monkeypatch.setattr(reranking, "_AT_ONCE", 200)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+from recipe import arguments
 from recipe.data import relevance
 from recipe.errors import DataError, HyperparameterError
+from recipe.models.loading import Source
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.ranking_scores import Corpus
+from recipe.tasks.sentence_embedding.task import SentenceEmbedding
+from tests.support.paths import CODE
 from tests.support.ranking_jobs import run, scored, triplets, write
 from tests.support.serving_kit import Handlers, assert_close
 
@@ -91,10 +98,6 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import losses
     from transformers import AutoTokenizer
-
-    from recipe import arguments
-    from recipe.models.loading import Source
-    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
 
     rows = triplets(60)[::2]  # neighbours share a text
     channels = {"train": write(tmp_path / "data", rows)}
@@ -208,9 +211,6 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
 def test_data_that_cannot_be_right_is_refused(
     rows: list[Any], argv: list[str], words: list[str], tmp_path: Path
 ) -> None:
-    from recipe import arguments
-    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
-
     channels = {"train": write(tmp_path, rows)}
     given = arguments.parse([*TASK, *argv])
     with pytest.raises(DataError) as caught:
@@ -239,9 +239,6 @@ def test_data_that_cannot_be_right_is_refused(
 def test_formats_that_circulate_are_read(
     rows: list[Any], kind: str, first: tuple[str, int], tmp_path: Path
 ) -> None:
-    from recipe import arguments
-    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
-
     given = arguments.parse([*TASK, "--eval_strategy", "no"])
     task = SentenceEmbedding({"train": write(tmp_path, rows)}, given)
     assert task.data.kind == kind
@@ -250,36 +247,7 @@ def test_formats_that_circulate_are_read(
     assert all(text not in row["texts"][1:] for text in row["texts"][:1])
 
 
-@pytest.mark.parametrize(
-    ("rows", "architecture", "task"),
-    [
-        (triplets(9), "BertModel", "sentence-embedding"),
-        (triplets(9), "BertForSequenceClassification", "reranking"),
-        ([{"query": f"q{n}", "pos": [f"p{n}"], "neg": ["x", "y"]} for n in range(9)],
-         "XLMRobertaModel", "sentence-embedding"),
-        # Numbers called pos and neg are no texts.
-        ([{"text": f"a film of {n}", "pos": n / 9, "neg": 1 - n / 9, "label": "ab"[n % 2]}
-          for n in range(9)], "BertModel", "text-classification"),
-    ],
-)  # fmt: skip
-def test_the_task_is_found_where_it_is_certain(
-    rows: list[Any], architecture: str, task: str, tmp_path: Path
-) -> None:
-    from recipe import arguments
-    from recipe.tasks import detection
-
-    channels = {"train": write(tmp_path / "data", rows)}
-    (tmp_path / "model").mkdir()
-    settings = json.dumps({"architectures": [architecture]})
-    (tmp_path / "model" / "config.json").write_text(settings)
-    given = arguments.parse(["--model_id", str(tmp_path / "model")])
-    assert detection.find(given, channels)[0].task == task
-
-
 def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
-    from recipe import arguments
-    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
-
     rows = [{"query": f"q {n // 3}", "positive": f"p {n}"} for n in range(60)]
     task = SentenceEmbedding({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
     queries = [set(split["query"]) for split in (task.data.train, task.data.evaluation)]
@@ -288,10 +256,6 @@ def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
 
 
 def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    from recipe import arguments
-    from recipe.models.loading import Source
-    from recipe.tasks.sentence_embedding.task import SentenceEmbedding
-
     channels = {"train": write(tmp_path, triplets(20))}
     with pytest.raises(HyperparameterError, match="33"):
         SentenceEmbedding(channels, arguments.parse([*TASK, "--matryoshka_dims", "33,8"])).load(
@@ -346,3 +310,63 @@ def test_texts_are_numbered_as_they_first_come_each_once(
         alike.setdefault(text, set()).add(identity)
     assert all(len(each) == 1 for each in alike.values())
     assert len(set().union(*alike.values())) == len(alike)
+
+
+_GRADIENTS = """
+import sys, torch, torch.distributed as dist
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import losses
+from recipe.models import ranking_losses
+dist.init_process_group("gloo")
+rank, rows = dist.get_rank(), 4
+def model():
+    made = SentenceTransformer(sys.argv[1], device="cpu")
+    for module in made.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return made
+def features(encoder):
+    at = range(0, 4 * rows, 2)[rank * rows : (rank + 1) * rows]
+    texts = [[f"film number {n}" for n in at], [f"the film was number {n}" for n in at],
+             [f"the bad film was {n + 1}" for n in at]]
+    return [{k: v for k, v in encoder.tokenize(each).items() if k != "modality"} for each in texts]
+def gradients(encoder, loss):
+    loss.backward()
+    for name, weight in encoder.named_parameters():
+        if weight.grad is not None:
+            dist.all_reduce(weight.grad)
+            yield name, weight.grad / dist.get_world_size()
+theirs = model()
+loss = losses.MultipleNegativesRankingLoss(theirs, gather_across_devices=True)
+wanted = dict(gradients(theirs, loss(features(theirs), None)))
+ours = model()
+vectors = torch.stack([ours(dict(each))["sentence_embedding"] for each in features(ours)], dim=1)
+texts = torch.arange(1, 3 * rows + 1).reshape(rows, 3) + rank * 3 * rows
+# One place of the batch is empty.
+vectors = torch.cat([vectors, torch.randn(1, *vectors.shape[1:])])
+texts = torch.cat([texts, torch.zeros(1, 3, dtype=torch.int64)])
+each = ranking_losses.multiple_negatives(vectors, texts, 20.0)[:rows]
+found = dict(gradients(ours, each.mean()))
+assert found.keys() == wanted.keys() and len(found) > 10
+assert max(float(each.abs().max()) for each in wanted.values()) > 1e-2
+for name, value in wanted.items():
+    torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+print("the same", len(found))
+"""
+
+
+@pytest.mark.heavy
+def test_gathered_negatives_have_the_librarys_gradients(tiny_model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "gradients.py"
+    script.write_text(_GRADIENTS)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    launcher += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    done = subprocess.run(
+        [*launcher, str(script), str(tiny_model)],
+        env={**os.environ, "PYTHONPATH": str(CODE), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same") == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from transformers.trainer_pt_utils import LabelSmoother
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.loading import Source
-from recipe.tasks import detection
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text import languages, tokens
 from recipe.tasks.text_to_text import model as text_to_text
 from recipe.tasks.text_to_text import scores as writing
 from recipe.tasks.text_to_text.batches import PaddedPairs, Pairs, shapes
 from tests.support import serving_kit
+from tests.support.packed_batches import spread
 
 PAIRS = [
     ("anna said the film was good again .", "film good"),
@@ -43,14 +42,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "PegasusForConditionalGeneration": {},
     "PLBartForConditionalGeneration": {},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of tokens of this module's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        yield
 
 
 def make(kind: str) -> PreTrainedModel:
@@ -76,11 +67,7 @@ def make(kind: str) -> PreTrainedModel:
     )  # fmt: skip
     torch.manual_seed(0)
     model: PreTrainedModel = getattr(transformers, name)(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.2)
-    return model.eval()
+    return spread(model)
 
 
 def tokenise(prefix: str = "", **lengths: int) -> Pairs:
@@ -205,25 +192,6 @@ def test_what_cannot_be_pairs(tmp_path: Path) -> None:
         read(tmp_path, rows * 4)
     found = read(tmp_path, [{"text": "a", "summary": "b"}] * 9 + [{"text": "a", "summary": None}])
     assert "1 rows of" in found.found[0] and len(found.train) + len(found.evaluation) == 9
-
-
-@pytest.mark.parametrize(
-    ("row", "task"),
-    [
-        ({"document": "a b", "summary": "a"}, "summarization"),
-        ({"translation": {"en": "yes", "de": "ja"}}, "translation"),
-        ({"source": "a", "target": "b"}, "text2text-generation"),
-    ],
-)
-def test_the_task_is_found(tmp_path: Path, row: dict[str, Any], task: str) -> None:
-    (tmp_path / "data").mkdir()
-    rows = (json.dumps(row).replace('"b"', f'"b {number}"') for number in range(9))
-    (tmp_path / "data" / "train.jsonl").write_text("\n".join(rows))
-    config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    given = Hyperparameters(model_name_or_path=str(tmp_path))
-    resolved, why = detection.find(given, {"train": tmp_path / "data"})
-    assert resolved.task == task, why
 
 
 def written(texts: list[str], targets: list[str]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from recipe import arguments
 from recipe.errors import HyperparameterError
 from recipe.tasks import evaluation
 from recipe.tasks.text_classification.task import TextClassification
+from tests.support.serving_kit import Handlers
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -110,8 +111,6 @@ def reviews(count: int) -> list[dict[str, Any]]:
 @pytest.mark.heavy
 @pytest.mark.long
 def test_tuned_thresholds_are_kept_and_used(tmp_path: Path, tiny_model: Path, train: Run) -> None:
-    import inference
-
     rows = reviews(280)
     channels = {}
     parts = {"train": rows[:200], "validation": rows[200:240], "test": rows[240:]}
@@ -143,13 +142,11 @@ def test_tuned_thresholds_are_kept_and_used(tmp_path: Path, tiny_model: Path, tr
     )
     assert metrics["test_f1_macro"] == pytest.approx(f1_score(true, predicted, average="macro"))
 
-    served = inference.model_fn(str(model))
+    served = Handlers(model)
 
-    def ask(text: str, **parameters: Any) -> Any:
-        body = json.dumps({"inputs": text, "parameters": parameters}).encode()
-        request = inference.input_fn(body, "application/json")
-        answer, _ = inference.output_fn(inference.predict_fn(request, served), "application/json")
-        return {entry["label"] for entry in json.loads(answer)}
+    def ask(text: str, **parameters: Any) -> set[str]:
+        answer = served.ask({"inputs": text, "parameters": parameters})
+        return {entry["label"] for entry in answer}
 
     assert ask("the film was great , truly", threshold="tuned") == {"kind", "rare"}
     assert ask("the film was great , truly", threshold=0.5) == {"kind"}

@@ -4,8 +4,6 @@ left."""
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from recipe.data.files import spool
-from recipe.errors import DataError, OutputError
+from recipe.errors import OutputError
 from recipe.tokenization import store, texts
+from tests.support.mounts import Mount
 
 
 def two_of_each(batch: Any, rows: range) -> dict[str, store.Column]:
@@ -24,15 +23,9 @@ def two_of_each(batch: Any, rows: range) -> dict[str, store.Column]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmpfs: Mount) -> Path:
     """A folder with room for 200 kB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("file systems cannot be mounted here: that takes root's rights")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    return tmpfs("small", 200)
 
 
 def test_a_store_without_room_is_an_error_and_nothing_of_it_stays(
@@ -87,18 +80,3 @@ def test_rows_without_room_are_an_error_and_leave_no_file(
     with pytest.raises(OutputError, match=r"rows of the data .* HF_DATASETS_CACHE"):
         fill()
     assert list(small_disk.glob("*.rows")) == []
-
-
-def test_tokens_whose_file_is_cut_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    split = datasets.Dataset.from_dict({"text": ["word"] * 100})
-
-    store.tokens_of(split, "abc", two_of_each)
-    (folder,) = (tmp_path / "tokens").iterdir()
-    (ids,) = folder.glob("ids*")
-    whole = ids.read_bytes()
-    ids.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"not whole.*Remove that folder"):
-        store.tokens_of(split, "abc", two_of_each)

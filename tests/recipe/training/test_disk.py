@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,32 +14,10 @@ from safetensors.torch import save_file
 
 from recipe.errors import CheckpointError, OutputError
 from recipe.storage import atomic, checkpoints
+from tests.support.mounts import Mount, mounted
 
-Mount = Callable[..., Path]
 Reviews = Callable[[int], list[tuple[str, str]]]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def mounted(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def tmpfs(tmp_path: Path) -> Iterator[Mount]:
-    """Mounts a file system of so many kilobytes."""
-    with ExitStack() as stack:
-
-        def mount(name: str, kilobytes: int, options: str = "rw") -> Path:
-            folder = tmp_path / name
-            folder.mkdir(parents=True)
-            asked = f"size={kilobytes}k,{options}"
-            if not mounted("mount", "-t", "tmpfs", "-o", asked, "tmpfs", str(folder)):
-                pytest.skip("file systems cannot be mounted here: that takes root's rights")
-            # Lazily: a writer that failed may have its file open yet.
-            stack.callback(mounted, "umount", "--lazy", str(folder))
-            return folder
-
-        yield mount
 
 
 def kilobytes(count: int) -> torch.Tensor:

@@ -10,34 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
-    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
     ResNetConfig,
     ResNetForImageClassification,
-    TrainerCallback,
     TrainingArguments,
 )
 
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError
-from recipe.models import lora
 from recipe.runtime import distribution
-from recipe.tasks.causal_lm.task import NEXT_TOKENS
-from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine as engines
 from recipe.training import interruptions
 from tests.support.packed_batches import (
-    PAD,
     SMALL,
-    documents_of,
-    make,
-    samples_of,
-    tweet_lengths,
 )
-from tests.support.waits import Waits
 
 
 def without_dropout(_: str) -> Any:
@@ -71,49 +58,6 @@ def test_buffers_are_sent_where_a_step_changes_them() -> None:
     assert not distribution.has_changing_buffers(own)
     own.register_buffer("sum", torch.zeros(2))
     assert distribution.has_changing_buffers(own)
-
-
-class Watch(TrainerCallback):
-    """Counts over the steps from the third to the last but one, in which nothing is logged."""
-
-    def __init__(self, waits: Waits) -> None:
-        self.waits, self.at = waits, {}
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.at[state.global_step] = len(self.waits.found)
-
-
-@pytest.mark.parametrize("kind", ["bert", "modernbert, mean", "causal-lm", "causal-lm, LoRA"])
-def test_no_step_waits_for_the_device(tmp_path: Path, tiny_model: Path, kind: str) -> None:
-    """But for a look at the losses of 16 batches, and where something is logged.
-
-    All steps are of one epoch, at whose start the loader draws a number on the CPU.
-    """
-    if kind.startswith("causal-lm"):
-        config = LlamaConfig(**{**SMALL, "num_hidden_layers": 1}, num_key_value_heads=1)
-        model: Any = LlamaForCausalLM(config)
-        if kind.endswith("LoRA"):
-            model = lora.wrap(model, parse(["--lora_r", "2"]), (), "CAUSAL_LM", trains_head=False)
-        samples, objective = documents_of(tweet_lengths(112)), NEXT_TOKENS
-    else:
-        model, samples, objective = make(kind), samples_of(tweet_lengths(112)), CLASSES
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=7, use_cpu=True,
-        logging_strategy="no", save_strategy="no", eval_strategy="no", report_to="none",
-        disable_tqdm=True, optim="adamw_torch_fused", logging_nan_inf_filter=False,
-        gradient_accumulation_steps=2,
-    )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model, pad_token_id=PAD)
-    split = {"train": samples, "evaluation": samples}
-    trainer = engines.build(model, tokenizer, arguments, parse([]), split, objective)
-    assert trainer._train_layout.balanced
-    trainer._looks_at_once = False
-    waits = Waits()
-    trainer.add_callback(watch := Watch(waits))
-    with waits:
-        trainer.train()
-    assert watch.at[6] - watch.at[2] == 0, waits.found
-    assert waits.found.count("_local_scalar_dense") >= 1, "it counts nothing"
 
 
 class Group:

@@ -39,15 +39,17 @@ def write(folder: Path, rows: Sequence[tuple[str, str]]) -> None:
         (folder / "part.csv").write_text("\n".join(["text,label", *lines]) + "\n")
 
 
-def run(base: Path, *arguments: str, processes: int, **variables: str) -> str:
-    """stdout of a training."""
+def start(
+    base: Path, *arguments: str, processes: int, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a training of as many hosts, each with its folder of the shards."""
     command = [sys.executable, str(CODE / "train.py")]
     if processes > 1:
         (base / "hosts.py").write_text(HOSTS)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node"]
         command += [str(processes), "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
         command += [str(base / "hosts.py"), str(CODE / "train.py")]
-    done = subprocess.run(
+    return subprocess.run(
         [*command, *arguments],
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("SM_")},
@@ -59,6 +61,11 @@ def run(base: Path, *arguments: str, processes: int, **variables: str) -> str:
         text=True,
         timeout=240,
     )
+
+
+def run(base: Path, *arguments: str, processes: int, **variables: str) -> str:
+    """Return stdout of a training that succeeds."""
+    done = start(base, *arguments, processes=processes, **variables)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -148,3 +155,26 @@ def test_documents_of_their_own_hosts_and_a_resume_that_ends_with_the_same_weigh
     assert "training documents of each host: algo-1 27, algo-2 18, algo-3 0" in out
     assert "resuming from" in out and "checkpoint-7" in out
     assert (tmp_path / "ml/model/model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("rows", [40, 48], ids=["as-many-rows", "more-rows"])
+@pytest.mark.long
+def test_different_data_is_refused_before_a_step(
+    tmp_path: Path, tiny_model: Path, reviews: Callable[[int], list[tuple[str, str]]], rows: int
+) -> None:
+    """A channel that SageMaker did not shard, with another file on one of the hosts."""
+    written = reviews(40 + rows)
+    for rank, part in enumerate((written[:40], written[40:])):
+        write(tmp_path / "shards" / "train" / str(rank), part)
+        (tmp_path / "shards" / "test" / str(rank)).mkdir(parents=True)
+    done = start(
+        tmp_path, "--model_id", str(tiny_model), "--epochs", "1", "--batch_size", "4",
+        processes=2, SAGEMAKER_BASE_DIR=str(tmp_path / "ml"), SHARDS=str(tmp_path / "shards"),
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert (
+        "DistributedError: The processes have read different data: rank 0 on algo-1" in done.stderr
+    )
+    assert "rank 1 on algo-2" in done.stderr and "FullyReplicated" in done.stderr
+    assert "metric step" not in done.stdout

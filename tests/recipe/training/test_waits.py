@@ -17,7 +17,7 @@ from tests.support.task_cases import CASES, make
 from tests.support.waits import Waits
 
 pytestmark = pytest.mark.heavy
-IN_EVERY_CHECK = ("embeddings in parts",)
+IN_EVERY_CHECK = ("classes", "embeddings in parts", "completions, LoRA")
 OF_THE_LIBRARY = {"summaries": 2, "summaries, LoRA": 2}
 """Waits for each batch: transformers asks whether a mask leaves anything out, of the encoder's
 attention and of the decoder's to the encoder."""

@@ -6,7 +6,6 @@ import copy
 import json
 import random
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,17 +170,6 @@ def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def still_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """Without dropout, which no two worlds draw alike."""
-    folder = tmp_path_factory.mktemp("still") / "model"
-    shutil.copytree(tiny_model, folder)
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def losses(training: Training) -> dict[int, float]:
     found = re.findall(r"metric step=(\d+) \{'loss': ([^,}]+)", training.log())
     return {int(step): float(loss) for step, loss in found}
@@ -193,7 +181,7 @@ def losses(training: Training) -> dict[int, float]:
 def test_a_resumed_training_ends_bit_for_bit(tmp_path: Path, data: Path, tiny_model: Path) -> None:
     """Every default left on: dropout, packing, evaluation, this device's precision.
 
-    With 1, 2 and 3 processes, test_resume.py kills and stops them.
+    With 1 and 2 processes, test_resume.py kills and stops them.
     """
     wholes, rests = {}, {}
     for processes, more in [(n, more) for n in (4, 8) for more in ((), SHARDED)]:

@@ -1,4 +1,4 @@
-"""Every task by two processes with FSDP2 in bfloat16, beside one process in float32."""
+"""Every task by two processes, with DDP in float32 and FSDP2 in bfloat16, against one process."""
 
 from __future__ import annotations
 
@@ -28,19 +28,24 @@ def losses(training: Training) -> tuple[dict[int, float], list[float]]:
     return {int(step): float(loss) for step, loss in trained}, list(map(float, evaluated))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name not in IN_EVERY_CHECK)) for name in CASES],
 )
-def test_shards_in_bfloat16_learn_what_one_process_does(
+def test_processes_shards_and_a_resume_learn_what_one_process_does(
     name: str, tiny_model: Path, tmp_path: Path
 ) -> None:
+    """DDP in float32 by digits, FSDP2 in bfloat16 within its rounding, a resume bit for bit."""
     case = CASES[name]
     model, data, environment, arguments = make(case, tmp_path, tiny_model)
     argv = ["--task", case.task, "--model_id", str(model), *ARGUMENTS, *arguments, *case.more]
-    sharded = [*argv, "--batch_size", "4", "--bf16", "True", "--mp_parameters", "partitions=2"]
+    is_contrastive = case.task == "sentence-embedding"
+    size = ["--batch_size", "4"]
+    # Texts of a batch are each other's negatives: accumulation makes other batches.
+    small = size if is_contrastive else ["--batch_size", "2", "--gradient_accumulation_steps", "2"]
+    sharded = [*argv, *size, "--bf16", "True", "--mp_parameters", "partitions=2"]
 
     def training(folder: str, processes: int, its_argv: list[str], **more: Any) -> Training:
         return Training(
@@ -49,33 +54,43 @@ def test_shards_in_bfloat16_learn_what_one_process_does(
         )  # fmt: skip
 
     one = training("one", 1, [*argv, "--batch_size", "8", "--bf16", "False"])
-    two = training("two", 2, sharded)
-    rest = training("rest", 2, sharded, checkpoint=two.path(3))
-    for each, codes in zip((one, two, rest), run(one, two, rest, timeout=280), strict=True):
+    ddp = training("ddp", 2, [*argv, *small, "--bf16", "False"])
+    fsdp = training("fsdp", 2, sharded)
+    rest = training("rest", 2, sharded, checkpoint=fsdp.path(3))
+    trainings = (one, ddp, fsdp, rest)
+    for each, codes in zip(trainings, run(*trainings, timeout=380), strict=True):
         assert set(codes) == {0}, each.log()
-    assert "sharded over 2 processes (FSDP2)" in two.log()
+    assert "sharded over 2 processes (FSDP2)" in fsdp.log()
     expected, at_the_end = losses(one)
-    found, evaluated = losses(two)
+    found, evaluated = losses(fsdp)
+    # A squared error has twice the relative error of what it is of.
+    rounding = 0.05 if name == "numbers" else 0.02
     # They change by twice what rounding may.
     assert len(expected) == 6 and max(expected.values()) > 1.04 * min(expected.values())
-    assert found == pytest.approx(expected, rel=0.02)
+    assert losses(ddp)[0] == pytest.approx(expected, rel=1e-3)
+    assert found == pytest.approx(expected, rel=rounding)
     assert len(evaluated) == len(at_the_end) > 0
     # An embedding's evaluation contrasts as many texts as a process has in a batch: 4 and 8.
-    if case.task != "sentence-embedding":
-        assert evaluated == pytest.approx(at_the_end, rel=0.02)
+    if not is_contrastive:
+        assert losses(ddp)[1] == pytest.approx(at_the_end, rel=1e-3)
+        assert evaluated == pytest.approx(at_the_end, rel=rounding)
     # Float32 has digits that bfloat16 has not: sums of losses are not rounded to it.
     assert any(float(torch.tensor(loss).bfloat16()) != loss for loss in found.values())
 
     assert f"resuming from {rest.path(3)}" in rest.log()
     assert losses(rest)[0] == {step: loss for step, loss in found.items() if step > 3}
-    (file,) = (tmp_path / "two" / "model").glob("*model.safetensors")
-    weights, again = (load_file(tmp_path / each / "model" / file.name) for each in ("two", "rest"))
-    in_one_process = load_file(tmp_path / "one" / "model" / file.name)
-    assert weights.keys() == again.keys() == in_one_process.keys()
+    (file,) = (tmp_path / "fsdp" / "model").glob("*model.safetensors")
+    in_one, in_two, weights, again = (
+        load_file(Path(each.base) / "model" / file.name) for each in trainings
+    )
+    assert weights.keys() == again.keys() == in_one.keys() == in_two.keys()
     for key, weight in weights.items():
         assert torch.equal(weight, again[key]), key
-        assert weight.dtype == in_one_process[key].dtype and weight.isfinite().all(), key
-    loads(tmp_path / "two" / "model", weights)
+        assert weight.dtype == in_one[key].dtype and weight.isfinite().all(), key
+        # The gradient of some biases is 0 but for rounding, of which Adam makes a whole step.
+        if not key.endswith("bias"):
+            torch.testing.assert_close(in_two[key], in_one[key], rtol=0, atol=1e-3, msg=key)
+    loads(tmp_path / "fsdp" / "model", weights)
 
 
 def loads(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
