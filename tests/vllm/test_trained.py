@@ -71,3 +71,22 @@ def test_a_quantized_decoder_is_served(tmp_path: Path, serve: Serve) -> None:
     text = reply.json()["choices"][0]["text"]
     # Rounding may decide otherwise somewhere, not at once.
     assert text[:2] == greedy(base, "blue cat:", 2)
+
+
+@pytest.mark.long
+def test_speculation_by_ngrams_keeps_the_text(tmp_path: Path, serve: Serve) -> None:
+    """A setting of vLLM's own, with tokens that are proposed from the prompt."""
+    base = save_llama(tmp_path / "model")
+    speculation = {
+        "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }  # fmt: skip
+    server = serve(tmp_path, SM_VLLM_SPECULATIVE_CONFIG=json.dumps(speculation)).ready(200)
+    prompt = "green cat: blue cat: green cat: blue cat:"
+    body = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
+    reply = server.http.post("/v1/completions", json=body)
+    assert reply.json()["choices"][0]["text"] == greedy(base, prompt, 40)
+    accepted = "vllm:spec_decode_num_accepted_tokens_total{"
+    rows = server.http.get("/metrics").text.splitlines()
+    (row,) = (row for row in rows if row.startswith(accepted))
+    assert float(row.rpartition(" ")[2]) > 0

@@ -22,6 +22,7 @@ PREFIX, _LMI = "SM_VLLM_", "OPTION_"
 """The prefix of variables that set vLLM's arguments, as in AWS's vLLM image."""
 _REGISTRY, _LIST = "model_executor/models/registry.py", "_TEXT_GENERATION_MODELS"
 _TASK = "text-generation"
+_OF_SENTENCES = ("modules.json", "config_sentence_transformers.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     elif wish == VLLM:
         reason, obstacle = "AMPHORA_GENERATION is vllm", ""
     else:
-        reason, obstacle = _by_architecture(model, environ)
+        reason, obstacle = _by_files(model, adapter, environ)
     if not obstacle:
         return Selection(engine=VLLM, reason=reason, model=model, adapter=adapter)
     if wish == VLLM:
@@ -121,9 +122,16 @@ def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, P
     return on_hub or str(found or base), folder
 
 
-def _by_architecture(model: str, environ: Mapping[str, str]) -> tuple[str, str]:
+def _by_files(model: str, adapter: Path | None, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the reason to serve a model with vLLM and "", or "" and the reason not to."""
-    named = _read(Path(model) / "config.json").get("architectures")
+    folder = Path(model)
+    kind = _read(adapter / ADAPTER_CONFIG).get("task_type") if adapter is not None else None
+    if kind not in (None, "CAUSAL_LM"):
+        return "", f"the adapter's task_type is {kind}"
+    # Models that make vectors may have a decoder's architecture.
+    if "HF_TASK" not in environ and any((folder / name).is_file() for name in _OF_SENTENCES):
+        return "", f"{model} is a model of sentence-transformers: set HF_TASK to generate text"
+    named = _read(folder / "config.json").get("architectures")
     if not named:
         variables = [name for name in sorted(environ) if name.startswith(PREFIX)]
         if variables or environ.get("HF_TASK") == _TASK:

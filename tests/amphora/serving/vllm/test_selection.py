@@ -68,6 +68,29 @@ def test_everything_else_is_served_as_without_vllm(
     assert why in chosen.reason
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("modules.json", "[]", "a model of sentence-transformers"),
+        ("config_sentence_transformers.json", "{}", "a model of sentence-transformers"),
+        (
+            "adapter_config.json",
+            '{"task_type": "SEQ_CLS", "base_model_name_or_path": "a/b"}',
+            "task_type is SEQ_CLS",
+        ),
+    ],
+)
+def test_a_decoder_that_generates_no_text_is_not_served_by_vllm(
+    tmp_path: Path, file: str, content: str, why: str
+) -> None:
+    """As Qwen3-Embedding, whose architecture is Qwen3ForCausalLM."""
+    (_save(tmp_path) / file).write_text(content)
+    chosen = _select(tmp_path)
+    assert (chosen.engine, why in chosen.reason) == ("transformers", True)
+    if file != "adapter_config.json":
+        assert _select(tmp_path, HF_TASK="text-generation").engine == "vllm"
+
+
 def test_handlers_of_the_model_come_before_vllm(tmp_path: Path) -> None:
     """A wish for vLLM is then refused."""
     code = _save(tmp_path) / "code"
