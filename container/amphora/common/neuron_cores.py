@@ -1,4 +1,4 @@
-"""Count the logical Neuron cores of a host, and those that this job may use.
+"""Counts the logical Neuron cores of a host, and those that this job may use.
 
 Source: the neuron-ls guide, "Logical NeuronCore configuration" and the list of runtime variables of
 the AWS Neuron documentation. neuron-ls lists logical cores: at LNC 2, the default of trn2 and trn3,
@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from amphora.common.errors import ConfigError
@@ -21,7 +21,6 @@ _MESSAGE_CHARACTERS = 200
 _DEV = Path("/dev")
 # Where AWS's packages put it; PATH has that only in a login shell.
 _NEURON_TOOLS = "/opt/aws/neuron/bin"
-_MOST_CORES = 4096
 
 
 def count(environ: Mapping[str, str]) -> Found:
@@ -33,11 +32,10 @@ def count(environ: Mapping[str, str]) -> Found:
     """
     listing, silence = _neuron_ls(environ)
     declared = environ.get("SM_NUM_NEURONS", "")
-    cores: Sequence[int]
     if listing is not None:
         cores, reason = _listed_cores(listing, environ)
     elif declared.isdecimal() and int(declared):
-        cores, reason = range(int(declared)), f"SM_NUM_NEURONS is {declared}, as {silence}"
+        cores, reason = int(declared), f"SM_NUM_NEURONS is {declared}, as {silence}"
     else:
         present = sorted(path.name for path in _DEV.glob("neuron[0-9]*"))
         if present:
@@ -48,7 +46,7 @@ def count(environ: Mapping[str, str]) -> Found:
             )
         return Found(reason=silence)
     usable, limit = _usable_cores(cores, environ)
-    return Found(usable=usable, listed=len(cores), reason=f"{reason}{limit}")
+    return Found(usable=usable, listed=cores, reason=f"{reason}{limit}")
 
 
 def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
@@ -66,79 +64,61 @@ def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
     return None, f"neuron-ls finds no device ({message or f'exit code {result.returncode}'})"
 
 
-def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[Sequence[int], str]:
-    """Return the ids of the logical cores, as NEURON_RT_VISIBLE_CORES counts them."""
+def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[int, str]:
+    """Return the number of logical cores in the output of neuron-ls, and a sentence for the log."""
     try:
         devices = json.loads(text)
         if not isinstance(devices, list):
-            raise ValueError("no list")
+            raise ValueError("not a list")
         total = sum(int(device["nc_count"]) for device in devices)
-        listed_lnc = {int(device.get("logical_neuroncore_config", 0)) for device in devices}
-        ids = [int(core) for device in devices for core in device.get("neuroncore_ids") or ()]
+        # Not listed if the hardware joins no cores (trn1, inf2).
+        joined = max((int(each.get("logical_neuroncore_config", 0)) for each in devices), default=0)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(
-            f"`neuron-ls -j` printed what is not a list of devices ({error!r}).",
+            f"`neuron-ls -j` printed something other than a list of devices ({error!r}).",
             "Run it on this host to see, and check that the Neuron driver and tools fit, or set"
-            " SM_NUM_NEURONS and take neuron-ls off PATH.",
+            " SM_NUM_NEURONS and remove neuron-ls from PATH.",
         ) from error
-    # 0: the hardware joins no cores (trn1, inf2).
-    joined = max(listed_lnc, default=0)
-    requested = environ.get("NEURON_LOGICAL_NC_CONFIG", "")
-    if requested not in ("", "1", "2"):
+    requested = environ.get("NEURON_LOGICAL_NC_CONFIG") or str(joined)
+    if requested not in (("1", "2") if joined else ("0", "1")):
         raise ConfigError(
             f"NEURON_LOGICAL_NC_CONFIG is {requested!r}.",
-            "Give 1 or 2, the physical cores that make one logical core.",
+            "Give the physical cores that make one logical core: 1 or 2 on trn2 and trn3. Leave it"
+            " out on other instance types.",
         )
-    if not joined and requested == "2":
-        raise ConfigError(
-            "NEURON_LOGICAL_NC_CONFIG is 2, but cores are joined on trn2 and trn3 only.",
-            "Leave it out on this instance type.",
-        )
-    reason = f"neuron-ls lists {total} Neuron cores"
-    if joined:
-        lnc = int(requested or joined)
-        total = total * joined // lnc
-        reason = f"neuron-ls lists {total} logical Neuron cores at LNC {lnc}"
-    return (ids if len(ids) == total else range(total)), reason
+    if not joined:
+        return total, f"neuron-ls lists {total} Neuron cores"
+    total = total * joined // int(requested)
+    return total, f"neuron-ls lists {total} logical Neuron cores at LNC {requested}"
 
 
-def _usable_cores(cores: Sequence[int], environ: Mapping[str, str]) -> tuple[int, str]:
+def _usable_cores(cores: int, environ: Mapping[str, str]) -> tuple[int, str]:
     """Return how many of `cores` the environment leaves to this job, and by which variable."""
-    visible = environ.get("NEURON_RT_VISIBLE_CORES", "")
-    if visible:
-        chosen = _core_list(visible)
-        if not set(chosen) <= set(cores):
-            span = f"{cores[0]}-{cores[-1]}" if len(cores) > 1 else "".join(map(str, cores))
-            raise ConfigError(
-                f"NEURON_RT_VISIBLE_CORES is {visible!r}, but the cores of this host are"
-                f" {span or 'none'}.",
-                "Name cores that it has, counted as logical cores on trn2 and trn3.",
-            )
-        return len(chosen), f", NEURON_RT_VISIBLE_CORES={visible} leaves {len(chosen)}"
-    number = environ.get("NEURON_RT_NUM_CORES", "")
-    if number in ("", "0"):  # The runtime takes 0 for all of them.
-        return len(cores), ""
-    if not number.isdecimal() or int(number) > len(cores):
+    # The runtime's own rule: the list takes precedence over the number, and 0 means all cores.
+    name = "NEURON_RT_VISIBLE_CORES"
+    chosen = _core_list(environ.get(name, ""))
+    if not environ.get(name):
+        name = "NEURON_RT_NUM_CORES"
+        number = environ.get(name) or "0"
+        if number == "0":
+            return cores, ""
+        chosen = list(range(int(number))) if number.isdecimal() and len(number) < 5 else []
+    if not chosen or max(chosen) >= cores:
         raise ConfigError(
-            f"NEURON_RT_NUM_CORES is {number!r}, and this host has {len(cores)} cores.",
-            "Give a number between 1 and that.",
+            f"{name} is {environ[name]!r}, and this host has {cores} cores.",
+            "NEURON_RT_NUM_CORES takes their number; NEURON_RT_VISIBLE_CORES takes cores counted"
+            " from 0, each once: 3, 0-3 or 0,2. On trn2 and trn3 logical cores count.",
         )
-    return int(number), f", NEURON_RT_NUM_CORES={number} leaves {int(number)}"
+    return len(chosen), f", {name}={environ[name]} leaves {len(chosen)}"
 
 
 def _core_list(text: str) -> list[int]:
-    """Return the cores that a text such as '0', '0-3' or '0,2-3' names."""
+    """Return the cores of a list such as '0', '0-3' or '0,2-3'; none if it is malformed."""
     cores: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last > _MOST_CORES:
-            break
-        cores += range(first, last + 1)
-    else:
-        if len(set(cores)) == len(cores):
-            return cores
-    raise ConfigError(
-        f"NEURON_RT_VISIBLE_CORES is {text!r}.",
-        "Give one core, a range or a list, each core once: 3 or 0-3 or 0,2.",
-    )
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        span = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not span:
+            return []
+        cores += span
+    return cores if len(set(cores)) == len(cores) else []

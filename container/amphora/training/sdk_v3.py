@@ -1,10 +1,10 @@
 """Runs jobs of SDK v3's ModelTrainer with SourceCode, in place of the SDK's driver scripts.
 
 The SDK replaces the image's entry point with a bash command that runs a generated script,
-sm_drivers/sm_train.sh, with the user's code in the channel `code`. bash passes the command to us
-(hook/bash_env.sh). The script fails on a `'` in a value and on a `-` in a channel's name, and does
-not forward signals. We therefore read its steps and perform them here. A script with an unknown
-line runs unchanged, under the same supervision.
+sm_drivers/sm_train.sh, with the user's code in the channel `code`. bash passes the command to
+`amphora train` (hook/bash_env.sh). The script fails on a `'` in a value and on a `-` in a channel's
+name, and does not forward signals. Its steps are therefore read and performed here. A script with
+an unknown line runs unchanged, under the same supervision.
 
 Source: sagemaker-train 1.27.0 (templates.py, container_drivers), with which a test compares. The
 scripts of its 1.0.0 and of `sagemaker.modules` in sagemaker 2.257.7 are supported as well.
@@ -13,7 +13,6 @@ scripts of its 1.0.0 and of `sagemaker.modules` in sagemaker 2.257.7 are support
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -32,14 +31,15 @@ from amphora.training import launch, mpi
 from amphora.training.entry_point import ProgramKind, Source
 
 DIFFERENCES: Mapping[str, str] = {
-    "SM_MASTER_ADDR": "the first host of the job; the driver writes 'algo-1' whatever it is called",
-    "SM_ENTRY_SCRIPT": "empty where there is none; the driver writes 'null'",
-    "SM_TRAINING_ENV": "carries SM_MASTER_ADDR",
+    "SM_MASTER_ADDR": "the first host of the job; the driver always writes 'algo-1'",
+    "SM_ENTRY_SCRIPT": "empty if there is none; the driver writes 'null'",
+    "SM_TRAINING_ENV": "has SM_MASTER_ADDR, and the keys of sagemaker-training as well",
     "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
-    "argv": "as SM_HP_*; sagemaker_* come last; a secret is not to be seen in it from outside",
-    "SM_CHANNEL_*": "beside SM_CHANNEL_MY-DATA there is SM_CHANNEL_MY_DATA",
+    "argv": "as SM_HP_*; sagemaker_* come last; other processes do not see secrets in it",
+    "SM_CHANNEL_*": "SM_CHANNEL_MY_DATA is set in addition to SM_CHANNEL_MY-DATA",
+    "JSON": "compact, with sorted keys",
 }
-"""What a script sees differently than under the SDK's driver."""
+"""Differences from what a script gets under the SDK's driver."""
 
 _DATA = r"/opt/ml/input/data"
 _SENT = re.compile(rf"chmod \+x {_DATA}/sm_drivers/sm_train\.sh && {_DATA}/sm_drivers/sm_train\.sh")
@@ -51,7 +51,7 @@ _COMMAND = re.compile(
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 _LINES: Mapping[str, re.Pattern[str]] = {
-    "says": re.compile(r'set [-+]x|echo "[^"$`]*"|cat requirements\.txt|else|fi'),
+    "prints": re.compile(r'set [-+]x|echo "[^"$`]*"|cat requirements\.txt|else|fi'),
     "code": re.compile(rf"cd ({_DATA}/code)"),
     "archive": re.compile(r"tar -xzf ([\w.+@-]+)"),
     "if_there": re.compile(r"if \[ -f (requirements\.txt) \]; then"),
@@ -72,8 +72,8 @@ _LAUNCHER = re.compile(
     r"(?:^|[;&|])\s*(?:\S*/)?(?:(?:torchrun|accelerate|deepspeed|mpirun)\s"
     r"|python[\d.]*\s+-m\s+(?:torch\.distributed\.|accelerate\.|deepspeed\.))"
 )
-# The driver's failure file: it says that its child failed, never why.
-_SAYS_NOTHING = re.compile(
+# The driver's failure file, which never names a reason.
+_GENERIC_FAILURE = re.compile(
     r"\s*Training Execution failed\b|Traceback .*/sm_drivers/.*\bCalledProcessError: ", re.DOTALL
 )
 
@@ -133,7 +133,7 @@ def start(
         unpack(archive, root, str(archive))
     program, what = _program(request, root, job.paths)
     plan = launch.plan(_adapted(job, request, root), devices, program, error_dir, environ)
-    variables = variables_of(job, request, devices, environ)
+    variables = variables_of(job, request, environ, plan.environ)
     dropped = too_long(variables)
     launch.refuse_oversized(job, dropped)
     kept = {name: value for name, value in variables.items() if name not in dropped}
@@ -155,7 +155,7 @@ def start(
         is_launcher = _LAUNCHER.search(command) is not None
     plan = replace(plan, argv=argv, is_launcher=is_launcher)
     if request.unknown:
-        note = f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known here"
+        note = f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known"
         plan = replace(plan, notes=(*plan.notes, note))
     return Start(plan=plan, source=program, what=what, installs=tuple(_installs(request, root)))
 
@@ -203,7 +203,7 @@ def understand(script: str) -> tuple[dict[str, str], str]:
 
 def forget_generic_failure(paths: Paths) -> None:
     """Remove a failure file of the SDK's driver, which names no reason."""
-    if paths.failure.is_file() and _SAYS_NOTHING.match(
+    if paths.failure.is_file() and _GENERIC_FAILURE.match(
         paths.failure.read_text(encoding="utf-8", errors="replace")
     ):
         paths.failure.unlink()
@@ -223,56 +223,40 @@ def arguments_of(job: Job) -> dict[str, str]:
 
 
 def variables_of(
-    job: Job, request: Request, devices: Devices, environ: Mapping[str, str]
+    job: Job, request: Request, environ: Mapping[str, str], planned: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the SM_* variables of the driver."""
-    paths = job.paths
-    shared: dict[str, Any] = {
-        "current_host": job.current_host,
-        "current_instance_type": job.instance_type,
-        "hosts": list(job.hosts),
+    """Return the SM_* variables in which the driver differs from sagemaker-training.
+
+    Args:
+        planned: The environment with the variables of sagemaker-training.
+    """
+    data = job.paths.data
+    hps = {**job.hyperparameters, **job.sagemaker}
+    arguments = [word for pair in arguments_of(job).items() for word in pair]
+    values: dict[str, Any] = {
+        "channels": list(job.input_data_config),
+        "entry_script": request.entry_script,
+        "hps": hps,
+        "log_level": environ.get("SM_LOG_LEVEL", 20),
+        "user_args": arguments,
+    }
+    values["training_env"] = {
+        **json.loads(planned.get("SM_TRAINING_ENV", "{}")),
+        "channel_input_dirs": {name: str(data / name) for name in job.input_data_config},
+        "hyperparameters": hps,
+        "input_data_dir": str(data),
+        "log_level": values["log_level"],
         "master_addr": job.hosts[0],
         "master_port": MASTER_PORT,
-        "input_data_config": dict(job.input_data_config),
-        "input_config_dir": str(paths.config),
-        "input_data_dir": str(paths.data),
-        "input_dir": str(paths.input),
-        "log_level": environ.get("SM_LOG_LEVEL", 20),
-        "model_dir": str(paths.model),
-        "network_interface_name": job.network_interface,
-        "num_cpus": os.cpu_count(),
-        "num_gpus": devices.gpus,
-        "num_neurons": devices.neuron_cores,
-        "output_data_dir": str(paths.output_data),
-        "resource_config": dict(job.resource_config),
-    }
-    hps = {**job.hyperparameters, **job.sagemaker}
-    training_env = {
-        "channel_input_dirs": {name: str(paths.data / name) for name in job.input_data_config},
-        "hyperparameters": hps,
-        "job_name": environ.get("TRAINING_JOB_NAME"),
-        **shared,
-    }
-    values = {
-        **shared,
-        "channels": list(job.input_data_config),
-        "hps": hps,
-        "host_count": len(job.hosts),
-        "current_host_rank": job.rank,
-        "output_dir": str(paths.output),
-        "output_failure": str(paths.failure),
-        "source_dir": str(paths.data / "code"),
-        "entry_script": request.entry_script,
-        "training_env": training_env,
     }
     if request.distributed:
-        values["distributed_driver_dir"] = str(paths.data / "sm_drivers" / "distributed_drivers")
+        values["distributed_driver_dir"] = str(data / "sm_drivers" / "distributed_drivers")
         values["distributed_config"] = dict(request.distributed)
-    variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
-    for name, value in {**job.arguments, **job.sagemaker}.items():
-        variables[_hp(name)] = _text(value)
-    arguments = [word for pair in arguments_of(job).items() for word in pair]
-    return variables | {"SM_USER_ARGS": json.dumps(arguments)}
+    hyperparameters = {**job.arguments, **job.sagemaker}
+    return {
+        **{f"SM_{name.upper()}": _text(value) for name, value in values.items()},
+        **{_hp(name): _text(value) for name, value in hyperparameters.items()},
+    }
 
 
 def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
@@ -287,8 +271,8 @@ def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
     if not (root / name).is_file():
         files = sorted(path.name for path in root.glob("*") if path.is_file())
         raise CodeError(
-            f"SourceCode.entry_script is {name!r}, but {root / name} is not there"
-            f" (there: {', '.join(files[:20]) or 'nothing'}).",
+            f"SourceCode.entry_script is {name!r}, but {root / name} does not exist"
+            f" (existing files: {', '.join(files[:20]) or 'none'}).",
             "Give its path within SourceCode.source_dir.",
         )
     kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT
