@@ -1,7 +1,8 @@
-"""Writes the text of /opt/ml/output/failure: the cause first, since 1,024 characters are shown.
+"""Finds the cause of a failed job, and words it for /opt/ml/output/failure.
 
-The sources, most certain first: the records that the hook (hook/sitecustomize.py) wrote when an
-exception ended a process, the exit status of the process, and the last lines of its stderr.
+The cause comes first, since SageMaker shows 1,024 characters. The sources, most certain first: the
+records that the hook (hook/sitecustomize.py) wrote when an exception ended a process, the exit
+status of the process, and the last lines of its stderr.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from amphora.common.logs import mask
 SHOWN_CHARS = 1024
 _MESSAGE_CHARS, _ASIDE_CHARS = 600, 240
 _TOTAL_CHARS = 32 * 1024
-# torchrun's own exceptions: its workers failed, or it was asked to stop.
+# Exceptions of torchrun: its workers failed, or it received a signal.
 _LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 # Patterns are compiled only after a failure: compiling them would delay every start.
 # How a rank notices that another one has gone: a consequence if any cause is known.
@@ -63,7 +64,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "A communication error: another rank ended first, or the hosts cannot reach each other.",
     ),
 )
-# torchrun's own log begins here; only the lines before are the script's.
+# torchrun's log begins here; only the lines before are the script's.
 _LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
 _SHELL_ERROR = r"^\S+: (?:line )?\d+: "
 _FRAME_LINES = r'(?m)^ *File "(.+)", line (\d+), in (.+)\n +(.+)$'
@@ -103,6 +104,16 @@ class Raised:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Worker:
+    """Describes a rank that its launcher saw fail."""
+
+    rank: int | str
+    exit_code: int
+    pid: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """Holds the exception that ended a process of the script."""
 
@@ -120,7 +131,16 @@ class Record:
     command: str | Sequence[str] = ""
     """The command whose failure is the innermost cause."""
     traceback: str
-    workers: Sequence[dict[str, Any]] = ()
+    workers: Sequence[Worker] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read a file that the hook wrote."""
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields["errors"] = [Raised(**error) for error in fields["errors"]]
+        fields["handled"] = fields["handled"] and Raised(**fields["handled"])
+        fields["workers"] = [Worker(**worker) for worker in fields["workers"]]
+        return cls(**fields)
 
     @property
     def is_launcher(self) -> bool:
@@ -144,20 +164,26 @@ class Record:
     def lines(self) -> list[str]:
         """Return the cause, the nearest frame of the script, and what it was raised as."""
         causes = [error.innermost() for error in reversed(self.errors)]
-        own = [
+        of_script = [
             frame
             for error in (*causes, *reversed(self.errors))
             for frame in reversed(error.frames)
             if self.script_dir and str(frame[0]).startswith(f"{self.script_dir}/")
         ]
         lines = [self.headline]
-        for file, line, function, source in [*own, *causes[0].frames[-1:]][:1]:
+        for file, line, function, source in [*of_script, *causes[0].frames[-1:]][:1]:
             lines.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
         if causes[-1].text != causes[0].text:
             lines.append(_shorten(f"raised as {causes[-1].text}", _ASIDE_CHARS))
         if self.handled is not None:
             lines.append(_shorten(f"while handling {self.handled.text}", _ASIDE_CHARS))
         return lines
+
+    @property
+    def as_earlier(self) -> str:
+        """Return a line for an exception that came before the cause."""
+        cause = _shorten("".join(self.lines[:2]), 2 * _ASIDE_CHARS)
+        return f"before, a process of the script ended with {cause}"
 
     def was_run_by(self, other: Record) -> bool:
         """Return whether this process ran the command whose failure `other` raised."""
@@ -174,6 +200,12 @@ class Record:
         return argv[-1:] == [other.command] or (
             count > 0 and Path(words[0]).name == Path(argv[0]).name and words[1:] == argv[1:]
         )
+
+    def lines_after(self, tail: Sequence[str]) -> list[str] | None:
+        """Return the lines after this exception's traceback, or None if `tail` does not have it."""
+        last = mask(self.traceback).strip().rpartition("\n")[2]
+        places = [place for place, line in enumerate(tail) if last and line.endswith(last)]
+        return [line for line in tail[places[-1] + 1 :] if line.strip()] if places else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +227,30 @@ class Ended:
     """The last lines of stderr, or of stdout if stderr is empty."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Holds the outcome of the script, and the text of its failure with secrets masked."""
+
+    exit_code: int
+    """That of the script, even below torchrun; 128 + n if signal n ended it."""
+    head: str
+    """The cause, within the first 1,024 characters."""
+    rest: str
+    raised: bool
+    """Whether an exception of this host is known."""
+    is_consequence: bool
+    """Whether it only reports a lost peer, so that another host knows the cause."""
+    is_stopped: bool
+    """Whether it ended because the job was asked to stop."""
+    last_exception: str
+    """The last exception that ended a process, though the exit code may be 0; '' if none did."""
+
+    @property
+    def text(self) -> str:
+        """Return the whole text, at most 32 KiB."""
+        return f"{within_shown(self.head)}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
+
+
 def within_shown(head: str) -> str:
     """Shorten the longest lines of `head` until it fits the characters that are shown."""
     lines = head.split("\n")
@@ -207,245 +263,206 @@ def within_shown(head: str) -> str:
     return "\n".join(lines)
 
 
-def read_records(folder: Path) -> list[Record]:
-    """Read the records in `folder`, oldest first."""
-    records = []
-    for path in folder.glob("*.json"):
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        fields["errors"] = [Raised(**error) for error in fields["errors"]]
-        fields["handled"] = fields["handled"] and Raised(**fields["handled"])
-        records.append(Record(**fields))
-    return sorted(records, key=lambda record: record.time)
-
-
 def is_consequence(text: str) -> bool:
     """Return whether a failure's first line only reports a lost peer."""
     return bool(re.search(_PEER_LOST, text.split("\n", 1)[0]))
 
 
-def exit_code(ended: Ended, records: Sequence[Record]) -> int:
-    """Return the container's exit code: that of the script, even below torchrun."""
-    code = ended.exit_code
-    worker = _cause(ended, records)[1]
-    if code == 1 and worker is not None:
-        code = worker["exit_code"]
-    return 128 - code if code < 0 else code
+def diagnose(ended: Ended, folder: Path) -> Failure:
+    """Describe the outcome of a job.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Holds the text of a failure, and what is known about its cause."""
-
-    head: str
-    """The cause, within the first 1,024 characters."""
-    rest: str
-    raised: bool
-    """Whether an exception of this host is known."""
-    is_consequence: bool
-    """Whether it only reports a lost peer, so that another host knows the cause."""
-    is_stopped: bool
-    """Whether it ended because the job was asked to stop."""
-
-    @property
-    def text(self) -> str:
-        """Return the whole text, at most 32 KiB."""
-        return f"{within_shown(self.head)}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
-
-
-def describe(ended: Ended, records: Sequence[Record]) -> Failure:
-    """Describe what went wrong, with secrets masked."""
-    tail = list(itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail))
-    found, worker = _cause(ended, records)
-    record = found if found and _ended_the_job(found, ended, records, tail) else None
-    code: int = worker["exit_code"] if worker else ended.exit_code
-    rank = record.rank if record else worker and worker["rank"]
-    place = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
-    place += [f"rank {rank}"] if rank is not None else []
-    place += [f"host {record.host}"] if record and record.host else []
-    head = [*_head(ended, records, record, found, worker, tail), f"({', '.join(place)})"]
-    rest = [record.traceback] if record else []
-    for other in records:
-        if other is not record and not other.is_launcher:
-            where = f"process {other.pid}" if other.rank is None else f"rank {other.rank}"
-            rest.append(f"{where}: {other.headline}")
-    rest += ["Last lines of output:", *tail] if tail else []
-    return Failure(
-        head=mask("\n".join(head)),
-        rest=mask("\n".join(rest)),
-        raised=record is not None,
-        is_consequence=record is not None and record.lost_a_peer,
-        is_stopped=ended.stop_signal is not None and not ended.out_of_budget,
-    )
-
-
-def _head(
-    ended: Ended,
-    records: Sequence[Record],
-    record: Record | None,
-    found: Record | None,
-    worker: dict[str, Any] | None,
-    tail: Sequence[str],
-) -> list[str]:
-    """Return the first lines: the cause, its circumstances, and advice."""
-    head: list[str] = []
-    if ended.stop_signal is not None:
-        how = (
-            "; the script did not end in time and was killed."
-            if ended.out_of_budget
-            else " before the training had ended."
-        )
-        head.append(f"Stopped by {_signal_name(ended.stop_signal)}{how}")
-    if record is not None:
-        head += record.lines
-        below = [each for each in records if record.pid in each.above]
-        if record.pid == ended.pid and below:
-            before, _ = _followed(below[-1], records)
-            head.append(_before(before or below[-1]))
-        elif not ended.is_script and worker is None and not _outer(record, records):
-            head += [_shorten(line, _ASIDE_CHARS) for line in (_after(record, tail) or ())[-3:]]
-    elif (printed := _printed_exception(ended, tail)) is not None:
-        head.append(_shorten(printed))
-    elif ended.stop_signal is None:
-        code: int = worker["exit_code"] if worker else ended.exit_code
-        head.append(_status(ended, code, "." if found else " and no exception."))
-        # Ranks print the same line, and mpirun frames its lines by dashes.
-        lines = [line for line in dict.fromkeys(tail) if line.strip(" -")]
-        head += [_shorten(line) for line in lines[-3:]]
-        head += [_before(found)] if found else []
-    if ended.stop_signal is None:
-        text = "\n".join(head)
-        hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
-        advice = transformers4.remedy(head[0])
-        head += [advice] if advice else hints[:1]
-    return head
-
-
-def _cause(ended: Ended, records: Sequence[Record]) -> tuple[Record | None, dict[str, Any] | None]:
-    """Find the exception that ended the job, and the rank that a launcher saw fail first.
-
-    A program below the script may have failed without consequences: it counts if a checked command
-    ran it. Below a shell the last exception counts, among ranks the first.
+    Args:
+        folder: The folder of the hook's records.
     """
-    by_pid = {record.pid: record for record in records}
-    if ended.pid in by_pid:
-        return _followed(by_pid[ended.pid], records)
-    uppermost = [record for record in records if by_pid.keys().isdisjoint(record.above)]
-    worker = _mpi_worker(ended.tail)
-    if not uppermost:
-        return None, worker
-    last = uppermost[-1]
-    siblings = [each for each in uppermost if each.above[:1] == last.above[:1]]
-    ranks = [each for each in siblings if each.rank is not None and last.rank is not None]
-    chosen = _first_own(ranks or [last], worker)
-    record, inner = _followed(chosen, records) if chosen else (None, None)
-    return record, inner or worker
+    records = sorted(map(Record.read, folder.glob("*.json")), key=lambda record: record.time)
+    return _Diagnosis(ended, records).failure()
 
 
-def _followed(
-    record: Record, records: Sequence[Record]
-) -> tuple[Record | None, dict[str, Any] | None]:
-    """Return the record behind this one: of torchrun's rank, or of the command that was run."""
-    if record.is_launcher:
-        worker = _first_worker(record, records)
-        ranks = [each for each in records if each.above[:1] == [record.pid]]
-        first = _first_own(ranks, worker)
-        return (_followed(first, records)[0] if first else None), worker
-    below = [each for each in records if each.was_run_by(record)]
-    return _followed(below[-1], records) if below else (record, None)
+class _Diagnosis:
+    """Looks for the cause in how the process tree ended and in the recorded exceptions."""
+
+    def __init__(self, ended: Ended, records: Sequence[Record]) -> None:
+        self.ended, self.records = ended, records
+        self.by_pid = {record.pid: record for record in records}
+        self.tail = list(
+            itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail)
+        )
+        self.suspect, self.worker = self._cause()
+        self.record = self.suspect if self.suspect and self._is_certain(self.suspect) else None
+        self.code = self.worker.exit_code if self.worker else ended.exit_code
+
+    def failure(self) -> Failure:
+        """Word the outcome."""
+        exit_code = self.code if self.ended.exit_code == 1 else self.ended.exit_code
+        record, worker = self.record, self.worker
+        rank = record.rank if record else worker and worker.rank
+        place = [f"exit code {self.code}" if self.code >= 0 else _signal_name(-self.code)]
+        place += [f"rank {rank}"] if rank is not None else []
+        place += [f"host {record.host}"] if record and record.host else []
+        rest = [record.traceback] if record else []
+        for other in self.records:
+            if other is not record and not other.is_launcher:
+                where = f"process {other.pid}" if other.rank is None else f"rank {other.rank}"
+                rest.append(f"{where}: {other.headline}")
+        rest += ["Last lines of output:", *self.tail] if self.tail else []
+        return Failure(
+            exit_code=128 - exit_code if exit_code < 0 else exit_code,
+            head=mask("\n".join([*self._head(), f"({', '.join(place)})"])),
+            rest=mask("\n".join(rest)),
+            raised=record is not None,
+            is_consequence=record is not None and record.lost_a_peer,
+            is_stopped=self.ended.stop_signal is not None and not self.ended.out_of_budget,
+            last_exception=self.records[-1].headline if self.records else "",
+        )
+
+    def _head(self) -> list[str]:
+        """Return the first lines: the cause, its circumstances, and advice."""
+        ended, record = self.ended, self.record
+        head: list[str] = []
+        if ended.stop_signal is not None:
+            how = (
+                "; the script did not end in time and was killed."
+                if ended.out_of_budget
+                else " before the training had ended."
+            )
+            head.append(f"Stopped by {_signal_name(ended.stop_signal)}{how}")
+        if record is not None:
+            head += record.lines
+            below = [other for other in self.records if record.pid in other.above]
+            if record.pid == ended.pid and below:
+                before, _ = self._followed(below[-1])
+                head.append((before or below[-1]).as_earlier)
+            elif not ended.is_script and self.worker is None and not self._outer(record):
+                after = record.lines_after(self.tail) or []
+                head += [_shorten(line, _ASIDE_CHARS) for line in after[-3:]]
+        elif (printed := self._printed_exception()) is not None:
+            head.append(_shorten(printed))
+        elif ended.stop_signal is None:
+            head.append(self._status())
+            # Ranks print the same line, and mpirun frames its lines by dashes.
+            lines = [line for line in dict.fromkeys(self.tail) if line.strip(" -")]
+            head += [_shorten(line) for line in lines[-3:]]
+            head += [self.suspect.as_earlier] if self.suspect else []
+        if ended.stop_signal is None:
+            text = "\n".join(head)
+            hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
+            advice = transformers4.remedy(head[0])
+            head += [advice] if advice else hints[:1]
+        return head
+
+    def _cause(self) -> tuple[Record | None, Worker | None]:
+        """Find the exception that ended the job, and the rank that a launcher saw fail first.
+
+        A program below the script may have failed without consequences: it counts if a checked
+        command ran it. Below a shell the last exception counts, among ranks the first.
+        """
+        if self.ended.pid in self.by_pid:
+            return self._followed(self.by_pid[self.ended.pid])
+        uppermost = [record for record in self.records if not self._outer(record)]
+        worker = _mpi_worker(self.ended.tail)
+        if not uppermost:
+            return None, worker
+        last = uppermost[-1]
+        ranks = [
+            record
+            for record in uppermost
+            if record.above[:1] == last.above[:1] and None not in (record.rank, last.rank)
+        ]
+        chosen = _first_cause(ranks or [last], worker)
+        record, inner = self._followed(chosen) if chosen else (None, None)
+        return record, inner or worker
+
+    def _followed(self, record: Record) -> tuple[Record | None, Worker | None]:
+        """Return the record behind this one: of torchrun's rank, or of the command that was run."""
+        if record.is_launcher:
+            worker = self._first_worker(record)
+            ranks = [other for other in self.records if other.above[:1] == [record.pid]]
+            first = _first_cause(ranks, worker)
+            return (self._followed(first)[0] if first else None), worker
+        below = [other for other in self.records if other.was_run_by(record)]
+        return self._followed(below[-1]) if below else (record, None)
+
+    def _first_worker(self, launcher: Record) -> Worker | None:
+        """Return the worker that failed first, as torchrun saw it."""
+
+        def order(worker: Worker) -> tuple[bool, bool, float]:
+            record = self.by_pid.get(worker.pid)
+            # torchrun ends the others with SIGTERM once one has failed.
+            ended_by_it = record is None and worker.exit_code == -signal.SIGTERM
+            return (ended_by_it, record is not None and record.lost_a_peer, worker.time)
+
+        return min(launcher.workers, key=order, default=None)
+
+    def _outer(self, record: Record) -> list[Record]:
+        """Return the records of the processes above, the outermost first."""
+        return [self.by_pid[pid] for pid in reversed(record.above) if pid in self.by_pid]
+
+    def _is_certain(self, record: Record) -> bool:
+        """Return whether this exception is certain to be the cause.
+
+        It is if it left the script itself. A script or shell may ignore one below it: then the exit
+        code must be Python's for an exception, or nothing may follow the traceback. A shell that
+        complains about one of its own lines afterwards has ignored it.
+        """
+        if self.ended.stop_signal is not None or self.ended.pid in self.by_pid:
+            return True
+        # The last traceback may be that of the program that ran this one as a checked command.
+        found = (other.lines_after(self.tail) for other in (*self._outer(record), record))
+        after = next((lines for lines in found if lines is not None), None)
+        if self.ended.is_script:
+            return self.ended.exit_code == 1 and after == []
+        went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())
+        return after == [] or (self.ended.exit_code == 1 and not went_on)
+
+    def _status(self) -> str:
+        """Describe the exit code or signal of a script without a known exception."""
+        if self.code >= 0:
+            ending = "." if self.suspect else " and no exception."
+            return f"The script ended with exit code {self.code}{ending}"
+        is_oom = self.ended.oom_killed
+        if is_oom or (-self.code == signal.SIGKILL and not self.ended.out_of_budget):
+            likely = "" if is_oom else "most likely "
+            return (
+                f"The script was killed by SIGKILL, {likely}by the kernel's out-of-memory killer:"
+                " it used more memory than there is. Lower the batch size or the number of workers,"
+                " or use a larger instance."
+            )
+        return f"The script was ended by {_signal_name(-self.code)}."
+
+    def _printed_exception(self) -> str | None:
+        """Return the last line of the output if it is that of a traceback.
+
+        This serves processes without the hook, and interrupts, which the hook does not record.
+        """
+        if self.ended.is_script and self.ended.exit_code != -signal.SIGINT:
+            return None
+        lines = [line for line in self.tail if line.strip()]
+        is_traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
+        return lines[-1] if is_traceback and re.match(_EXCEPTION_LINE, lines[-1]) else None
 
 
-def _first_own(ranks: Sequence[Record], worker: dict[str, Any] | None) -> Record | None:
+def _first_cause(ranks: Sequence[Record], worker: Worker | None) -> Record | None:
     """Return the first rank that did not just lose another one."""
-    own = [rank for rank in ranks if not rank.lost_a_peer]
-    if own:
-        return own[0]
+    for rank in ranks:
+        if not rank.lost_a_peer:
+            return rank
     # A rank that a signal ended leaves no record, and is the cause of the lost peers.
-    is_killed = worker is not None and worker["exit_code"] < 0
+    is_killed = worker is not None and worker.exit_code < 0
     return None if is_killed else next(iter(ranks), None)
 
 
-def _first_worker(launcher: Record, records: Sequence[Record]) -> dict[str, Any] | None:
-    """Return the worker that failed first, as torchrun saw it."""
-    by_pid = {record.pid: record for record in records}
-
-    def order(worker: dict[str, Any]) -> tuple[bool, bool, float]:
-        record = by_pid.get(worker["pid"])
-        # torchrun ends the others with SIGTERM once one has failed.
-        ended_by_it = record is None and worker["exit_code"] == -signal.SIGTERM
-        return (ended_by_it, record is not None and record.lost_a_peer, worker["time"])
-
-    return min(launcher.workers, key=order, default=None)
-
-
-def _mpi_worker(tail: Sequence[str]) -> dict[str, Any] | None:
+def _mpi_worker(tail: Sequence[str]) -> Worker | None:
     """Return the rank that ended the others, from mpirun's output."""
     text = "\n".join(tail)
     for pattern, sign in ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1)):
-        if found := re.search(pattern, text):
-            return {"rank": found[1], "exit_code": sign * int(found[2])}
+        if match := re.search(pattern, text):
+            return Worker(rank=match[1], exit_code=sign * int(match[2]))
     return None
-
-
-def _ended_the_job(
-    record: Record, ended: Ended, records: Sequence[Record], tail: Sequence[str]
-) -> bool:
-    """Return whether this exception is certain to be the cause.
-
-    It is if it left the script itself. A script or shell may ignore one below it: then the exit
-    code must be Python's for an exception, or nothing may follow the traceback. A shell that
-    complains about one of its own lines afterwards has ignored it.
-    """
-    if ended.stop_signal is not None or any(each.pid == ended.pid for each in records):
-        return True
-    # The last traceback may be that of the program that ran this one as a checked command.
-    after = next(
-        (lines for each in (*_outer(record, records), record)
-         if (lines := _after(each, tail)) is not None),
-        None,
-    )  # fmt: skip
-    if ended.is_script:
-        return ended.exit_code == 1 and after == []
-    went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())
-    return after == [] or (ended.exit_code == 1 and not went_on)
-
-
-def _outer(record: Record, records: Sequence[Record]) -> list[Record]:
-    """Return the records of the processes above, the outermost first."""
-    above = [each for each in records if each.pid in record.above]
-    return sorted(above, key=lambda each: len(each.above))
-
-
-def _after(record: Record, tail: Sequence[str]) -> list[str] | None:
-    """Return the lines after the exception's traceback, or None if the tail does not contain it."""
-    last = mask(record.traceback).strip().rpartition("\n")[2]
-    places = [place for place, line in enumerate(tail) if last and line.endswith(last)]
-    return [line for line in tail[places[-1] + 1 :] if line.strip()] if places else None
-
-
-def _before(record: Record) -> str:
-    cause = _shorten("".join(record.lines[:2]), 2 * _ASIDE_CHARS)
-    return f"before, a process of the script ended with {cause}"
 
 
 def _shorten(text: str, most: int = _MESSAGE_CHARS) -> str:
     text = text.strip()
     return text if len(text) <= most else f"{text[: most - 4]} ..."
-
-
-def _status(ended: Ended, code: int, ending: str) -> str:
-    if code >= 0:
-        return f"The script ended with exit code {code}{ending}"
-    if ended.oom_killed or (-code == signal.SIGKILL and not ended.out_of_budget):
-        sure = (
-            "the kernel's out-of-memory killer"
-            if ended.oom_killed
-            else "most likely the out-of-memory killer"
-        )
-        return (
-            f"The script was killed by SIGKILL, {sure}: it used more memory than there is."
-            " Lower the batch size or the number of workers, or use a larger instance."
-        )
-    return f"The script was ended by {_signal_name(-code)}."
 
 
 def _signal_name(number: int) -> str:
@@ -454,15 +471,3 @@ def _signal_name(number: int) -> str:
     except ValueError:
         return f"signal {number}"
     return f"{known.name} ({signal.strsignal(number)})"
-
-
-def _printed_exception(ended: Ended, tail: Sequence[str]) -> str | None:
-    """Return the last line of the output if it is that of a traceback.
-
-    This serves processes without the hook, and interrupts, which the hook does not record.
-    """
-    if ended.is_script and ended.exit_code != -signal.SIGINT:
-        return None
-    lines = [line for line in tail if line.strip()]
-    is_traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
-    return lines[-1] if is_traceback and re.match(_EXCEPTION_LINE, lines[-1]) else None

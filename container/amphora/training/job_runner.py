@@ -106,12 +106,11 @@ def _run(
             sdk_v3.forget_generic_failure(job.paths)
         if argv[0] == "mpirun" and (ended.exit_code, ended.stop_signal) == (0, None):
             mpi.check_started(error_dir)
-        records = failure.read_records(error_dir)
-        code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
-        if code == 0 and records:
+        failed = failure.diagnose(ended, error_dir)
+        code = failed.exit_code
+        if code == 0 and failed.last_exception:
             # A shell pipe has the exit code of its last command: `python a.py | tee log`.
-            headline = records[-1].headline
-            log.warning("exit code 0, but an exception ended a process: %s", headline)
+            log.warning("exit code 0, but an exception ended a process: %s", failed.last_exception)
         state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
         # mpirun of the first host knows why its daemon on this one failed.
         is_consequence = state == "failed" and (plan.lends or failed.is_consequence)
@@ -122,7 +121,7 @@ def _run(
     except Exception as error:
         link.finish("failed", f"{type(error).__name__}: {error}")
         raise
-    return _report(job, code, failed, link)
+    return _report(job, failed, link)
 
 
 def _prepared(
@@ -186,9 +185,9 @@ def _prepared(
     return start.plan
 
 
-def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link) -> int:
+def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
     """Write the outcome and return the exit code. Another host's failure comes first."""
-    other = link.abort
+    code, other = failed.exit_code, link.abort
     if other is not None:
         code = code or PEER_EXIT_CODE
         theirs = f"{other.host} failed first: {other.reason}"
