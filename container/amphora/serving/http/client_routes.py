@@ -96,8 +96,8 @@ class ClientRoutes:
         """Show a loaded model as OpenAI's API does."""
         name, entries = request.path_params["name"], self._entries()
         if name not in entries:
-            known = ", ".join(map(repr, entries)) or "none is loaded"
-            raise Fault(404, "model_not_found", f"There is no model {name!r}, but {known}.")
+            known = ", ".join(map(repr, entries)) or "none"
+            raise Fault(404, "model_not_found", f"There is no model {name!r}. Loaded: {known}.")
         return self._invocations.reply(200, entries[name])
 
     async def info(self, request: Request) -> Response:

@@ -251,7 +251,7 @@ class Invocations:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         message = f"{request.method} {request.scope['path']}: {error.detail}."
         if error.status_code == 404:
-            message += f" There are {', '.join(['/ping', '/invocations', *self.answered()])}."
+            message += f" Routes: {', '.join(['/ping', '/invocations', *self.answered()])}."
         headers = dict(error.headers or {})
         if error.status_code == 405:
             # Starlette names the methods of one route, and a path may have several. Routes of other
@@ -328,7 +328,7 @@ def _follow_attribute(request: Request, answered: Sequence[str]) -> None:
 def absent(path: str, answered: Sequence[str]) -> Fault:
     """Return the error for a route of another server's API that the model does not answer."""
     known = ", ".join(["/invocations", *answered])
-    return Fault(404, "not_found", f"The model that is loaded does not answer {path}, but {known}.")
+    return Fault(404, "not_found", f"The loaded model does not answer {path}. Routes: {known}.")
 
 
 def error_body(

@@ -81,7 +81,7 @@ class Sessions:
                 raise Fault(
                     503,
                     "too_many_sessions",
-                    f"{len(self._open)} sessions are open, and {self._most} may be."
+                    f"{len(self._open)} sessions are open, the most that are allowed."
                     " Close one, or try again later.",
                 )
             worker = min(workers, key=self._held.__getitem__)

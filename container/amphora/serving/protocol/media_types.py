@@ -115,5 +115,5 @@ def as_bytes(body: Any) -> bytes:
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"a {type(body).__name__} cannot be sent ({error}):"
-            " return bytes, str, or what JSON can hold, which NaN and infinity are not"
+            " return bytes, str or JSON values (without NaN and infinity)"
         ) from error

@@ -384,7 +384,7 @@ class VllmServer:
             # A single model answers to any name. With adapters an unknown name would be a guess.
             if adapter or len(known) > 1 or "adapter_id" in part.values:
                 listed = ", ".join(sorted(known))
-                message = f"There is no model {named!r}, but {listed}.{near(str(named), known)}"
+                message = f"There is no model {named!r}. Loaded: {listed}.{near(str(named), known)}"
                 raise Fault(404, "model_not_found", message, "model")
             named = self._name
         prompt = body.get("prompt")

@@ -78,7 +78,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
         return Selection(engine=VLLM, reason=reason, model=model, adapter=adapter)
     if wish == VLLM:
         raise ConfigError(
-            f"AMPHORA_GENERATION is vllm, but {obstacle}.", "Leave it out, or change that."
+            f"AMPHORA_GENERATION is vllm, but {obstacle}.", "Leave it out, or remove the cause."
         )
     if unused := sorted(name for name in environ if name.startswith(PREFIX)):
         raise ConfigError(

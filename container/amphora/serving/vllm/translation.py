@@ -105,8 +105,8 @@ def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault
         raise Fault(
             415,
             "unsupported_content_type",
-            f"{content_type[:80]!r} is not read here, but {media_types.JSON}; on /invocations also"
-            f" {_LINES[0]}.",
+            f"Content-Type {content_type[:80]!r} is not supported. Send {media_types.JSON}, or on"
+            f" /invocations {_LINES[0]}.",
         )
     return _of_document(route, body)
 
@@ -204,8 +204,8 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     if unknown := [name for name in values if name not in _KNOWN]:
         raise bad_request(
-            f"{', '.join(map(repr, unknown))} cannot be given here: vLLM generates this model's"
-            f" text (AMPHORA_GENERATION), and takes {', '.join(sorted(_KNOWN))}.",
+            f"{', '.join(map(repr, unknown))} is not supported by vLLM, which generates this"
+            f" model's text (AMPHORA_GENERATION). Supported: {', '.join(sorted(_KNOWN))}.",
             unknown[0],
         )
     for name in _FLAGS:

@@ -185,7 +185,7 @@ def resolve(
     if "transform_fn" in defined and others:
         raise CodeError(
             f"{file} defines transform_fn and also {', '.join(others)}.",
-            "transform_fn does the work of all three: keep either it or them.",
+            "transform_fn replaces input_fn, predict_fn and output_fn: keep either it or them.",
         )
     for name in ("tokens_fn", "turns_fn"):
         if name in defined and "predict_batch_fn" not in defined:

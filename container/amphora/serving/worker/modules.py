@@ -168,5 +168,5 @@ def _import_error(path: Path, error: Exception) -> CodeError:
         )
     return CodeError(
         f"{path} cannot be imported: {type(error).__name__}: {error} ({place}).",
-        advice or "The fault is inside that code, not in finding it.",
+        advice or "Correct the error in that code.",
     )

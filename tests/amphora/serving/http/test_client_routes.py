@@ -41,7 +41,7 @@ def test_only_the_described_routes_are_answered(shared: Start) -> None:
     assert absent.status_code == 404
     error = absent.json()["error"]
     assert (error["type"], error["param"]) == ("not_found_error", None)
-    assert "but /invocations, /v1/completions" in error["message"]
+    assert "Routes: /invocations, /v1/completions" in error["message"]
     assert server.http.post("/embed", json={"inputs": "x"}).json()["error_type"] == "Validation"
     (model,) = server.http.get("/v1/models").json()["data"]
     assert model["id"] == "mine"
@@ -64,7 +64,7 @@ def test_sagemakers_openai_path_and_the_custom_attribute_name_the_route(shared: 
     absent = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/embeddings"}
     answer = server.http.post("/invocations", json="x", headers=absent)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert "but /invocations, /v1/completions" in answer.text
+    assert "Routes: /invocations, /v1/completions" in answer.text
     # What an attribute means to a user's own handlers is theirs to say.
     own = shared().ready()
     assert own.http.post("/invocations", json="x", headers=absent).status_code == 200
@@ -95,7 +95,7 @@ def test_handlers_of_a_users_own_answer_no_clients_routes(shared: Start) -> None
     server = shared().ready()
     answer = server.http.post("/v1/chat/completions", json={"messages": []})
     assert answer.status_code == 404
-    assert "does not answer /v1/chat/completions, but /invocations." in answer.text
+    assert "does not answer /v1/chat/completions. Routes: /invocations." in answer.text
 
 
 SEVERAL = """
