@@ -27,6 +27,7 @@ CODE = Path(__file__).resolve().parents[1] / "code"
 sys.path.insert(0, str(CODE))
 from recipe.backend import loading  # noqa: E402
 from recipe.backend.loaded_model import LoadedModel  # noqa: E402
+from recipe.backend.packed_rows import PackedRows  # noqa: E402
 from recipe.backend.rows import Reading, TokenRow  # noqa: E402
 from recipe.backend.saved.origin import Origin  # noqa: E402
 
@@ -56,14 +57,14 @@ def save_classifier(folder: Path) -> None:
 
 def ways_of(loaded: LoadedModel, rows: Sequence[int]) -> dict[str, LoadedModel]:
     """The model with padding, and with rows of so many tokens at most."""
-    assert loaded.packed is not None
+    assert isinstance(loaded.layout, PackedRows)
     packed = {
         f"rows of {most}": dataclasses.replace(
-            loaded, packed=dataclasses.replace(loaded.packed, most=most)
+            loaded, layout=dataclasses.replace(loaded.layout, most=most)
         )
         for most in rows
     }
-    return {"padded": dataclasses.replace(loaded, packed=None), **packed}
+    return {"padded": dataclasses.replace(loaded, layout=None), **packed}
 
 
 def calls_of(name: str, tokens: int) -> list[list[TokenRow]]:

@@ -9,13 +9,14 @@ plain text, an NPY array of texts, or the bytes of an image or a sound. Answers 
 Hugging Face's image gives (docs/SERVING.md has the table). Texts longer than the model reads are
 cut, and the answer's header X-Amphora-Truncated names their places. A record of JSON Lines or CSV
 that cannot be read has an error in its place, named in X-Amphora-Failed; if no record can be read,
-the request is refused.
+or lines have different parameters, the request is refused.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from recipe.late_imports import imported_by_call
@@ -29,7 +30,7 @@ with (
     from recipe.backend.requests.payloads import Request, UnknownModel
     from recipe.backend.saved.origin import Origin
     from recipe.inference import registry
-    from recipe.inference.apis import description, lines, reading, tokens
+    from recipe.inference.apis import description, reading
     from recipe.inference.registry import ServedTask
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -37,13 +38,13 @@ _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 
 def model_fn(model_dir: str) -> ServedTask:
-    """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
+    """Load the model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
     bounds.read(os.environ)
     return registry.load(model_dir, os.environ)
 
 
 def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
-    """Answer once, so that a model that cannot is found before a client finds it."""
+    """Answer one request, so that a model that cannot answer fails at start."""
     for length in (1, 16):
         request = model.example("A sentence to warm up with. " * length)
         if request is None:
@@ -55,25 +56,24 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
 
 
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
-    """What is served, for the page at / and the routes of clients' APIs."""
+    """Describe the model, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
     return description.describe(model, task)
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
-    """Let predictions of many calls of the model say `pause()` between them from now on, and start
-    what each worker has for itself."""
+    """Let predictions pause between calls of the model, and start what each worker needs."""
     turns.take(pause)
     if (engine := registry.engine_of(model)) is not None:
         engine.start()
 
 
 def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
-    """What a request asks, in our own form, OpenAI's or TEI's.
+    """Read a request in our own form, OpenAI's, TEI's or TGI's.
 
     Raises:
         BadRequest: The body is wrong; the message says how, with an example of what is right.
-        UnknownModel: A header names an adapter, which the base alone would not answer for.
+        UnknownModel: A header names an adapter, and these models have none.
         UnsupportedContentType: The content type is not supported.
     """
     if name := getattr(context, "headers", {}).get(_ADAPTER, ""):
@@ -85,20 +85,18 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
 
 
 def tokens_fn(data: Request, model: ServedTask) -> list[int]:
-    """The number of tokens of each text.
+    """Return the number of tokens of each text.
 
     Raises:
         BadRequest: A parameter is not one of the model's task, or the request is of an API that
             this model does not answer.
     """
     description.refuse_other_apis(model, data)
-    if data.route in tokens.ROUTES:
-        return [1] * len(data.texts)
-    return lines.measure(data, model.measure)
+    return model.measure(data)
 
 
 def predict_fn(data: Request, model: ServedTask) -> Any:
-    """An answer for each text; an iterator of pieces if a generation is to be streamed."""
+    """Return an answer for each text, or an iterator of pieces if a generation is streamed."""
     tokens_fn(data, model)
     (prediction,) = predict_batch_fn([data], model)
     if callable(prediction):
@@ -109,18 +107,25 @@ def predict_fn(data: Request, model: ServedTask) -> Any:
 
 
 def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
-    """What `predict_fn` returns for each request, all of them through the model together; a
-    function without arguments that returns it where that takes many turns."""
-    asked = [request for request in inputs if request.route not in tokens.ROUTES]
-    told = iter(lines.predicted(asked, model.predict, reading.in_form))
+    """Return what `predict_fn` returns for each request, all computed together; for a prediction
+    that takes many turns, a function that returns it."""
     return [
-        tokens.answer(request, model) if request.route in tokens.ROUTES else next(told)
-        for request in inputs
+        partial(_later, prediction, request)
+        if callable(prediction)
+        else reading.in_form(prediction, request)
+        for prediction, request in zip(model.predict(inputs), inputs, strict=True)
     ]
 
 
+def _later(prediction: Callable[[], Any], request: Request) -> Any:
+    answer = reading.in_form(prediction(), request)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, str]:
-    """The answer as JSON, JSON Lines, CSV or NPY, as `accept` asks, and its type.
+    """Return the answer as JSON, JSON Lines, CSV or NPY, and its type.
 
     Raises:
         UnsupportedContentType: `accept` names another type.

@@ -273,7 +273,7 @@ def packing(stage: Stage, base: Path) -> Values:
     lengths = (512, 2048) if stage.smoke else (2048, 8192, 16384)
     environ = {**os.environ, "AMPHORA_PACKING": "1"}
     loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
-    if loaded.packed is None:
+    if loaded.layout is None:
         raise Failed("the model is not packed here")
     ways: dict[str, Any] = bench_packing.ways_of(loaded, lengths)
     rows = []

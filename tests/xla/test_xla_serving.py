@@ -152,8 +152,8 @@ def test_a_device_that_answers_otherwise_is_refused(
 ) -> None:
     from recipe.backend.static import programs
 
-    def damaged(model: Any, kind: str) -> None:
-        right(model, kind)
+    def damaged(model: Any, kind: str, reading: Any) -> None:
+        right(model, kind, reading)
         model.classifier.bias.data += 1
 
     right = programs.move

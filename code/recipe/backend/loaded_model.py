@@ -1,85 +1,80 @@
-"""A saved model that runs over batches of texts, as `loading` has settled how it does."""
+"""A saved model that computes batches of texts, laid out as `loading` has decided."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.engines import batches
 from recipe.backend.engines.graph import Forward
 from recipe.backend.packed_rows import PackedRows
+from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, Request, Text
-from recipe.backend.rows import Coming, Reading, TokenRow, Values, of_padded, padded
-from recipe.backend.static.programs import Programs
+from recipe.backend.rows import Coming, Reading, TokenRow, Values, Wanted
 from recipe.tokenization.encoding import cutting, encode, encode_pairs
 
-BATCH = 32
-"""Texts that go through a model at once."""
-_CALL_TOKENS = 16384
-"""Tokens, padding included, that go through a model at once; of one text it may be more."""
-_CALL_SCORES = 1 << 26
-"""Numbers that a head over a vocabulary computes at once."""
 CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
-"""Calls that a device computes while another one is laid out; on others none."""
-_STEP = 8
-"""Lengths are multiples of it: each shape has kernels of its own to make (docs/LAB.md)."""
+"""Calls that a device computes while the host lays out the next one; 0 for other devices."""
 PARAMETERS = {"truncation", "truncation_direction", "max_length", "padding"}
-"""What says how texts become tokens. `padding` changes no answer: rows are padded as it suits a
-batch, and what is padded is masked."""
+"""Parameters that decide how texts become tokens. `padding` changes no answer."""
 UNCUT = (False, "do_not_truncate")
 """Values of `truncation` that let no text be cut."""
-PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
-"""What goes through a model together."""
-INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+
+
+class Layout(Protocol):
+    """Computes rows in calls of a model: padded, packed, or in compiled shapes."""
+
+    def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the places of the rows that share a call."""
+
+    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
+        """Return the values of the rows of one call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model, its tokenizer, and how many tokens it can read."""
+    """A model, its tokenizer, and the layout of its calls."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+    """Tokens that are read of a text."""
     positions: int = 0
-    """How many the model has, which may be more than its tokenizer says; 0: as many."""
-    merging: str = PADDED
-    """Which rows may go through the model together."""
+    """The model's positions, which may be more than its tokenizer's limit; 0: as many."""
     typed: bool = False
     """Whether texts without a pair need `token_type_ids` too, since they are not all 0."""
-    inputs: frozenset[str] = INPUTS
-    """What the model takes of `INPUTS`."""
-    packed: PackedRows | None = None
-    """How texts share a row end to end; None if they are padded."""
+    padded: PaddedRows
+    """How rows are padded."""
+    layout: Layout | None = None
+    """What replaces padding: packed rows, or programs of fixed shapes."""
     engine: Forward | None = None
     """OpenVINO's graph, which replaces the model's forward; None: PyTorch computes it."""
-    programs: Programs | None = None
-    """What computes on a device that compiles a program for each shape; None on others."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of texts that the recipe trained the model on; empty if it does not say."""
+        """Return the text columns that the recipe trained the model on; empty if unknown."""
         return tuple(getattr(self.model.config, "text_columns", None) or ())
 
     @property
     def width(self) -> int:
-        """Numbers of a hidden state; 0 if the model's configuration does not name them."""
+        """Return the numbers of a hidden state; 0 if the configuration does not name them."""
         return int(getattr(self.model.config.get_text_config(), "hidden_size", 0) or 0)
 
     def encode(self, request: Request) -> list[list[int]]:
-        """Token ids of the request's texts and pairs, kept with it; what is cut is noted there too.
+        """Return the token ids of a request's texts and pairs.
 
         Args:
-            request: It is changed. Its parameters `truncation` and `max_length` are heeded.
+            request: Gets the token ids and the places of cut texts. Its parameters `truncation` and
+                `max_length` are applied.
 
         Raises:
-            BadRequest: A text is too long, and is not to be cut.
+            BadRequest: A text is too long, and the request forbids to cut it.
         """
         if request.token_ids is None:
             texts: Sequence[Text] = request.texts
@@ -115,7 +110,7 @@ class LoadedModel:
         return request.token_ids
 
     def _encode_one(self, text: Text, limit: int) -> tuple[list[int], list[int] | None]:
-        """Token ids of a text or a pair, and their types."""
+        """Return the token ids of a text or a pair, and their types."""
         if isinstance(text, str):
             head = bounds.beginning(self.tokenizer, text, limit)
             encoded = self.tokenizer(head, truncation=True, max_length=limit)
@@ -126,27 +121,25 @@ class LoadedModel:
         return row, types[0] if types is not None else None
 
     def limit(self, parameters: Mapping[str, Any]) -> int:
-        """Tokens that are read of each text of a request: where the tokenizer says less than the
-        model has positions, the request may ask for more."""
+        """Return the tokens that are read of each text of a request. If the tokenizer's limit is
+        below the model's positions, the request may ask for more."""
         most = max(self.positions, self.max_length)
-        if asked := parameters.get("max_length"):
-            return min(most, int(asked))
+        if requested := parameters.get("max_length"):
+            return min(most, int(requested))
         return most if parameters.get("truncation") in UNCUT else self.max_length
 
     def is_longer(self, text: Text, limit: int) -> bool:
-        """Whether a text or a pair has more than `limit` tokens."""
+        """Return whether a text or a pair has more than `limit` tokens."""
         turns.pause()
         parts = [text] if isinstance(text, str) else text
         decisive = [bounds.beginning(self.tokenizer, part, limit) for part in parts]
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 
     def rows(self, requests: Sequence[Request], reading: Reading) -> list[list[torch.Tensor]]:
-        """What is wanted of each text, in float32 on the CPU.
-
-        All requests' texts go through the model together, by length, so that little is padded.
+        """Compute the texts of all requests together.
 
         Returns:
-            For each request a tensor for each of its texts.
+            For each request a tensor for each of its texts, in float32 on the CPU.
         """
         rows = [
             TokenRow(ids, request.type_ids[place] if request.type_ids else None)
@@ -156,34 +149,26 @@ class LoadedModel:
         results = iter(self.forward(rows, reading))
         return [[next(results) for _ in request.texts] for request in requests]
 
-    def forward(self, rows: Sequence[TokenRow], reading: Reading) -> list[torch.Tensor]:
-        """What is wanted of each row, in float32 on the CPU."""
-        if self.programs is None:
-            return self._forward(rows, reading)
-        values = self.programs.values(rows)
-        is_whole = reading is Reading.MEAN and self.programs.is_per_token
-        return [own.mean(0) for own in values] if is_whole else values
-
-    @torch.inference_mode()
-    def _forward(self, rows: Sequence[TokenRow], reading: Reading) -> list[torch.Tensor]:
+    def forward(self, rows: Sequence[TokenRow], reading: Wanted) -> list[torch.Tensor]:
+        """Compute the values of each row, in float32 on the CPU, with a pause after each call."""
         results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        lengths = [len(row.ids) for row in rows]
         ahead = CALLS_AHEAD.get(self.model.device.type, 0)
         coming: deque[tuple[list[int], Coming]] = deque()
 
         def take_first() -> None:
             places, values = coming.popleft()
-            for place, own in zip(places, values.wait(), strict=True):
-                results[place] = own
+            for place, of_row in zip(places, values.wait(), strict=True):
+                results[place] = of_row
 
-        cuts = self._batches if self.packed is None else self.packed.cuts
-        if self.engine is not None:
-            cuts = batches.cuts
         kept = len(rows)
         if reading is Reading.TOKENS:
             kept = sum(len(row.ids if row.keep is None else row.keep) for row in rows)
-        for places in cuts(lengths):
-            values = self._values([rows[place] for place in places], reading)
+        layout = self.layout or self.padded
+        for places in layout.cuts([len(row.ids) for row in rows]):
+            some = [rows[place] for place in places]
+            # Rows of one length have no padding between them.
+            is_even = isinstance(layout, PackedRows) and len({len(row.ids) for row in some}) == 1
+            values = (self.padded if is_even else layout).values(self.model, some, reading)
             width = values.whole.shape[-1]
             bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
             coming.append((places, Coming(values)))
@@ -195,56 +180,29 @@ class LoadedModel:
             take_first()
         return results
 
-    def _values(self, rows: Sequence[TokenRow], reading: Reading) -> Values:
-        """What is wanted of each of the rows, which go through the model together."""
-        # Texts of one length have no padding between them.
-        if self.packed is not None and len({len(row.ids) for row in rows}) > 1:
-            return self.packed.values(self.model, rows, reading)
-        longest = max(len(row.ids) for row in rows)
-        if self.merging == PADDED:
-            most = max(self.positions, self.max_length)
-            longest = min(most, -(-longest // _STEP) * _STEP)
-        batch = padded(rows, longest, self.tokenizer.pad_token_id or 0, self.model.device)
-        taken = {name: tensor for name, tensor in batch.items() if name in self.inputs}
-        return of_padded(reading, self.model(**taken), batch["attention_mask"], rows)
-
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """The places of the rows that go through the model together, shorter ones first."""
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        model: Any = self.model
-        head = model.get_output_embeddings()
-        tokens = _CALL_TOKENS
-        if head is not None:
-            tokens = min(tokens, _CALL_SCORES // head.weight.shape[0])
-        start = 0
-        for end in range(1, len(order) + 1):
-            full = end - start == (1 if self.merging == ALONE else BATCH)
-            last = end == len(order)
-            if full or last or (end + 1 - start) * lengths[order[end]] > tokens or (
-                self.merging == EQUAL and lengths[order[end]] != lengths[order[start]]
-            ):  # fmt: skip
-                yield order[start:end]
-                start = end
+    def alone(self) -> LoadedModel:
+        """Return the same model with one row in each call, the reference for every layout."""
+        return replace(self, layout=None, padded=replace(self.padded, merging=ALONE))
 
     def probes(self) -> list[TokenRow]:
-        """A short text and a longer one."""
+        """Return a short text and a longer one."""
         texts = ["a b c", "d " * 12]
         return [TokenRow(ids) for ids in encode(self.tokenizer, texts, self.max_length)]
 
     def longest(self) -> TokenRow:
-        """A text of as many tokens as are read, or of 4,096."""
+        """Return a text of as many tokens as are read, at most 4,096."""
         limit = min(self.max_length, 4096)
         (ids,) = encode(self.tokenizer, ["d e f " * limit], limit)
         return TokenRow(ids)
 
 
 def side_of(parameters: Mapping[str, Any]) -> str:
-    """Where a request's texts are cut if they are too long: left or right."""
+    """Return the side on which a request's texts are cut if they are too long: left or right."""
     return str(parameters.get("truncation_direction", "right")).lower()
 
 
 def refuse_uncut(request: Request, limit: int) -> None:
-    """Raises BadRequest if a text was cut at `limit` tokens, and the request forbids that."""
+    """Raise BadRequest if a text was cut at `limit` tokens, and the request forbids that."""
     if request.truncated and request.parameters.get("truncation") in UNCUT:
         raise BadRequest(
             f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "

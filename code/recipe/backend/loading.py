@@ -1,5 +1,5 @@
-"""How a saved model comes to answer: it is read, held to its own answers, and laid out as this host
-computes it fastest.
+"""Loads a saved model, and chooses the layout that this host computes fastest without changing its
+answers.
 
 `AMPHORA_DTYPE` (float32, bfloat16, float16 or int8) overrides the precision; `AMPHORA_COMPILE=1`
 compiles the model with torch.compile.
@@ -20,24 +20,35 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    PreTrainedModel,
 )
 
 from recipe.backend import packed_rows, precision
 from recipe.backend.engines import conversion
-from recipe.backend.loaded_model import ALONE, EQUAL, INPUTS, PADDED, LoadedModel
+from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
-from recipe.backend.rows import Reading, TokenRow, are_close, lay_out, tolerance_of
+from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
+from recipe.backend.rows import (
+    Pooling,
+    Reading,
+    TokenRow,
+    Wanted,
+    are_close,
+    lay_out,
+    tolerance_of,
+)
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static import programs as static
 from recipe.backend.static.buckets import Buckets
-from recipe.backend.static.programs import DEVICES, Layout, Programs
+from recipe.backend.static.programs import DEVICES, ProgramInputs, Programs
 from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import packed_encoders
 from recipe.tokenization.encoding import types_alone
 
 _WRITERS = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
+_INPUTS = frozenset({"input_ids", "attention_mask", TYPE_IDS})
 
 
 def load(
@@ -46,67 +57,48 @@ def load(
     environ: Mapping[str, str] = os.environ,
     means: bool = False,
 ) -> LoadedModel:
-    """The model by one of transformers' Auto classes, ready to answer, on an accelerator if
-    there is one.
+    """Load a model by one of transformers' Auto classes, on an accelerator if there is one.
 
     Args:
         origin: Where it is.
         architecture: The Auto class.
         environ: AMPHORA_DTYPE and the other variables of this package.
-        means: Whether nothing but means of hidden states will be asked for.
+        means: Whether only means of hidden states will be read.
 
     Raises:
-        ModelError: It cannot be read, or the device is one that cannot compute it.
+        ModelError: It cannot be read, or the device cannot compute it.
         ValueError: AMPHORA_DTYPE is not the name of a precision.
     """
     kind, name, dtype = precision.chosen(environ)
     gives_way = precision.may_replace(kind, name, environ)
     if gives_way and architecture is AutoModelForCausalLM and precision.is_published_in(origin):
         name, dtype = "float16", torch.float16
-    if kind in DEVICES and architecture in _WRITERS:
-        raise static.refused(
-            kind,
-            "it generates text, in shapes that grow with each token (docs/TRAINIUM.md names the "
-            "vLLM image that serves decoders there)",
-        )
-    if kind in DEVICES and architecture is AutoModelForMaskedLM:
-        raise static.refused(kind, "it fills masks, with scores of the whole vocabulary")
+    if kind in DEVICES:
+        _refuse_on_device(kind, architecture)
     host = "cpu" if kind in DEVICES else kind
     model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
     weights.refuse_broken(model, origin)
     if kind not in DEVICES and packed_encoders.least_of(model.config) > 1:
         packed_encoders.take_lengths(model)
     tokenizer = origin.tokenizer()
-    arguments = inspect.signature(model.forward).parameters
-    takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
-    has_types = "token_type_ids" in tokenizer.model_input_names
-    loaded = LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        # Tokenizers without a limit of their own say 1e30.
-        max_length=int(min(tokenizer.model_max_length, positions_of(model))),
-        positions=positions_of(model),
-        inputs=INPUTS if takes_all else INPUTS & set(arguments),
-        typed=has_types and types_alone(tokenizer),
-    )
-    is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
+    has_types = TYPE_IDS in tokenizer.model_input_names
+    # Tokenizers without a limit report 1e30.
+    loaded = around(model, tokenizer, int(min(tokenizer.model_max_length, positions_of(model))))
+    loaded = replace(loaded, typed=has_types and types_alone(tokenizer))
+    is_compiled = _is_compiled(environ)
     if architecture in _WRITERS:
-        packed_rows.tell_padded("the model writes texts", environ)
+        packed_rows.tell_padded("the model generates text", environ)
         if kind == "cpu" and not (is_compiled or name == "int8"):
-            lay_out(model, environ, functools.partial(_written, loaded))
-    elif kind in DEVICES:
-        reading = Reading.MEAN if means else _reading_of(architecture)
-        loaded = _on_device(loaded, kind, reading, environ)
+            lay_out(model, environ, functools.partial(_generation_scores, loaded))
     else:
         reading = _reading_of(architecture)
-        tried = functools.partial(_tried, loaded, reading)
-        model, name = precision.settled(model, origin, architecture, name, environ, tried)
-        loaded = _with_safe_merging(replace(loaded, model=model), reading)
-        why_not = _why_unusual(loaded, name, environ)
-        if conversion.is_requested(environ):
-            loaded = _by_openvino(loaded, architecture, why_not)
-        else:
-            loaded = _laid_out(loaded, architecture.__name__, reading, why_not, environ)
+        if kind not in DEVICES:
+            tried = functools.partial(_tried, loaded, reading)
+            model, name = precision.settled(model, origin, architecture, name, environ, tried)
+            loaded = replace(loaded, model=model)
+        elif means:
+            reading = Reading.MEAN
+        loaded = laid_out(loaded, kind, architecture, reading, environ, is_int8=name == "int8")
     if name == "int8":
         model = precision.in_int8(model)
     if is_compiled and kind not in DEVICES:
@@ -115,162 +107,199 @@ def load(
     return replace(loaded, model=model)
 
 
-def _with_safe_merging(loaded: LoadedModel, reading: Reading) -> LoadedModel:
-    """The same with the widest merging whose answers are those of each row alone.
+def around(model: PreTrainedModel, tokenizer: Any, max_length: int) -> LoadedModel:
+    """Return a model that is in memory with its tokenizer, its texts padded."""
+    arguments = inspect.signature(model.forward).parameters
+    takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
+    inputs = _INPUTS if takes_all else _INPUTS & set(arguments)
+    positions = positions_of(model)
+    pad = tokenizer.pad_token_id or 0
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        positions=positions,
+        padded=PaddedRows.of(model, pad, inputs, max(positions, max_length)),
+    )
 
-    Some models heed no mask (FNet), or find the end of a text by its padding, and have none
-    (GPT-2 with a head): with these, what a request's neighbours are would change its answer.
+
+def laid_out(
+    loaded: LoadedModel,
+    kind: str,
+    architecture: Any,
+    reading: Wanted,
+    environ: Mapping[str, str],
+    *,
+    is_int8: bool = False,
+) -> LoadedModel:
+    """Return an encoder in the layout that this host computes fastest: programs of fixed shapes,
+    OpenVINO's graph, packed or padded rows.
+
+    Args:
+        loaded: The model, in its final precision; on the CPU if the device takes fixed shapes.
+        kind: The kind of device.
+        architecture: The Auto class that has its head.
+        reading: What will be read of it.
+        environ: AMPHORA_ENGINE, AMPHORA_PACKING, AMPHORA_COMPILE, AMPHORA_BUCKETS.
+        is_int8: Whether its layers will be quantized to int8.
+
+    Raises:
+        ModelError: The device or OpenVINO cannot compute it.
+        ValueError: A variable has a wrong value.
+    """
+    if kind in DEVICES:
+        return _on_device(loaded, kind, reading, environ)
+    loaded = _with_safe_merging(loaded, reading)
+    # int8 has one scale for a call's activations, and what torch.compile made is padded.
+    reasons = {
+        f"the model takes {loaded.padded.merging}": loaded.padded.merging != PADDED,
+        "AMPHORA_DTYPE is int8": is_int8,
+        "AMPHORA_COMPILE is set": _is_compiled(environ),
+    }
+    why_not = [reason for reason, holds in reasons.items() if holds]
+    if conversion.is_requested(environ):
+        if architecture is AutoModelForMaskedLM:
+            why_not.append("of masked texts few tokens are read")
+        return _by_openvino(loaded, why_not)
+    if why_not:
+        packed_rows.tell_padded(" and ".join(why_not), environ)
+        return loaded
+    return _packed(loaded, architecture.__name__, reading, environ)
+
+
+def _is_compiled(environ: Mapping[str, str]) -> bool:
+    return environ.get("AMPHORA_COMPILE", "") in ("1", "true")
+
+
+def _refuse_on_device(kind: str, architecture: Any) -> None:
+    """Raise ModelError for models that have no fixed shapes."""
+    if architecture in _WRITERS:
+        raise static.refused(
+            kind,
+            "it generates text, in shapes that grow with each token (docs/TRAINIUM.md names the "
+            "vLLM image that serves decoders there)",
+        )
+    if architecture is AutoModelForMaskedLM:
+        raise static.refused(kind, "it fills masks, with scores of the whole vocabulary")
+
+
+def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
+    """Return the model with the widest merging whose answers are those of each row alone.
+
+    Some models ignore the attention mask (FNet), or find the end of a text by its padding, and have
+    none (GPT-2 with a head): the other texts of a call would change their answers.
     """
     first, second = loaded.probes()
-    alone = replace(loaded, merging=ALONE)
+    alone = loaded.alone()
     expected = alone.forward([first, second], reading)
     tolerance = tolerance_of(expected, loaded.model.dtype)
     typed = loaded.typed
-    if "token_type_ids" in loaded.inputs and "token_type_ids" in loaded.tokenizer.model_input_names:
+    if TYPE_IDS in loaded.padded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names:
         # Types that are all 0 are what most models assume; some add something for them.
         (with_types,) = alone.forward([_typed(first)], reading)
         typed |= not torch.allclose(with_types, expected[0], atol=tolerance, rtol=0)
     for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
+        merged = replace(loaded, padded=replace(loaded.padded, merging=merging))
         try:
-            merged = replace(loaded, merging=merging).forward(rows, reading)
+            answers = merged.forward(rows, reading)
         except (RuntimeError, ValueError, IndexError):
             continue
         allowed = expected if merging == PADDED else [expected[0], expected[0]]
-        if are_close(merged, allowed, tolerance):
+        if are_close(answers, allowed, tolerance):
             break
     else:
-        merging = ALONE
+        merging, merged = ALONE, alone
     if merging != PADDED:
-        print(f"batches: {type(loaded.model).__name__} answers otherwise if texts are padded: "
-              f"{merging}", flush=True)  # fmt: skip
-    return replace(loaded, merging=merging, typed=typed)
+        name = type(loaded.model).__name__
+        print(f"batches: padding changes the answers of {name}: {merging}", flush=True)
+    return replace(merged, typed=typed)
 
 
-def _by_openvino(loaded: LoadedModel, architecture: Any, why_not: Sequence[str]) -> LoadedModel:
-    """Return the model as OpenVINO computes it.
-
-    Args:
-        loaded: The model.
-        architecture: The Auto class that loaded it.
-        why_not: Why it is computed as it is (`_why_unusual`).
-
-    Raises:
-        ModelError: OpenVINO cannot compute it.
-    """
-    reasons = [*why_not]
-    if architecture is AutoModelForMaskedLM:
-        reasons.append("of masked texts few tokens are asked")
-    if reasons:
-        raise conversion.refused(" and ".join(reasons))
+def _by_openvino(loaded: LoadedModel, why_not: Sequence[str]) -> LoadedModel:
+    """Return the model as OpenVINO computes it. Raise ModelError if it cannot, or for `why_not`."""
+    if why_not:
+        raise conversion.refused(" and ".join(why_not))
     untyped = {TYPE_IDS} - set(loaded.tokenizer.model_input_names)
-    inputs = sorted(loaded.inputs - untyped)
-    return replace(loaded, engine=conversion.converted(loaded.model, inputs, loaded.max_length))
+    inputs = sorted(loaded.padded.inputs - untyped)
+    engine = conversion.converted(loaded.model, inputs, loaded.max_length)
+    return replace(loaded, engine=engine, padded=replace(loaded.padded, by_cost=True))
 
 
-def _why_unusual(loaded: LoadedModel, name: str, environ: Mapping[str, str]) -> list[str]:
-    """Why texts do not go through the model end to end, nor through another engine.
-
-    Args:
-        name: What AMPHORA_DTYPE calls its precision.
-        environ: AMPHORA_COMPILE.
-    """
-    # int8 has one scale for a call's activations, and what torch.compile made is padded.
-    reasons = {
-        f"the model takes {loaded.merging}": loaded.merging != PADDED,
-        "AMPHORA_DTYPE is int8": name == "int8",
-        "AMPHORA_COMPILE is set": environ.get("AMPHORA_COMPILE", "") in ("1", "true"),
-    }
-    return [reason for reason, holds in reasons.items() if holds]
-
-
-def _laid_out(
-    loaded: LoadedModel,
-    architecture: str,
-    reading: Reading,
-    why_not: Sequence[str],
-    environ: Mapping[str, str],
+def _packed(
+    loaded: LoadedModel, architecture: str, reading: Wanted, environ: Mapping[str, str]
 ) -> LoadedModel:
-    """The same with texts end to end and weights as kernels read them, where answers stay;
-    else a line says why not.
-
-    Args:
-        architecture: The name of the Auto class that loaded the model.
-        reading: What its answers are made of.
-        why_not: Why it is not to be (`_why_unusual`).
-        environ: AMPHORA_PACKING.
+    """Return the model with packed texts and weights laid out for the CPU's kernels, if its answers
+    stay the same; else a log line says why not.
 
     Raises:
         ValueError: AMPHORA_PACKING is neither 0 nor 1.
     """
-    if why_not:
-        packed_rows.tell_padded(" and ".join(why_not), environ)
-        return loaded
     first, second = loaded.probes()
     rows = [second, first, first, TokenRow(second.ids[:-1]), second]
+    alone = loaded.alone()
     packed = packed_rows.checked(
         loaded.model,
-        PackedRows.of(loaded.model, architecture, loaded.inputs, environ),
-        lambda packed: replace(loaded, merging=ALONE, packed=packed).forward(rows, reading),
+        PackedRows.of(loaded.model, architecture, loaded.padded.inputs, environ),
+        lambda packed: replace(alone, layout=packed).forward(rows, reading),
     )
-    loaded = replace(loaded, packed=packed)
-    # Of other kinds it is not known that nothing else computes with a layer's weights.
-    if loaded.packed is not None:
-        alone = replace(loaded, packed=None, merging=ALONE)
+    # Other models may compute with a layer's weights elsewhere.
+    if packed is not None:
         lay_out(loaded.model, environ, lambda: alone.forward(alone.probes(), reading))
-    return loaded
+    return replace(loaded, layout=packed)
 
 
 def _on_device(
-    loaded: LoadedModel, kind: str, reading: Reading, environ: Mapping[str, str]
+    loaded: LoadedModel, kind: str, reading: Wanted, environ: Mapping[str, str]
 ) -> LoadedModel:
-    """Move a model to a device that compiles a program for each shape, and compile them all.
+    """Move a model to a device that compiles a program for each shape, and compile all of them.
 
     Args:
         loaded: A model that is still on the CPU.
         kind: The kind of device.
-        reading: What its answers are made of.
+        reading: What will be read of it.
         environ: AMPHORA_BUCKETS.
 
     Raises:
         ModelError: Its answers would differ.
         ValueError: AMPHORA_BUCKETS has no such shapes.
     """
-    of_texts = Reading.TOKENS if reading is Reading.MEAN else reading
-    merging = _with_safe_merging(loaded, of_texts)
-    if merging.merging != PADDED:
-        raise static.refused(kind, f"it takes {merging.merging}, and texts are padded there")
+    merged = _with_safe_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
+    if merged.padded.merging != PADDED:
+        raise static.refused(kind, f"it takes {merged.padded.merging}, and texts are padded there")
     packed_rows.tell_padded(f"the device is {kind}", environ)
-    alone = replace(merging, merging=ALONE)
-    layout = Layout(
-        pad=loaded.tokenizer.pad_token_id or 0,
-        has_types=TYPE_IDS in loaded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names,
+    alone = loaded.alone()
+    inputs = ProgramInputs(
+        pad=loaded.padded.pad,
+        has_types=TYPE_IDS in loaded.padded.inputs
+        and TYPE_IDS in loaded.tokenizer.model_input_names,
         per_token=reading is Reading.TOKENS,
+        pools=isinstance(reading, Pooling),
     )
     buckets = Buckets.read(environ, loaded.max_length)
-    call = static.call_of(loaded.model, loaded.inputs, reading)
+    call = static.call_of(loaded.model, loaded.padded.inputs, reading)
     call = static.compiled(call, kind, len(buckets.shapes))
-    programs = Programs(call, layout, buckets, kind)
+    programs = Programs(call, inputs, buckets, kind)
     prove = programs.prepare(
         loaded.longest(),
         loaded.probes()[0],
         # Some models add something for types that are all 0, which a program is always given.
-        lambda row: alone.forward([_typed(row) if layout.has_types else row], reading)[0],
+        lambda row: alone.forward([_typed(row) if inputs.has_types else row], reading)[0],
         loaded.model.dtype,
     )
-    static.move(loaded.model, kind)
+    static.move(loaded.model, kind, reading)
     prove()
-    return replace(merging, programs=programs)
+    return replace(merged, layout=programs)
 
 
 def _tried(loaded: LoadedModel, reading: Reading, with_longest: bool) -> list[torch.Tensor]:
-    """Answers to a short text, a longer one, and maybe the longest one, each by itself."""
+    """Compute answers to a short text, a longer one, and maybe the longest one, each alone."""
     rows = [*loaded.probes(), *([loaded.longest()] if with_longest else [])]
-    return replace(loaded, merging=ALONE).forward(rows, reading)
+    return loaded.alone().forward(rows, reading)
 
 
 @torch.inference_mode()
-def _written(loaded: LoadedModel) -> list[torch.Tensor]:
-    """Scores of a model that writes texts: of a prompt, and of a token after it."""
+def _generation_scores(loaded: LoadedModel) -> list[torch.Tensor]:
+    """Compute the scores of a model that generates text: of a prompt, and of a token after it."""
     model: Any = loaded.model
     ids = torch.tensor([loaded.probes()[1].ids], device=model.device)
     read: dict[str, Any] = {"input_ids": ids}
@@ -288,11 +317,11 @@ def _written(loaded: LoadedModel) -> list[torch.Tensor]:
 
 
 def _reading_of(architecture: Any) -> Reading:
-    """What the answers of a model of an Auto class are made of."""
+    """Return what the tasks read of a model of an Auto class."""
     is_labelled = architecture is AutoModelForSequenceClassification
     return Reading.LABELS if is_labelled else Reading.TOKENS
 
 
 def _typed(row: TokenRow) -> TokenRow:
-    """The row, each of its tokens of the first part of a pair."""
+    """Return the row with the types of a pair's first part."""
     return replace(row, types=[0] * len(row.ids))

@@ -19,9 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recipe.backend.rows import (
+    Pooling,
     Reading,
     TokenRow,
     Values,
+    Wanted,
     are_close,
     places_kept,
     sent,
@@ -65,8 +67,8 @@ class PackedRows:
         inputs: frozenset[str],
         environ: Mapping[str, str],
     ) -> PackedRows | None:
-        """How `model` is packed; None if its kind, its head or its device is not known here, or if
-        it is not to be (AMPHORA_PACKING=0).
+        """Return how a model is packed, or None if its family, its head or its device is unknown
+        here, or AMPHORA_PACKING is 0.
 
         Args:
             model: On its device, in its precision.
@@ -77,19 +79,19 @@ class PackedRows:
         Raises:
             ValueError: AMPHORA_PACKING is neither 0 nor 1.
         """
-        asked = environ.get("AMPHORA_PACKING") or "1"
-        if asked not in ("0", "1"):
+        setting = environ.get("AMPHORA_PACKING") or "1"
+        if setting not in ("0", "1"):
             raise ValueError(
-                f"AMPHORA_PACKING is {asked!r}. Give 1 (texts end to end, where the model allows "
+                f"AMPHORA_PACKING is {setting!r}. Give 1 (texts end to end, if the model allows "
                 "it) or 0 (padded)."
             )
-        if asked == "0":
+        if setting == "0":
             return None
         family = packed_encoders.family_of(model.config)
-        is_librarys = type(model).__module__.startswith("transformers.models.")
+        is_of_library = type(model).__module__.startswith("transformers.models.")
         kind = model.device.type
         why_not = ""
-        if family is None or not is_librarys:
+        if family is None or not is_of_library:
             why_not = f"it is not known how texts share a row of {type(model).__name__}"
         elif architecture not in _HEADS:
             why_not = f"it is not known how {architecture} reads a row of several texts"
@@ -103,7 +105,7 @@ class PackedRows:
         return cls(family, _HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """The places of the texts that share a row, shorter ones first."""
+        """Yield the places of the texts that share a row, shorter ones first."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         start = tokens = 0
         for end, place in enumerate(order):
@@ -144,9 +146,9 @@ class PackedRows:
         """Compute the last hidden states [tokens, hidden] of a row.
 
         Args:
-            model: On its device.
-            parts: int64 on the same device: ids [tokens], positions [tokens], where each text
-                begins, with the end [texts + 1], and maybe types [tokens].
+            model: A model on its device.
+            parts: int64 on the same device: ids [tokens], positions [tokens], the begin of each
+                text and the end of the last [texts + 1], and maybe types [tokens].
             longest: Tokens of the longest text.
         """
         ids, positions, starts, *types = parts
@@ -161,10 +163,16 @@ class PackedRows:
         # A row without blocks looks at the segments for their shape only.
         return packed_encoders.states(model, self.family, inputs, positions[None])[0]
 
-    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Reading) -> Values:
-        """What is wanted of each of the texts of one row."""
+    @torch.inference_mode()
+    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
+        """Return the values of each text of one row."""
         hidden, lengths = self.states(model, rows)
         begins = np.cumsum(lengths) - lengths
+        if isinstance(reading, Pooling):
+            starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+            # As the library gives its pooling what flash attention has computed without padding.
+            vectors = reading.vectors(hidden[None], cu_seq_lens_q=sent(starts, hidden.device))
+            return Values(vectors)
         if reading is Reading.TOKENS:
             counts = lengths.tolist()
             if any(row.keep is not None for row in rows):
@@ -186,7 +194,7 @@ class PackedRows:
         return Values(self.family.head(model, pooled))
 
     def _positions(self, config: Any, ids: Any, lengths: Any) -> Any:
-        """Position ids [length]: counted anew for each text; of the row's end all the first."""
+        """Return position ids [length], which begin anew for each text and for the row's end."""
         first, real = self.family.first_position(config), int(lengths.sum())
         positions = np.full(len(ids), first, dtype=np.int64)
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -201,7 +209,7 @@ class PackedRows:
 
 
 def tell_padded(why: str, environ: Mapping[str, str]) -> None:
-    """Print why texts are padded although AMPHORA_PACKING=1 asks for them end to end."""
+    """Print why texts are padded, if AMPHORA_PACKING=1 asks for them end to end."""
     if environ.get("AMPHORA_PACKING") == "1":
         print(f"batches: AMPHORA_PACKING=1, but texts are padded: {why}", flush=True)
 
@@ -211,12 +219,13 @@ def checked(
     packed: PackedRows | None,
     answers: Callable[[PackedRows | None], Sequence[Tensor]],
 ) -> PackedRows | None:
-    """`packed`, with the attention that it needs in the model, if the model answers as without it.
+    """Return `packed` if the model's answers stay the same with it and the attention that it needs,
+    else None.
 
     Args:
-        model: Its attention stays what it was where it answers otherwise, which is printed.
-        packed: How its texts share a row; None where that is not known.
-        answers: Those to several texts, by `packed` or, for None, each alone.
+        model: Its attention is restored if its answers differ, and a log line says so.
+        packed: How its texts share a row; None if that is unknown.
+        answers: Computes answers to several texts by `packed`, or for None each alone.
     """
     if packed is None:
         return None
@@ -226,7 +235,7 @@ def checked(
     try:
         flat_attention.use(model)
         is_same = all(are_close(answers(how), expected, tolerance) for how in (packed, None))
-        why_not = "" if is_same else "its answers are others then"
+        why_not = "" if is_same else "its answers would differ"
     except Exception as error:
         why_not = f"{type(error).__name__}: {str(error)[:200]}"
     if not why_not:
@@ -237,7 +246,7 @@ def checked(
 
 
 def _rounded(tokens: int) -> int:
-    """The length of a row for so many tokens."""
+    """Return the length of a row that holds so many tokens."""
     if tokens > _STEP // 2:
         return -(-tokens // _STEP) * _STEP
     return max(_LEAST, 1 << (tokens - 1).bit_length())

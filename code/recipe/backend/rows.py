@@ -1,4 +1,4 @@
-"""What a model reads at once, and what is read of its output."""
+"""Rows of tokens, their padded batches, and the values that are read of a model's output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenRow:
 
 
 class Reading(enum.Enum):
-    """What is wanted of each row."""
+    """What a caller reads of each row."""
 
     LABELS = "logits [labels]"
     TOKENS = "of each token [tokens, ...]: logits; a span's first and last; or hidden states"
@@ -35,15 +35,44 @@ class Reading(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Pooling:
+    """Reads a vector of each row, computed from hidden states by sentence-transformers' modules."""
+
+    modules: Sequence[Any]
+    """The modules behind the encoder."""
+    prompt_length: Any = None
+    """Tokens of the prompt before each text, as the library passes it to its modules."""
+
+    def vectors(self, states: Tensor, **features: Any) -> Tensor:
+        """Return the vectors [rows, width] of hidden states.
+
+        Args:
+            states: [rows, tokens, hidden] with `attention_mask`, or all rows' tokens [1, tokens,
+                hidden] with `cu_seq_lens_q`, where each row begins, and the end.
+            features: That mask, or these numbers.
+        """
+        features["token_embeddings"] = states
+        if self.prompt_length is not None:
+            features["prompt_length"] = self.prompt_length
+        for module in self.modules:
+            features = module(features)
+        vectors: Tensor = features["sentence_embedding"]
+        return vectors
+
+
+Wanted = Reading | Pooling
+
+
+@dataclass(frozen=True)
 class Values:
-    """What is wanted of the rows of one call, in one tensor on the model's device."""
+    """The values of the rows of one call, in one tensor on the model's device."""
 
     whole: Tensor
     counts: Sequence[int] | None = None
     """How many of its first dimension are each row's; None: one, without that dimension."""
 
     def split(self) -> list[Tensor]:
-        """Those of each row."""
+        """Return those of each row."""
         if self.counts is None:
             return list(self.whole)
         return list(torch.split(self.whole, list(self.counts)))
@@ -52,11 +81,14 @@ class Values:
 def padded(
     rows: Sequence[TokenRow], longest: int, pad: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """What a model is called with: `input_ids`, `attention_mask` and, if a row has some,
+    """Return a model's inputs: `input_ids`, `attention_mask` and, if a row has types,
     `token_type_ids`, each [rows, longest], on the device.
 
     Args:
-        pad: The id of what fills a row up.
+        rows: The rows of one call.
+        longest: Tokens of each row of the tensors.
+        pad: The id of the padding token.
+        device: The model's device.
     """
     ids = torch.full((len(rows), longest), pad, dtype=torch.long)
     batch = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}
@@ -71,15 +103,17 @@ def padded(
     return {name: sent(tensor, device) for name, tensor in batch.items()}
 
 
-def of_padded(reading: Reading, output: Any, mask: Tensor, rows: Sequence[TokenRow]) -> Values:
-    """What is wanted of each row of a padded batch.
+def of_padded(reading: Wanted, output: Any, mask: Tensor, rows: Sequence[TokenRow]) -> Values:
+    """Return the values of each row of a padded batch.
 
     Args:
-        reading: What.
-        output: Of a model of transformers.
+        reading: What to read.
+        output: The output of a model of transformers.
         mask: [rows, longest], 1 where there is a token.
-        rows: Those of the batch.
+        rows: The rows of the batch; used for values of tokens only.
     """
+    if isinstance(reading, Pooling):
+        return Values(reading.vectors(output[0], attention_mask=mask))
     if reading is Reading.LABELS:
         return Values(output.logits)
     if reading is Reading.MEAN:
@@ -95,7 +129,7 @@ def of_padded(reading: Reading, output: Any, mask: Tensor, rows: Sequence[TokenR
 
 
 def of_tokens(output: Any) -> Tensor:
-    """[rows, longest, ...] of a model's output: logits, a span's first and last, or states."""
+    """Return logits, a span's first and last, or hidden states [rows, longest, ...]."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     values: Tensor = output.logits if "logits" in output else output[0]
@@ -103,30 +137,30 @@ def of_tokens(output: Any) -> Tensor:
 
 
 def places_kept(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:
-    """Where the tokens whose values are wanted are, one row's after the other's, and how many of
-    each row there are.
+    """Return the places of the tokens that rows keep, and how many each row keeps.
 
     Args:
-        rows: Those of one call.
-        begins: Where each row's first token is.
+        rows: The rows of one call.
+        begins: The place of each row's first token.
     """
     kept = [range(len(row.ids)) if row.keep is None else row.keep for row in rows]
     places = [
-        begin + np.asarray(own, dtype=np.int64) for own, begin in zip(kept, begins, strict=True)
+        begin + np.asarray(tokens, dtype=np.int64)
+        for tokens, begin in zip(kept, begins, strict=True)
     ]
-    return torch.from_numpy(np.concatenate(places)), [len(own) for own in kept]
+    return torch.from_numpy(np.concatenate(places)), [len(tokens) for tokens in kept]
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device. A CUDA device is not waited for: the copy is from pinned
-    memory, which torch gives to nobody else before it is made."""
+    """Copy a tensor of the host to a device. The copy to a CUDA device is asynchronous: torch does
+    not reuse the pinned memory before it is done."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 class Coming:
-    """Values that the device copies to the host, in float32, without waiting for the copy."""
+    """Copies values to the host, in float32, without waiting for a CUDA device."""
 
     def __init__(self, values: Values) -> None:
         self._counts = values.counts
@@ -149,13 +183,13 @@ class Coming:
 def lay_out(
     model: PreTrainedModel, environ: Mapping[str, str], answers: Callable[[], Sequence[Tensor]]
 ) -> None:
-    """Let the linear layers of `model` keep their weights as its CPU's kernels read them, if it has
-    such kernels and the model answers as before; else the log says why not.
+    """Lay out the weights of a model's linear layers as the CPU's kernels read them, if it has such
+    kernels and the model's answers stay the same; else a log line says why not.
 
     Args:
-        model: In the precision that it answers in.
+        model: A model in its final precision.
         environ: AMPHORA_BLOCKED_WEIGHTS.
-        answers: Those of the model to a few texts.
+        answers: Computes the model's answers to a few texts.
 
     Raises:
         ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
@@ -171,19 +205,19 @@ def lay_out(
 
 
 def tolerance_of(expected: Sequence[Tensor], dtype: torch.dtype, exact: float = 1e-3) -> float:
-    """By how much values may differ that are the same but for the order of sums.
+    """Return by how much values may differ that are equal except for rounding.
 
     Args:
         expected: The values.
-        dtype: What they were computed in.
-        exact: The share of the largest value, if that is float32.
+        dtype: The type that they were computed in.
+        exact: The share of the largest value that is allowed in float32.
     """
     scale = max(float(values.abs().max()) for values in expected)
     return (exact if dtype == torch.float32 else 0.06) * max(scale, 1e-3)
 
 
 def are_close(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> bool:
-    """Whether no number differs by more, and none is NaN."""
+    """Return whether no number differs by more than a tolerance, and none is NaN."""
     return all(
         torch.allclose(ours, theirs, atol=tolerance, rtol=0)
         for ours, theirs in zip(one, other, strict=True)

@@ -11,6 +11,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from recipe.backend import pipelines
 from recipe.backend.engines import conversion
 from recipe.backend.engines.graph import Forward
+from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Request
 from recipe.backend.saved.origin import Origin
 from recipe.compat import quieten
@@ -78,16 +79,16 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     return task
 
 
-def computer_of(task: ServedTask) -> Any:
-    """Return what computes a task: a LoadedModel or SentenceVectors; None if it is unknown."""
-    vectors = getattr(task, "vectors", None)
-    return getattr(task, "loaded", None) or getattr(vectors, "loaded", vectors)
+def model_of(task: ServedTask) -> LoadedModel | None:
+    """Return a task's model; None if a library computes it."""
+    model: LoadedModel | None = getattr(getattr(task, "vectors", task), "loaded", None)
+    return model
 
 
 def engine_of(task: ServedTask) -> Forward | None:
-    """Return what computes a task's model by OpenVINO; None if PyTorch does."""
-    engine: Forward | None = getattr(computer_of(task), "engine", None)
-    return engine
+    """Return OpenVINO's graph of a task's model; None if PyTorch computes it."""
+    model = model_of(task)
+    return None if model is None else model.engine
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recipe.backend.requests.payloads import BadRequest
@@ -110,22 +109,6 @@ def test_prompts_may_be_token_ids(writer: Served) -> None:
     assert one["choices"][0]["text"] == expected["choices"][0]["text"]
 
 
-def test_responses_are_the_chats_texts(writer: Served) -> None:
-    said = [{"role": "system", "content": "be good"}, {"role": "user", "content": TEXT}]
-    chat = writer("/v1/chat/completions", {"messages": said, "max_tokens": 5, "temperature": 0})
-    written = chat["choices"][0]["message"]["content"]
-    plain = {"input": TEXT, "instructions": "be good", "max_output_tokens": 5, "temperature": 0}
-    parts = {
-        **plain,
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}]}],
-    }
-    for body in (plain, parts):
-        answer = writer("/v1/responses", body)
-        assert answer["output"][0]["content"][0]["text"] == written
-        assert (answer["object"], answer["status"]) == ("response", "incomplete")
-        assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-
-
 def test_tools_that_are_not_to_be_called_are_no_error(writer: Served) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}], "max_tokens": 3,
                             "temperature": 0}  # fmt: skip
@@ -140,33 +123,6 @@ def test_a_name_is_read_or_refused(writer: Served) -> None:
     system = {"role": "system", "content": "good", "name": "paris"}
     with pytest.raises(BadRequest, match=r"ignores the name of messages\[0\]"):
         writer("/v1/chat/completions", {"messages": [system, user], "max_tokens": 2})
-
-
-def test_tokens_are_told_as_by_tei_and_tgi(writer: Served, vectors: Served) -> None:
-    tokenizer = vectors.model.vectors.tokenizer  # type: ignore[attr-defined]
-    text = "Anna said: Paris, é!"
-    (tokens,) = vectors("/tokenize", {"inputs": text})
-    assert [each["id"] for each in tokens] == tokenizer(text)["input_ids"]
-    assert tokens[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
-    assert tokens[1] == {"id": 12, "text": "Anna", "special": False, "start": 0, "stop": 4}
-    (bare,) = vectors("/tokenize", {"inputs": [text], "add_special_tokens": False})
-    assert bare == tokens[1:-1]
-    ids = [each["id"] for each in tokens]
-    assert vectors("/decode", {"ids": ids}) == [tokenizer.decode(ids, skip_special_tokens=True)]
-    assert vectors("/decode", {"ids": [ids, ids], "skip_special_tokens": False})[0].startswith(
-        "[CLS]"
-    )
-    flat = writer("/tokenize", {"inputs": TEXT})
-    assert [(each["text"], each["start"], each["stop"]) for each in flat[1:3]] == [
-        ("the", 0, 3), ("film", 4, 8),
-    ]  # fmt: skip
-
-
-def test_vectors_of_all_tokens(vectors: Served) -> None:
-    matrices = vectors("/embed_all", {"inputs": TEXTS})
-    means = np.array([np.mean(matrix, axis=0) for matrix in matrices])
-    expected = vectors("/embed", {"inputs": TEXTS, "normalize": False})
-    assert np.allclose(means, expected, atol=1e-4)
 
 
 def test_rerank_with_documents_is_vllms_and_jinas(ranker: Served) -> None:
@@ -203,26 +159,18 @@ def test_a_text_of_predict_is_cut_where_the_request_says(labels: Served) -> None
     assert right != left
 
 
-def test_lines_of_different_parameters_are_answered_line_by_line(labels: Served) -> None:
-    lines = [
-        {"inputs": TEXT, "parameters": {"top_k": 2}},
-        {"inputs": TEXTS[1]},
-        {"inputs": TEXTS[2], "parameters": {"top_k": 2}},
-        {"inputs": TEXT, "parameters": {"top_p": 2}},
-        {"inputs": 5, "parameters": {"top_k": 2}},
-    ]
-    data = "\n".join([*map(json.dumps, lines), "{"]).encode()
-    answers = labels("/invocations", data, "application/jsonlines")
-    for place, body in enumerate(lines[:3]):
-        (own,) = labels("/invocations", {**body, "inputs": [body["inputs"]]})
-        told, expected = ([one] if isinstance(one, dict) else one for one in (answers[place], own))
-        assert [each["label"] for each in told] == [each["label"] for each in expected]
-    assert [list(each) == ["error"] for each in answers[3:]] == [True] * 3
-    words = ["top_p", "not a text", "not valid JSON"]
-    for answer, word in zip(answers[3:], words, strict=True):
-        assert word in answer["error"]["message"]
-    with pytest.raises(BadRequest):
-        labels("/invocations", b'{"inputs": 5}\n{"inputs": 5, "top_k": 2}', "application/jsonlines")
+def test_lines_of_different_parameters_are_refused(labels: Served) -> None:
+    lines = [{"inputs": TEXT, "top_k": 2}, {"inputs": 5, "top_k": 2}, {"inputs": TEXT}]
+
+    def ask(*some: Any) -> Any:
+        body = "\n\n".join(map(json.dumps, some)).encode()
+        return labels("/invocations", body, "application/jsonlines")
+
+    with pytest.raises(BadRequest, match=r"Lines 1 and 5 have different parameters.*SingleRecord"):
+        ask(*lines)
+    answer, fault = ask(*lines[:2])
+    assert len(answer) == 2
+    assert "not a text" in fault["error"]["message"]
 
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
@@ -249,16 +197,8 @@ REFUSED = [
     ("writer", "/v1/chat/completions", {**CHAT, "temperature": 3}, "temperature", "temperature"),
     ("writer", "/v1/chat/completions", {"messages": [{"role": "x"}]}, "roles are", "messages[0]"),
     ("writer", "/v1/chat/completions", {**CHAT, "top_logprobs": 2}, "logprobs", "top_logprobs"),
-    ("writer", "/v1/responses", {"input": "a", "stream": True}, "streams", "stream"),
-    ("writer", "/v1/responses", {"input": "a", "previous_response_id": "x"}, "previous", "previous_response_id"),
-    ("writer", "/v1/responses", {"input": [{"type": "image"}]}, "roles are", "input[0]"),
-    ("writer", "/v1/responses", {"input": ""}, "input", "input"),
     ("writer", "/embed", {"inputs": "a"}, "answers /v1/chat/completions", None),
-    ("writer", "/decode", {"ids": [90000]}, "90000", None),
     ("vectors", "/embed_sparse", {"inputs": "a"}, "answers /v1/embeddings", None),
-    ("vectors", "/tokenize", {"inputs": 5}, "inputs is 5", "inputs"),
-    ("vectors", "/tokenize", {"inputs": "a", "prompt_name": "x"}, "has none", "prompt_name"),
-    ("vectors", "/decode", {"ids": "a"}, "token ids", "ids"),
     ("vectors", "/embed", {"inputs": "a", "dimensions": 64}, "64 dimensions", "dimensions"),
     ("vectors", "/embed", {"inputs": "a", "dimensions": 0}, "from 1", "dimensions"),
     ("vectors", "/embed", {"inputs": "a", "truncation_direction": "up"}, "Left", "truncation_direction"),

@@ -74,7 +74,7 @@ def test_an_empty_text_is_refused_or_is_its_records_fault(
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("GPT2LMHeadModel", "the model writes texts"),
+        ("GPT2LMHeadModel", "the model generates text"),
         ("GPT2ForSequenceClassification", "it is not known how texts share a row of GPT2ForSeq"),
     ],
 )

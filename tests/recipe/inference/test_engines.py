@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from recipe.backend import precision
-from recipe.backend.engines import batches
-from recipe.backend.engines.graph import STEP
+from recipe.backend.padded_rows import cheapest_cuts
 from recipe.errors import ModelError
 from tests.support.paths import ROOT
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
@@ -57,7 +56,7 @@ import json, os
 import numpy as np, torch, transformers
 torch.set_num_threads(1)
 from recipe.errors import ModelError
-from recipe.inference import precision
+from recipe.backend import precision
 from recipe.backend.engines import conversion
 from recipe.backend.rows import TokenRow, padded
 from tests.support.packed_batches import KINDS, SMALL, make
@@ -118,17 +117,17 @@ def test_texts_share_calls_that_cost_least() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 90).tolist()
 
     def cost(calls: list[list[int]]) -> int:
-        longest = [max(-(-lengths[place] // STEP) * STEP for place in call)
+        longest = [max(-(-lengths[place] // 8) * 8 for place in call)
                    for call in calls]  # fmt: skip
         return sum(32 + each * len(call) for each, call in zip(longest, calls, strict=True))
 
-    calls = list(batches.cuts(lengths))
+    calls = list(cheapest_cuts(lengths))
     assert sorted(place for call in calls for place in call) == list(range(90))
     order = sorted(range(90), key=lengths.__getitem__)
     for size in (1, 4, 8, 16, 32):
         assert cost(calls) < cost([order[start : start + size] for start in range(0, 90, size)])
-    assert list(batches.cuts([])) == [] and list(batches.cuts([7])) == [[0]]
-    assert max(map(len, batches.cuts([5] * 200))) == 32
+    assert list(cheapest_cuts([])) == [] and list(cheapest_cuts([7])) == [[0]]
+    assert max(map(len, cheapest_cuts([5] * 200))) == 32
 
 
 @pytest.mark.heavy
@@ -205,7 +204,7 @@ def test_without_being_asked_for_openvino_is_not_imported(tmp_path: Path) -> Non
     ("kind", "environ", "reason"),
     [
         ("GPT2LMHeadModel", {}, "this model is none of them"),
-        ("BertForMaskedLM", {}, "of masked texts few tokens are asked"),
+        ("BertForMaskedLM", {}, "of masked texts few tokens are read"),
         ("BertModel", {"AMPHORA_DTYPE": "int8"}, "AMPHORA_DTYPE is int8"),
         ("GPT2ForSequenceClassification", {}, "cannot be: "),
     ],

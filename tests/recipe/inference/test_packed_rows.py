@@ -120,8 +120,8 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
 
     monkeypatch.setattr(flat_attention, "inputs_of", without_borders)
     served = Handlers(tmp_path / "model")
-    assert served.model.loaded.packed is None  # type: ignore[attr-defined]
-    assert "not end to end: its answers are others then" in capsys.readouterr().out
+    assert served.model.loaded.layout is None  # type: ignore[attr-defined]
+    assert "not end to end: its answers would differ" in capsys.readouterr().out
     assert served.model.loaded.model.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
     assert_close(served.ask(texts), expected)
 
@@ -131,12 +131,12 @@ def test_what_depends_on_its_neighbours_or_on_shapes_is_padded(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda forward, **options: forward)
-    assert handlers(tmp_path, **environ).packed is None
+    assert handlers(tmp_path, **environ).layout is None
 
 
 def test_a_model_of_no_known_family_is_padded(tmp_path: Path) -> None:
-    assert handlers(tmp_path, "GPT2ForSequenceClassification").packed is None
-    assert handlers(tmp_path / "bert").packed is not None
+    assert handlers(tmp_path, "GPT2ForSequenceClassification").layout is None
+    assert handlers(tmp_path / "bert").layout is not None
 
 
 class NoHost(TorchDispatchMode):

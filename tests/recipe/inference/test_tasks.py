@@ -464,7 +464,7 @@ def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "fnet")
     reader.save_pretrained(tmp_path / "fnet")
     served = Handlers(tmp_path / "fnet")
-    assert served.model.loaded.merging == "texts of one length"  # type: ignore[attr-defined]
+    assert served.model.loaded.padded.merging == "texts of one length"  # type: ignore[attr-defined]
     texts = [*TEXTS, TEXTS[0], "who was bad"]
     answers = served.ask({"inputs": texts, "top_k": None, "function_to_apply": "none"})
     for text, answer in zip(texts, answers, strict=True):

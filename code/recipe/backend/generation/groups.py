@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from recipe.backend import loaded_model
 from recipe.backend.generation import calls, gathering
 from recipe.backend.generation.decoding import (
     Completion,
@@ -24,17 +23,20 @@ from recipe.backend.generation.decoding import (
 )
 from recipe.backend.generation.gathering import Piece
 from recipe.backend.generation.prompts import Prompt
-from recipe.backend.loaded_model import ALONE, PADDED, LoadedModel
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.padded_rows import BATCH
 from recipe.backend.saved.weights import embeddings_of
 
 
-def merging_of(loaded: LoadedModel) -> str:
-    """Return PADDED if `generate` continues padded prompts of any length as each alone, else ALONE.
+def may_merge(loaded: LoadedModel) -> bool:
+    """Return whether `generate` continues padded prompts of any length as each alone.
 
     Decoders of some families (BART, Whisper) count positions from the padding on; others ignore the
     attention mask.
     """
     model: Any = loaded.model
+    if not has_fixed_positions(model.config):
+        return False
     vocabulary = embeddings_of(model)
     # Tokens from the whole vocabulary, rarely special ones.
     long = [(7 + 31 * place) % vocabulary for place in range(14)]
@@ -56,11 +58,11 @@ def merging_of(loaded: LoadedModel) -> str:
             count = 2 if first[0] == firsts[place] else 1
             for own, both in zip(alone[:count], together, strict=False):
                 if not are_same(own[0], both[place], model.dtype):
-                    return ALONE
+                    return False
     except Exception as error:
         print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
-        return ALONE
-    return PADDED
+        return False
+    return True
 
 
 def are_same(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -87,20 +89,18 @@ def has_fixed_positions(config: Any) -> bool:
     )
 
 
-def pieces(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Piece[Prompt]]:
+def pieces(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Piece[Prompt]]:
     """Group the prompts of a request by the settings that a call of `generate` shares."""
     settings = prompts[0].settings
     model: Any = loaded.model
-    own = model.generation_config
+    config = model.generation_config
     # Penalties on tokens of the prompt would apply to its padding, too.
     weighs_prompt = (
         settings.weighs_prompt
-        or own.repetition_penalty not in (None, 1.0)
-        or bool(own.no_repeat_ngram_size)
+        or config.repetition_penalty not in (None, 1.0)
+        or bool(config.no_repeat_ngram_size)
     )
-    most = max(1, loaded_model.BATCH // settings.sequences)
-    if weighs_prompt or loaded.merging != PADDED or not has_fixed_positions(model.config):
-        most = 1
+    most = max(1, BATCH // settings.sequences) if merges and not weighs_prompt else 1
     kinds: dict[Any, list[Prompt]] = {}
     for prompt in prompts:
         kinds.setdefault((prompt.new, prompt.is_chat), []).append(prompt)
@@ -166,7 +166,7 @@ class _Left(BaseException):
     """The reader of a stream has left."""
 
 
-def events(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Event]:
+def events(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Event]:
     """Yield the tokens of a request's texts as they are generated.
 
     A thread generates only while the next step is waited for: what it draws does not depend on
@@ -185,7 +185,7 @@ def events(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Event]:
 
     def generate() -> None:
         try:
-            for piece in pieces(loaded, prompts):
+            for piece in pieces(loaded, prompts, merges):
                 write(loaded, piece.inputs, hand_over, step.append)
             steps.put(None)
         except BaseException as error:

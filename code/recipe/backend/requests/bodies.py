@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -80,12 +79,11 @@ def read_request(body: bytes, content_type: str) -> Request:
         except UnicodeError as error:
             raise BadRequest(f"The body is not text in {charset}: {error}.") from error
     request = _READERS[kind](body)
-    if not request.texts and not request.faults and not request.parts:
+    if not request.texts and not request.faults:
         raise BadRequest(f"The request holds no text. {EXAMPLE}")
     # Only escapes make half of a pair of what is UTF-8 otherwise, and an NPY array has it as it is.
     if kind == NPY or _ESCAPED_HALF.search(body):
-        for part in request.asked:
-            check_encodable([part.texts, dict(part.parameters)])
+        check_encodable([request.texts, dict(request.parameters)])
     return request
 
 
@@ -180,51 +178,45 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
-class _Records:
-    """What the records of one request add up to."""
+def _request_of(
+    records: Sequence[Sequence[Any] | str], parameters: Mapping[str, Any] | None = None
+) -> Request:
+    """Return the request of several records.
 
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-        self._faults: dict[int, str] = {}
-        self._count = 0
-
-    def add(self, request: Request) -> None:
-        """Take a record that was read."""
-        self._requests.append(request)
-        self._count += len(request.texts)
-
-    def fail(self, message: str) -> None:
-        """Note a record that was not."""
-        self._faults[self._count] = message
-        self._count += 1
-
-    def request(self) -> Request:
-        """All of them, those of equal parameters as a part if they differ."""
-        alike: dict[str, tuple[list[int], Request]] = {}
-        places = (place for place in range(self._count) if place not in self._faults)
-        for request in self._requests:
-            key = json.dumps(request.parameters, sort_keys=True)
-            own = Request(texts=[], parameters=request.parameters, records=True)
-            taken, part = alike.setdefault(key, ([], own))
-            taken += itertools.islice(places, len(request.texts))
-            part.texts = [*part.texts, *request.texts]
-        parts = list(alike.values())
-        if len(parts) == 1:
-            parts[0][1].faults = self._faults
-            return parts[0][1]
-        return Request(texts=[], records=True, faults=self._faults, parts=parts)
+    Args:
+        records: The inputs of each record, or the message of a record that cannot be read.
+        parameters: Their parameters.
+    """
+    texts: list[Any] = []
+    faults: dict[int, str] = {}
+    for record in records:
+        if isinstance(record, str):
+            faults[len(texts) + len(faults)] = record
+        else:
+            texts += record
+    return Request(texts=texts, parameters=parameters or {}, records=True, faults=faults)
 
 
 def _read_json_lines(body: bytes) -> Request:
-    records = _Records()
+    records: list[Sequence[Any] | str] = []
+    first: tuple[int, Mapping[str, Any]] | None = None
     for number, line in enumerate(body.splitlines(), 1):
-        if line.strip():
-            try:
-                records.add(of_document(parsed(line)))
-            except BadRequest as error:
-                records.fail(f"Line {number}: {error}")
-    request = records.request()
-    if request.faults and not request.texts and not request.parts:
+        if not line.strip():
+            continue
+        try:
+            request = of_document(parsed(line))
+        except BadRequest as error:
+            records.append(f"Line {number}: {error}")
+            continue
+        first = first or (number, request.parameters)
+        if request.parameters != first[1]:
+            raise BadRequest(
+                f"Lines {first[0]} and {number} have different parameters. Send lines of equal "
+                "parameters in one request (batch transform: BatchStrategy=SingleRecord)."
+            )
+        records.append(request.texts)
+    request = _request_of(records, first[1] if first else None)
+    if request.faults and not request.texts:
         raise BadRequest(request.faults[0])
     return request
 
@@ -269,25 +261,25 @@ def _of_rows(
             there is no header, and one column.
         header: The names of the columns.
     """
-    records = _Records()
+    records: list[Sequence[Any] | str] = []
     fields = 1 if columns is None else len(header)
     for number, row in enumerate(rows, 1):
         if len(row) != fields:
-            records.fail(
+            records.append(
                 f"CSV row {number} has {len(row)} fields: {','.join(row)[:60]!r}. Send one text "
                 "in each row, in double quotes if it holds a comma, or a header row that names the "
                 "column text, or the columns that the model was trained on."
             )
         elif columns is None:
-            records.add(Request(texts=[row[0]]))
+            records.append([row[0]])
         elif number > 1:
             text: Any
             if isinstance(columns, str):
                 text = row[header.index(columns)]
             else:
                 text = {part: row[header.index(name)] for part, name in columns.items()}
-            records.add(Request(texts=[text]))
-    return records.request()
+            records.append([text])
+    return _request_of(records)
 
 
 def _read_npy(body: bytes) -> Request:

@@ -97,14 +97,10 @@ class Request:
     """The texts' token ids, once they are known."""
     type_ids: list[list[int] | None] | None = None
     """Which part of a pair each token is of; None if the model does not ask for it."""
-    of_tokens: bool = False
-    """Whether vectors are wanted of each token, and not of each text."""
     truncated: Sequence[int] = ()
     """Places of the texts that were longer than the model can read, and were cut."""
     faults: dict[int, str] = field(default_factory=dict)
     """Records that hold no input: their places in the answer, and why."""
-    parts: Sequence[tuple[list[int], Request]] = ()
-    """Of JSON Lines with different parameters: the places of equal lines, and their request."""
     by_columns: Callable[[Sequence[str]], Request | None] | None = None
     """Reads a CSV body again, by columns of these names; None if its header lacks one of them."""
     is_read: bool = False
@@ -116,11 +112,6 @@ class Request:
     """What makes another API's answer of the task's; None: the task's own is the answer."""
     prepared: Any = None
     """What a task has made of the inputs for its model."""
-
-    @property
-    def asked(self) -> list[Request]:
-        """What a task is asked: its parts, or itself."""
-        return [part for _, part in self.parts] or [self]
 
     @property
     def streams(self) -> bool:

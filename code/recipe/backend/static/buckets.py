@@ -71,8 +71,14 @@ class Buckets:
     def __str__(self) -> str:
         return ",".join(map(str, self.shapes))
 
-    def cuts(self, lengths: Sequence[int]) -> Iterator[tuple[Bucket, list[int]]]:
-        """Yield the calls for rows of these lengths: a bucket, and the places of the rows in it.
+    def bucket(self, length: int, rows: int) -> Bucket:
+        """Return the smallest bucket for rows of at most `length` tokens; it may have less rows."""
+        longer = min(shape.length for shape in self.shapes if shape.length >= length)
+        of_length = [shape for shape in self.shapes if shape.length == longer]
+        return next((shape for shape in of_length if shape.rows >= rows), of_length[-1])
+
+    def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the places of the rows that share a call.
 
         Raises:
             BadRequest: A row is longer than every bucket.
@@ -86,11 +92,8 @@ class Buckets:
             )
         start = 0
         while start < len(order):
-            length = min(
-                shape.length for shape in self.shapes if shape.length >= lengths[order[start]]
-            )
-            of_length = [shape for shape in self.shapes if shape.length == length]
-            fitting = sum(lengths[place] <= length for place in order[start:])
-            bucket = next((shape for shape in of_length if shape.rows >= fitting), of_length[-1])
-            yield bucket, order[start : start + min(fitting, bucket.rows)]
+            bucket = self.bucket(lengths[order[start]], len(order))
+            fitting = sum(lengths[place] <= bucket.length for place in order[start:])
+            bucket = self.bucket(bucket.length, fitting)
+            yield order[start : start + min(fitting, bucket.rows)]
             start += min(fitting, bucket.rows)

@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.backend import turns
-from recipe.backend.rows import Reading, TokenRow, of_padded, of_tokens, padded, tolerance_of
+from recipe.backend.rows import (
+    Pooling,
+    Reading,
+    TokenRow,
+    Values,
+    Wanted,
+    of_padded,
+    of_tokens,
+    padded,
+    tolerance_of,
+)
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static.buckets import NAME, Bucket, Buckets
 from recipe.data.column_names import TYPE_IDS
@@ -38,7 +47,7 @@ Computed = TypeVar("Computed")
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProgramInputs:
     """The inputs of a program, and which part of its output belongs to a row."""
 
     pad: int
@@ -55,52 +64,51 @@ class Programs:
     """Computes rows of tokens in calls of few shapes."""
 
     def __init__(
-        self, compute: Callable[[Batch], Tensor], layout: Layout, buckets: Buckets, kind: str
+        self, compute: Callable[[Batch], Tensor], inputs: ProgramInputs, buckets: Buckets, kind: str
     ) -> None:
         """
         Args:
             compute: Returns a tensor on the device whose first dimension is the rows, by operations
                 that do not depend on the numbers in it.
-            layout: What it takes: int64 tensors [rows, tokens].
+            inputs: Its inputs: int64 tensors [rows, tokens].
             buckets: The shapes.
             kind: The kind of device.
         """
         self._compute = compute
-        self._layout = layout
+        self._inputs = inputs
         self._buckets = buckets
         self._device = torch.device(kind)
         # torch-xla's graph is global: what another thread has recorded would be part of it.
         self._lock = threading.Lock()
 
-    @property
-    def is_per_token(self) -> bool:
-        """Return whether `values` are of each token."""
-        return self._layout.per_token
-
-    def values(self, rows: Sequence[TokenRow]) -> list[Tensor]:
-        """Compute the values of each row, in float32 on the CPU.
+    def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the places of the rows that share a call.
 
         Raises:
             BadRequest: A row is longer than every bucket.
         """
-        results: list[Tensor] = [torch.empty(0)] * len(rows)
-        for bucket, places in self._buckets.cuts([len(row.ids) for row in rows]):
-            values = self._call(bucket, [rows[place] for place in places])
-            for place, of_row in zip(places, values, strict=True):
-                results[place] = of_row
-            turns.pause()
-        return results
+        return self._buckets.cuts(lengths)
+
+    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
+        """Compute the rows of one call, on the CPU in float32."""
+        bucket = self._buckets.bucket(max(len(row.ids) for row in rows), len(rows))
+        values = list(self._call(bucket, rows))
+        if not self._inputs.per_token:
+            return Values(torch.stack(values))
+        if reading is Reading.MEAN:
+            return Values(torch.stack([states.mean(0) for states in values]))
+        return Values(torch.cat(values), [len(tokens) for tokens in values])
 
     @torch.no_grad()
     def _call(self, bucket: Bucket, rows: Sequence[TokenRow]) -> Iterator[Tensor]:
         """Compute at most `bucket.rows` rows; copies of the last one fill the bucket."""
         filled = [*rows, *[rows[-1]] * (bucket.rows - len(rows))]
-        batch = padded(filled, bucket.length, self._layout.pad, torch.device("cpu"))
-        if not self._layout.has_types:
+        batch = padded(filled, bucket.length, self._inputs.pad, torch.device("cpu"))
+        if not self._inputs.has_types:
             batch.pop(TYPE_IDS, None)
         elif TYPE_IDS not in batch:
             batch[TYPE_IDS] = torch.zeros_like(batch[IDS])
-        if self._layout.pools:
+        if self._inputs.pools:
             batch[POOLED] = batch[MASK].clone()
             for place, row in enumerate(filled):
                 if row.keep is not None:
@@ -111,7 +119,7 @@ class Programs:
             # All rows: a part of them would be a program for each number of texts.
             whole = self._compute(on_device).float().cpu()
         return (
-            values[: len(row.ids)] if self._layout.per_token else values
+            values[: len(row.ids)] if self._inputs.per_token else values
             for row, values in zip(rows, whole, strict=False)
         )
 
@@ -212,9 +220,10 @@ def origin_for(kind: str, origin: Origin) -> Origin:
     return replace(origin, options={**origin.options, **ATTENTION})
 
 
-def move(model: PreTrainedModel, kind: str) -> None:
-    """Move a model to a device that compiles a program for each shape."""
-    cast("torch.nn.Module", model).to(kind)
+def move(model: PreTrainedModel, kind: str, reading: Wanted) -> None:
+    """Move a model, and the modules that read it, to a device that compiles each shape."""
+    for module in (model, *(reading.modules if isinstance(reading, Pooling) else ())):
+        cast("torch.nn.Module", module).to(kind)
     model.tie_weights()  # moving makes two tensors of one
 
 
@@ -235,7 +244,7 @@ def compiled(call: Callable[Given, Computed], kind: str, count: int) -> Callable
 
 
 def call_of(
-    model: PreTrainedModel, inputs: Collection[str], reading: Reading
+    model: PreTrainedModel, inputs: Collection[str], reading: Wanted
 ) -> Callable[[Batch], Tensor]:
     """Make the function that a program computes: a model of transformers, read in one way.
 
@@ -250,6 +259,6 @@ def call_of(
         output = model(**taken)
         if reading is Reading.TOKENS:
             return of_tokens(output)
-        return of_padded(reading, output, batch[MASK], ()).whole
+        return of_padded(reading, output, batch.get(POOLED, batch[MASK]), ()).whole
 
     return call

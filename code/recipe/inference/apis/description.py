@@ -1,4 +1,4 @@
-"""What a loaded model is, for the server's front: its page at / and the clients' routes."""
+"""Describes a loaded model to the server's front: its page at / and the clients' routes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from recipe.backend.packed_rows import PackedRows
 from recipe.backend.requests.payloads import BadRequest, Request
 from recipe.compat import UNBOUNDED
 from recipe.inference import registry
-from recipe.inference.apis import openai, openai_forms, tei, tgi, tokens
+from recipe.inference.apis import openai, openai_forms, tei, tgi
 from recipe.task_table import SERVED
 from recipe.tasks.causal_lm.serve import Generator
 from recipe.tasks.sentence_embedding.library_vectors import SPARSE, LibraryVectors
@@ -31,7 +32,7 @@ _FORMS = {
 
 
 def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The model, its task, the routes of clients' APIs that it answers, and how it is tried.
+    """Return the model, its task, the routes of clients' APIs that it answers, and its page.
 
     Args:
         model: What `registry.load` returned.
@@ -39,9 +40,9 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
         environ: AMPHORA_MODEL_NAME and HF_MODEL_ID name the model.
 
     Returns:
-        What JSON holds: `model`, `task`, `routes`, `form` (of the page), and if they are known
-        `architecture`, `max_length` (in tokens), `example_text` and
-        `padding` (false where texts of different lengths cost no more together than apart).
+        JSON values: `model`, `task`, `routes`, `form` (of the page), and if they are known
+        `architecture`, `max_length` (in tokens), `example_text` and `padding` (false if texts of
+        different lengths cost no more together than apart).
     """
     described: dict[str, Any] = {
         "model": openai_forms.served_name(environ),
@@ -56,9 +57,9 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     if isinstance(model, Classifier) and model.loaded.model.config.num_labels == 1:
         described["form"] = "rank"
     loaded = getattr(model, "loaded", None)
-    computer = registry.computer_of(model)
-    # Rows without padding; or calls cut by what theirs costs, which nobody needs to do before.
-    if any(getattr(computer, name, None) is not None for name in ("packed", "engine")):
+    computed = registry.model_of(model)
+    # Packed rows have no padding, and calls of OpenVINO's graph are cut by what padding costs.
+    if computed is not None and (computed.engine or isinstance(computed.layout, PackedRows)):
         described["padding"] = False
     reads = model.vectors if isinstance(model, Embedder) else loaded
     if isinstance(model, LibraryVectors):
@@ -76,27 +77,26 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
 
 
 def refuse_other_apis(model: Any, request: Request) -> None:
-    """Raises BadRequest if the request is of an API that the model does not answer."""
-    own = routes(model)
+    """Raise BadRequest if the request is of an API that the model does not answer."""
+    known = routes(model)
     if isinstance(model, Generator) and request.route == openai.CHAT:
-        return  # if there is no chat template, the generator says so
-    if request.route and request.route not in own:
-        answered = f"answers {', '.join(own)}" if own else "answers none of these APIs"
+        return  # the generator refuses chats if there is no chat template
+    if request.route and request.route not in known:
+        answered = f"answers {', '.join(known)}" if known else "answers none of these APIs"
         raise BadRequest(f"The body is one of {request.route}, and this model {answered}.")
 
 
 def routes(model: Any) -> list[str]:
-    """The routes of clients' APIs that a model answers."""
+    """Return the routes of clients' APIs that a model answers."""
     if isinstance(model, Generator):
-        chat = [openai.CHAT, openai.RESPONSES] if model.has_template else []
-        return [*chat, openai.COMPLETIONS, *tgi.ROUTES, *tokens.ROUTES]
+        chat = [openai.CHAT] if model.has_template else []
+        return [*chat, openai.COMPLETIONS, *tgi.ROUTES]
     if isinstance(model, (Embedder, TokenFeatures)):
-        embeds = [openai.EMBEDDINGS, tei.EMBED, tei.EMBED_ALL, tei.SIMILARITY]
-        return [*embeds, *tokens.ROUTES]
+        return [openai.EMBEDDINGS, tei.EMBED, tei.SIMILARITY]
     if isinstance(model, LibraryVectors):
         return [tei.EMBED_SPARSE if model.kind == SPARSE else tei.EMBED_ALL]
     if isinstance(model, Classifier):
         ranks = model.loaded.model.config.num_labels == 1
         ranking = [tei.RERANK, tei.RERANK_DOCUMENTS] if ranks else []
-        return [tei.PREDICT, *ranking, *tokens.ROUTES]
+        return [tei.PREDICT, *ranking]
     return []

@@ -29,12 +29,10 @@ from recipe.inference.apis.openai_forms import (
     ChatChoices,
     CompletionChoices,
     EmbeddingsForm,
-    ResponseForm,
     TextsForm,
 )
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-RESPONSES = "/v1/responses"
 _CHAT_TOKENS, _COMPLETION_TOKENS = 1024, 16
 """New tokens if a request does not say, at most; the second as the API documents it."""
 
@@ -104,27 +102,6 @@ _COMPLETION_RULES: Mapping[str, Rule] = {
     "logprobs": whole(0, 5),
     "echo": FLAG,
     "best_of": whole(1),
-}
-_RESPONSE_RULES: Mapping[str, Rule] = {
-    **_REMARKS,
-    **{name: _GENERATION[name] for name in ("temperature", "top_p")},
-    "input": Rule(
-        lambda value: isinstance(value, (str, list)) and bool(value),
-        "a text or a list of messages",
-    ),
-    "instructions": TEXT,
-    "max_output_tokens": whole(1),
-    "store": FLAG,
-    "stream": Rule(lambda value: value is False, f"false: {CHAT} streams"),
-    "background": _OFF,
-    "tools": _CHAT_RULES["tools"],
-    "tool_choice": _CHAT_RULES["tool_choice"],
-    "parallel_tool_calls": FLAG,
-    "text": Rule(
-        lambda value: value == {"format": {"type": "text"}},
-        '{"format": {"type": "text"}}: other formats are not supported',
-    ),
-    "truncation": one_of("disabled"),
 }
 _EMBEDDING_RULES: Mapping[str, Rule] = {
     **_REMARKS,
@@ -215,35 +192,8 @@ def _chat(body: Mapping[str, Any]) -> Request:
     return Request(texts=[messages], parameters=streams, settings=settings, form=form)
 
 
-def _part(part: Any) -> Any:
-    """A part of a message of the Responses API as one of a chat's."""
-    is_text = isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
-    return {"type": "text", "text": part.get("text")} if is_text else part
-
-
-def _response(body: Mapping[str, Any]) -> Request:
-    said: Any = body["input"]
-    messages = []
-    if "instructions" in body:
-        messages.append({"role": "system", "content": body["instructions"]})
-    for place, item in enumerate(
-        [{"role": "user", "content": said}] if isinstance(said, str) else said
-    ):
-        if isinstance(item, dict) and item.get("type", "message") == "message":
-            item = {name: item[name] for name in item if name not in ("type", "id", "status")}
-            if isinstance(parts := item.get("content"), list):
-                item["content"] = [_part(part) for part in parts]
-        messages.append(_message(place, item, "input"))
-    chat = {name: body[name] for name in ("temperature", "top_p", "tools", "tool_choice")
-            if name in body}  # fmt: skip
-    chat |= {"messages": messages, "max_tokens": body.get("max_output_tokens", _CHAT_TOKENS)}
-    request = _chat(chat)
-    request.form = ResponseForm(body)
-    return request
-
-
-def _message(place: int, message: Any, name: str = "messages") -> dict[str, Any]:
-    key = f"{name}[{place}]"
+def _message(place: int, message: Any) -> dict[str, Any]:
+    key = f"messages[{place}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise BadRequest(
             f"{key} is {json.dumps(message)[:60]}: give"
@@ -290,6 +240,5 @@ _ROUTES: Mapping[str, tuple[Mapping[str, Rule], str, Callable[[Mapping[str, Any]
     CHAT: (_CHAT_RULES, "messages", _chat),
     COMPLETIONS: (_COMPLETION_RULES, "prompt", _completion),
     EMBEDDINGS: (_EMBEDDING_RULES, "input", _embeddings),
-    RESPONSES: (_RESPONSE_RULES, "input", _response),
 }
 """Of each route what a body may hold, what it must, and what makes a request of it."""

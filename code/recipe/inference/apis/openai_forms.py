@@ -246,55 +246,6 @@ def _usage(request: Request, generated: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class ResponseForm:
-    """Makes the answer of the Responses API of one text."""
-
-    body: Mapping[str, Any]
-
-    def __call__(self, prediction: Answers, request: Request) -> Document:
-        """A response with one message."""
-        ((written,),) = prediction
-        is_whole = written.finish != LENGTH
-        status = "completed" if is_whole else "incomplete"
-        content = {"type": "output_text", "text": written.text, "annotations": []}
-        usage = _usage(request, len(written.tokens))
-        message = {
-            "type": "message", "id": f"msg_{uuid.uuid4().hex}", "status": status,
-            "role": "assistant", "content": [content],
-        }  # fmt: skip
-        body = {
-            "id": f"resp_{uuid.uuid4().hex}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": status,
-            "error": None,
-            "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
-            "instructions": self.body.get("instructions"),
-            "max_output_tokens": self.body.get("max_output_tokens"),
-            "metadata": self.body.get("metadata", {}),
-            "model": served_name(),
-            "output": [message],
-            "parallel_tool_calls": False,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": self.body.get("temperature", 1),
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
-            "top_p": self.body.get("top_p", 1),
-            "truncation": "disabled",
-            "usage": {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage["total_tokens"],
-            },
-        }
-        return Document(body)
-
-
-@dataclass(frozen=True)
 class EmbeddingsForm:
     """Makes the API's answer of vectors."""
 

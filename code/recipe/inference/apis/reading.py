@@ -1,4 +1,4 @@
-"""Which API a request speaks: by the route that it came by, else by the keys of its body."""
+"""Reads requests of every API: the route decides, else the keys of the body."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from recipe.backend.requests import bodies, payloads
 from recipe.backend.requests.payloads import BadRequest, Request, UnsupportedContentType
-from recipe.inference.apis import openai, tei, tgi, tokens
+from recipe.inference.apis import openai, tei, tgi
 
-_OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS, openai.RESPONSES)
+_OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS)
 _TEI = (
     tei.EMBED, tei.EMBED_ALL, tei.EMBED_SPARSE, tei.RERANK, tei.RERANK_DOCUMENTS, tei.PREDICT,
     tei.SIMILARITY,
@@ -17,7 +17,6 @@ _READERS = {
     **dict.fromkeys(_OPENAI, openai.read),
     **dict.fromkeys(_TEI, tei.read),
     **dict.fromkeys(tgi.ROUTES, tgi.read),
-    **dict.fromkeys(tokens.ROUTES, tokens.read),
 }
 # A body without `inputs` that has this key is one of this route.
 _KEYS = {
@@ -29,7 +28,7 @@ _MARKS = tuple(f'"{name}"'.encode() for name in _KEYS)
 
 
 def read(body: bytes, content_type: str, path: str) -> Request:
-    """The request of a body, whatever API it is written for.
+    """Return the request of a body in our own form, OpenAI's, TEI's or TGI's.
 
     Raises:
         BadRequest: The body is wrong; the message says how.
@@ -55,7 +54,7 @@ def read(body: bytes, content_type: str, path: str) -> Request:
 
 
 def route_of(document: dict[str, Any]) -> str:
-    """The route of OpenAI's API whose body this is; empty if it is another body.
+    """Return the route of OpenAI's API that a body belongs to; empty if it is none.
 
     Raises:
         BadRequest: It has keys of several.
@@ -73,7 +72,7 @@ def route_of(document: dict[str, Any]) -> str:
 
 
 def in_form(prediction: Any, request: Request) -> Any:
-    """A task's answer in the form that the request's API has; an exception if there is none."""
+    """Return a task's answer in the form of the request's API, or an exception in its place."""
     if isinstance(prediction, Exception):
         return prediction
     if request.route in tgi.ROUTES:

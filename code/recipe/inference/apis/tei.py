@@ -150,12 +150,7 @@ def _embed(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
 
 
-def _embed_all(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    texts = texts_or_ids(body["inputs"])
-    return Request(texts=texts, parameters=parameters, form=as_document, of_tokens=True)
-
-
-def _embed_sparse(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+def _embed_by_library(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
 
 
@@ -212,6 +207,6 @@ def as_document(prediction: Answers, request: Request) -> Document:
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Request]] = {
-    EMBED: _embed, EMBED_ALL: _embed_all, RERANK: _rerank, PREDICT: _predict,
-    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents, EMBED_SPARSE: _embed_sparse,
+    EMBED: _embed, EMBED_ALL: _embed_by_library, RERANK: _rerank, PREDICT: _predict,
+    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents, EMBED_SPARSE: _embed_by_library,
 }  # fmt: skip

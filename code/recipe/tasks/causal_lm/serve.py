@@ -13,7 +13,7 @@ from recipe.backend import loading, turns
 from recipe.backend.generation import calls, groups, shapes
 from recipe.backend.generation.gathering import Gathering, Piece
 from recipe.backend.generation.prompts import Prompt, Prompts
-from recipe.backend.loaded_model import PADDED, LoadedModel
+from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, Request
 from recipe.backend.saved.origin import Origin
 from recipe.compat import UNBOUNDED
@@ -25,6 +25,8 @@ class Generator:
 
     loaded: LoadedModel
     prompts: Prompts
+    merges: bool = False
+    """Whether prompts of several lengths may share a call of `generate`."""
     gathering: Gathering = field(default_factory=Gathering)
 
     @classmethod
@@ -41,12 +43,11 @@ class Generator:
         model.generation_config.stop_strings = None
         # The end of a long prompt is what is to be continued.
         loaded.tokenizer.truncation_side = "left"
-        merging = groups.merging_of(loaded)
-        if merging != PADDED:
-            name = type(model).__name__
-            print(f"batches: padding changes the answers of {name}: {merging}", flush=True)
-        loaded = replace(loaded, merging=merging)
-        return cls(loaded=loaded, prompts=Prompts(loaded, stop))
+        merges = groups.may_merge(loaded)
+        if not merges:
+            reason = "since padding may change its answers"
+            print(f"batches: {type(model).__name__} continues one text at a time, {reason}")
+        return cls(loaded=loaded, prompts=Prompts(loaded, stop), merges=merges)
 
     def example(self, text: str) -> Request:
         """Return a cheap request that this task answers."""
@@ -77,9 +78,9 @@ class Generator:
         for request in requests:
             prompts = self.prompts.of(request)
             if request.streams:
-                answers.append(_shaped(groups.events(self.loaded, prompts), request))
+                answers.append(_shaped(groups.events(self.loaded, prompts, self.merges), request))
                 continue
-            pieces = [*groups.pieces(self.loaded, prompts)]
+            pieces = [*groups.pieces(self.loaded, prompts, self.merges)]
             for piece in pieces:
                 self.gathering.add(piece)
             answers.append(partial(self._answer, request, pieces))

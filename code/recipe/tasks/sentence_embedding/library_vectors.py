@@ -11,7 +11,8 @@ import torch
 
 from recipe.backend import bounds, loaded_model, precision, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.loaded_model import BATCH, side_of
+from recipe.backend.loaded_model import side_of
+from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty

@@ -76,10 +76,6 @@ class Means:
         """The means."""
         return self.loaded.rows(requests, Reading.MEAN)
 
-    def states(self, request: Request) -> list[torch.Tensor]:
-        """The last hidden state of each token of each text."""
-        return self.loaded.rows([request], Reading.TOKENS)[0]
-
 
 @dataclass(frozen=True)
 class Embedder:
@@ -112,11 +108,6 @@ class Embedder:
             request.texts, request.is_read = [source, *texts], True
             request.raw = Ranking(texts, ranked=False)
         request.read(self._text, self.vectors.columns)
-        if request.of_tokens:
-            tokens = self.vectors.count(request)
-            read, width = sum(tokens), self.vectors.width
-            bounds.hold(Bound.ANSWER, read * width, f"{read:,} tokens of {width:,} numbers")
-            return tokens
         if not isinstance(request.raw, Ranking):
             count, width = len(request.texts), self.vectors.width
             width = min(width, request.parameters.get("truncate_dim", width))
@@ -145,14 +136,7 @@ class Embedder:
         """For each request a vector for each text; of `{"source_sentence", "sentences"}` the cosine
         of each sentence's vector to the source's."""
         answers: list[Any] = []
-        pooled = [request for request in requests if not request.of_tokens]
-        rows_of = iter(self.vectors.rows(pooled))
-        for request in requests:
-            if request.of_tokens:
-                states = [state.tolist() for state in self.vectors.states(request)]
-                answers.append(Answers(states, request.truncated))
-                continue
-            rows = next(rows_of)
+        for request, rows in zip(requests, self.vectors.rows(requests), strict=True):
             try:
                 vectors = self._finished(rows, request.parameters)
             except BadRequest as error:

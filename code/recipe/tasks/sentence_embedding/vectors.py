@@ -1,5 +1,5 @@
-"""Models that sentence-transformers has saved: its own modules compute their vectors (pooling,
-dense layers, normalisation, prompts, the longest text)."""
+"""Models that sentence-transformers has saved. Its modules make the tokens of a text and pool the
+hidden states; the encoder runs as any `LoadedModel`."""
 
 from __future__ import annotations
 
@@ -7,36 +7,22 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
-from recipe.backend import bounds, loaded_model, packed_rows, precision, turns
+from recipe.backend import bounds, loaded_model, loading, packed_rows, precision, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.engines import conversion
-from recipe.backend.engines.batches import PaddedRows
-from recipe.backend.engines.graph import Forward
-from recipe.backend.loaded_model import BATCH, side_of
-from recipe.backend.packed_rows import PackedRows
+from recipe.backend.loaded_model import LoadedModel, side_of
+from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import BadRequest, Request
-from recipe.backend.rows import (
-    Coming,
-    Reading,
-    TokenRow,
-    Values,
-    lay_out,
-    of_padded,
-    padded,
-    sent,
-)
+from recipe.backend.rows import Pooling, TokenRow, sent
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.static import programs as static
-from recipe.backend.static.buckets import Buckets
-from recipe.backend.static.programs import Programs
 from recipe.compat import UNBOUNDED, attend_fully, in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
@@ -52,12 +38,8 @@ class SentenceVectors:
     """A SentenceTransformer that many requests share."""
 
     model: Any
-    packed: PackedRows | PaddedRows | None = None
-    """How texts share a row end to end, or a call of OpenVINO's; None if the library pads them."""
-    programs: Programs | None = None
-    """What computes on a device that compiles a program for each shape; None on others."""
-    engine: Forward | None = None
-    """OpenVINO's graph of the encoder; None: PyTorch computes it."""
+    loaded: LoadedModel | None = None
+    """The encoder; None if the library runs the model, since it has modules of other kinds."""
     parameters: frozenset[str] = frozenset(
         {
             "normalize",
@@ -70,33 +52,33 @@ class SentenceVectors:
     )
     columns: tuple[str, ...] = ()
     normalizes: bool = False
-    """Whether the model ends in a Normalize, which is left to what finishes the vectors."""
+    """Whether the model ends in a Normalize, which `Embedder` applies."""
 
     @property
     def max_length(self) -> int:
-        """How many tokens of a text are read."""
+        """Return the tokens that are read of a text."""
         return int(self.model.max_seq_length or UNBOUNDED)
 
     @property
     def tokenizer(self) -> Any:
-        """What makes tokens of texts."""
+        """Return the tokenizer."""
         return self.model.tokenizer
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """What may stand before texts, by its names."""
+        """Return the texts that may be put before inputs, by name."""
         prompts: Mapping[str, str] = self.model.prompts
         return prompts
 
     @classmethod
     def load(cls, origin: Origin, environ: Mapping[str, str] = os.environ) -> SentenceVectors:
-        """The SentenceTransformer that `origin` names, in the precision that is fastest here.
+        """Load the SentenceTransformer that `origin` names.
 
         Raises:
-            ModelError: It cannot be loaded, does not make a vector of a text, or the device is one
-                that cannot compute it.
+            ModelError: It cannot be loaded, does not make a vector of a text, or the device cannot
+                compute it.
             ValueError: AMPHORA_DTYPE names a precision that it does not have, or AMPHORA_BUCKETS
-                shapes.
+                no shapes.
         """
         from sentence_transformers import SentenceTransformer
 
@@ -117,14 +99,15 @@ class SentenceVectors:
                 f"{why_unloadable(error)}",
                 "It needs every file that its save_pretrained wrote.",
             ) from error
-        encoder = getattr(model[0], "auto_model", None)
-        if isinstance(encoder, PreTrainedModel):
-            new_weights.check_layers(origin.place, encoder, new_weights.of_encoder(encoder))
-            attend_fully(encoder)
+        inner = getattr(model[0], "auto_model", None)
+        if isinstance(inner, PreTrainedModel):
+            new_weights.check_layers(origin.place, inner, new_weights.of_encoder(inner))
+            attend_fully(inner)
+            if not is_static:
+                packed_encoders.take_lengths(inner)
         # Dense layers are loaded apart, in float32.
         model = model.to(dtype).eval()
         weights.refuse_broken(model, origin)
-        turns.pause_before_calls(model[0])
         if not hasattr(model.tokenizer, "vocab_files_names"):
             reader = type(model.tokenizer).__name__
             raise ModelError(
@@ -142,31 +125,37 @@ class SentenceVectors:
         normalizes = type(model[-1]).__name__ == "Normalize"
         if normalizes:
             model.pop(-1)
-        served = partial(cls, model, normalizes=normalizes)
-        if is_static:
-            return served(programs=_programs(model, kind, environ))
-        if conversion.is_requested(environ):
-            return served(PaddedRows(_longest(model)), engine=_by_openvino(model))
-        packed = _laid_out(model, environ)
-        if packed is None and isinstance(encoder, PreTrainedModel):
-            packed_encoders.take_lengths(encoder)
-        return served(packed)
+        loaded = None
+        if (encoder := _encoder_of(model)) is not None:
+            longest = int(min(model.max_seq_length or UNBOUNDED, positions_of(encoder)))
+            loaded = loading.laid_out(
+                loading.around(encoder, model.tokenizer, longest),
+                kind, AutoModel, Pooling(list(model)[1:]), environ,
+            )  # fmt: skip
+        elif is_static:
+            raise static.refused(kind, f"of its modules ({_names(model)}) shapes are not known")
+        elif conversion.is_requested(environ):
+            raise conversion.refused(f"the model's modules are {_names(model)}")
+        else:
+            packed_rows.tell_padded(f"the model's modules are {_names(model)}", environ)
+            turns.pause_before_calls(model[0])
+        return cls(model, loaded, normalizes=normalizes)
 
     @property
     def shortened(self) -> int | None:
-        """How many numbers of a vector are given unless a request says."""
+        """Return the width of the vectors unless a request gives one; None: the whole width."""
         width: int | None = self.model.truncate_dim
         return width
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """Return the numbers of a vector."""
         get: Any = getattr(self.model, "get_embedding_dimension", None)
         # Versions before 5.3 know the older name only.
         return int((get or self.model.get_sentence_embedding_dimension)() or 0)
 
     def count(self, request: Request) -> list[int]:
-        """Tokens of each text with its prompt; what is longer than the model reads is noted.
+        """Return the tokens of each text with its prompt, and note the texts that are cut.
 
         Raises:
             BadRequest: The model does not have the `prompt_name`, a prompt is named twice, or a
@@ -207,71 +196,35 @@ class SentenceVectors:
         return [len(ids) for ids in request.token_ids]
 
     def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
-        """What the model makes of each text, not shortened and not normalized at the end: requests
-        of one prompt go through the model together."""
+        """Return the vectors of each request's texts, at full width and not normalized. Requests of
+        one prompt go through the model together."""
         alike: dict[tuple[str, str], list[Request]] = {}
         for request in requests:
             self.count(request)
-            asked = self._prompt(request.parameters), side_of(request.parameters)
-            alike.setdefault(asked, []).append(request)
+            key = self._prompt(request.parameters), side_of(request.parameters)
+            alike.setdefault(key, []).append(request)
         rows: dict[int, list[torch.Tensor]] = {}
         for group in alike.values():
             texts = [text for request in group for text in request.texts]
-            vectors = iter(Coming(Values(self.encode(texts, group[0].parameters))).wait())
+            vectors = iter(self.encode(texts, group[0].parameters))
             rows |= {id(request): [next(vectors) for _ in request.texts] for request in group}
         return [rows[id(request)] for request in requests]
 
-    def states(self, request: Request) -> list[torch.Tensor]:
-        """The last hidden state of each token of each text, before they are pooled.
-
-        Raises:
-            BadRequest: The device computes whole vectors only.
-        """
-        if self.programs is not None:
-            raise BadRequest("The vectors of tokens are not computed on this device.")
-        self.count(request)
-        rows = [
-            replace(row, keep=None)
-            for tokens in self._tokens(request.texts, request.parameters)
-            for row in _rows(self.model, tokens)
-        ]
-        encoder = self.model[0].auto_model
-        states: list[torch.Tensor] = []
-        for start in range(0, len(rows), BATCH):
-            some = rows[start : start + BATCH]
-            longest = max(len(row.ids) for row in some)
-            batch = padded(some, longest, self.tokenizer.pad_token_id or 0, encoder.device)
-            states += self._states(encoder, batch, some)
-            turns.pause()
-        return states
-
-    @torch.inference_mode()
-    def _states(
-        self, encoder: Any, batch: dict[str, torch.Tensor], rows: Sequence[TokenRow]
-    ) -> list[torch.Tensor]:
-        values = of_padded(Reading.TOKENS, encoder(**batch), batch["attention_mask"], rows)
-        return Coming(values).wait()
-
-    def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> torch.Tensor:
-        """The vectors [texts, width] of texts, all with a request's prompt and side."""
-        if self.programs is None and self.packed is None:
-            # The library's `encode` does this for each batch, which then has its own turn.
-            return torch.cat(
-                [self._encode_padded(some) for some in self._tokens(texts, parameters)]
-            )
+    def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> Sequence[torch.Tensor]:
+        """Return the vector [width] of each text, all with one request's prompt and side."""
+        tokens = self._tokens(texts, parameters)
+        if self.loaded is None:
+            return list(torch.cat([self._by_library(some) for some in tokens]).float().cpu())
         rows: list[TokenRow] = []
         prompt_length = None
-        for tokens in self._tokens(texts, parameters):
-            rows += _rows(self.model, tokens)
-            prompt_length = tokens.get("prompt_length")
-        if self.programs is not None:
-            return torch.stack(self.programs.values(rows))
-        assert self.packed is not None
-        return self._encode_packed(self.packed, rows, prompt_length)
+        for some in tokens:
+            rows += self._rows(self.loaded, some)
+            prompt_length = some.get("prompt_length")
+        return self.loaded.forward(rows, Pooling(list(self.model)[1:], prompt_length))
 
     @torch.inference_mode()
-    def _encode_padded(self, tokens: Mapping[str, Any]) -> torch.Tensor:
-        """The vectors of texts that are padded, as the library's own `encode` computes them."""
+    def _by_library(self, tokens: Mapping[str, Any]) -> torch.Tensor:
+        """Return the vectors of padded texts, as the library's `encode` computes them."""
         lengths = tokens["attention_mask"].sum(1)
         order, parts = lengths.argsort(), []
         for places in order.split(BATCH):
@@ -286,36 +239,11 @@ class SentenceVectors:
         back = order.argsort()
         return torch.cat(parts)[sent(back, parts[0].device)]
 
-    @torch.inference_mode()
-    def _encode_packed(
-        self, packed: PackedRows | PaddedRows, rows: Sequence[TokenRow], prompt_length: Any
-    ) -> torch.Tensor:
-        """The same, without the library's padding, of what it has made of the texts."""
-        parts, order, tokens_of = [], [], [len(row.ids) for row in rows]
-        for places in packed.cuts(tokens_of):
-            together = [rows[place] for place in places]
-            states, lengths = packed.states(self.model[0].auto_model, together)
-            starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32)
-            # As the library gives its pooling what flash attention has computed without padding.
-            features = {
-                "token_embeddings": states[None],
-                "cu_seq_lens_q": sent(starts, states.device),
-            }
-            if prompt_length is not None:
-                features["prompt_length"] = prompt_length
-            for module in list(self.model)[1:]:
-                features = module(features)
-            parts.append(features["sentence_embedding"])
-            order += places
-            turns.pause()
-        back = torch.tensor(order).argsort()
-        return torch.cat(parts)[sent(back, parts[0].device)]
-
     def _tokens(
         self, texts: Sequence[str], parameters: Mapping[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """What the library makes of texts for its model, piece by piece: it pads all of a call to
-        its longest text."""
+        """Yield the tokens that the library makes of texts, piece by piece, since it pads all of a
+        call to its longest text."""
         prompt = self._prompt(parameters)
         for piece in bounds.pieces(texts, len(prompt)):
             with cutting(self.model.tokenizer, side_of(parameters)):
@@ -323,77 +251,31 @@ class SentenceVectors:
                 tokens: dict[str, Any] = self.model.preprocess(some, prompt=prompt)
             yield tokens
 
+    def _rows(self, loaded: LoadedModel, tokens: Mapping[str, Any]) -> list[TokenRow]:
+        """Return the tokens of texts without the library's padding. A row keeps what is pooled."""
+        takes_types = TYPE_IDS in inspect.signature(loaded.model.forward).parameters
+        has_types = takes_types and TYPE_IDS in tokens
+        rows = [
+            TokenRow(
+                tokens["input_ids"][place][is_real].tolist(),
+                tokens[TYPE_IDS][place][is_real].tolist() if has_types else None,
+            )
+            for place, is_real in enumerate(tokens["attention_mask"].bool())
+        ]
+        if "prompt_length" not in tokens or self.model[1].include_prompt:
+            return rows
+        first = int(tokens["prompt_length"])
+        return [replace(row, keep=list(range(first, len(row.ids)))) for row in rows]
+
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
-        """What stands before each text of a request with these parameters."""
+        """Return the text before each text of a request with these parameters."""
         name = parameters.get("prompt_name") or self.model.default_prompt_name or ""
         return str(parameters.get("prompt", self.model.prompts.get(name, "")))
 
 
-def _rows(model: Any, tokens: Mapping[str, Any]) -> list[TokenRow]:
-    """What the library has made of texts, without its padding; each keeps the tokens that are
-    pooled."""
-    takes_types = TYPE_IDS in inspect.signature(model[0].auto_model.forward).parameters
-    has_types = takes_types and TYPE_IDS in tokens
-    rows = [
-        TokenRow(
-            tokens["input_ids"][place][is_real].tolist(),
-            tokens[TYPE_IDS][place][is_real].tolist() if has_types else None,
-        )
-        for place, is_real in enumerate(tokens["attention_mask"].bool())
-    ]
-    if "prompt_length" not in tokens or model[1].include_prompt:
-        return rows
-    first = int(tokens["prompt_length"])
-    return [replace(row, keep=list(range(first, len(row.ids)))) for row in rows]
-
-
-def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
-    """What computes a SentenceTransformer on a device that compiles a program for each shape.
-
-    Raises:
-        ModelError: It has modules of which that is not known, or answers otherwise there.
-        ValueError: AMPHORA_BUCKETS has no such shapes.
-    """
-    if (encoder := _encoder_of(model)) is None:
-        raise static.refused(kind, f"of its modules ({_names(model)}) shapes are not known")
-    inputs = frozenset(inspect.signature(encoder.forward).parameters)
-
-    def compute(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        taken = {name: tensor for name, tensor in batch.items() if name in inputs}
-        states = encoder(**taken)[0]
-        features = {"token_embeddings": states, "attention_mask": batch[static.POOLED]}
-        for module in list(model)[1:]:
-            features = module(features)
-        vectors: torch.Tensor = features["sentence_embedding"]
-        return vectors
-
-    @torch.no_grad()
-    def expected(row: TokenRow) -> torch.Tensor:
-        features = {"input_ids": torch.tensor([row.ids])}
-        features["attention_mask"] = torch.ones_like(features["input_ids"])
-        if has_types:
-            features[TYPE_IDS] = torch.zeros_like(features["input_ids"])
-        vector: torch.Tensor = model(features)["sentence_embedding"][0].float()
-        return vector
-
-    has_types = TYPE_IDS in inputs and TYPE_IDS in model.tokenizer.model_input_names
-    pad = model.tokenizer.pad_token_id or 0
-    longest = _longest(model)
-    layout = static.Layout(pad=pad, has_types=has_types, pools=True)
-    buckets = Buckets.read(environ, longest)
-    call = static.compiled(compute, kind, len(buckets.shapes))
-    programs = Programs(call, layout, buckets, kind)
-    texts = ["d e f " * min(longest, 4096), "a b c"]
-    first, second = (_rows(model, model.preprocess([text]))[0] for text in texts)
-    prove = programs.prepare(first, second, expected, encoder.dtype)
-    model.to(kind)
-    prove()
-    return programs
-
-
 def _encoder_of(model: Any) -> PreTrainedModel | None:
     """Return a SentenceTransformer's encoder if its first module reads tokens, its second pools
-    them, and others read what that gives; else None."""
+    them, and the others read the pooled vector; else None."""
     names = [type(module).__name__ for module in model]
     encoder = getattr(model[0], "auto_model", None)
     is_usual = names[:2] == ["Transformer", "Pooling"] and set(names[2:]) <= _AFTER_POOLING
@@ -402,45 +284,3 @@ def _encoder_of(model: Any) -> PreTrainedModel | None:
 
 def _names(model: Any) -> str:
     return ", ".join(type(module).__name__ for module in model)
-
-
-def _laid_out(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
-    """Return how the texts of a SentenceTransformer share a row, with its weights laid out as
-    kernels read them; None if the library is to pad them, or if its vectors would be others."""
-    if (encoder := _encoder_of(model)) is None:
-        packed_rows.tell_padded(f"the model's modules are {_names(model)}", environ)
-        return None
-
-    def vectors(how: PackedRows | None, texts: Sequence[str]) -> list[torch.Tensor]:
-        return list(SentenceVectors(model, how).encode(texts, {}).float())
-
-    inputs = frozenset(inspect.signature(encoder.forward).parameters)
-    several = ["d " * 12, "a b c", "a b d", "d " * 11]
-    packed = packed_rows.checked(
-        encoder,
-        PackedRows.of(encoder, "AutoModel", inputs, environ),
-        lambda how: vectors(how, several),
-    )
-    if packed is not None:
-        lay_out(encoder, environ, lambda: vectors(packed, ["a b c", "d " * 12]))
-    return packed
-
-
-def _longest(model: Any) -> int:
-    """Return how many tokens of a text a SentenceTransformer's encoder reads at most."""
-    return int(min(model.max_seq_length or 1 << 30, positions_of(model[0].auto_model)))
-
-
-def _by_openvino(model: Any) -> Forward:
-    """Return what computes a SentenceTransformer's encoder by OpenVINO.
-
-    Raises:
-        ModelError: It cannot.
-    """
-    if (encoder := _encoder_of(model)) is None:
-        raise conversion.refused(f"the model's modules are {_names(model)}")
-    known = {"input_ids", "attention_mask", TYPE_IDS} & set(
-        inspect.signature(encoder.forward).parameters
-    )
-    inputs = sorted(known - ({TYPE_IDS} - set(model.tokenizer.model_input_names)))
-    return conversion.converted(encoder, inputs, _longest(model))

@@ -22,7 +22,8 @@ from recipe.backend.generation import calls, gathering
 from recipe.backend.generation.decoding import Finite, Pauses
 from recipe.backend.generation.gathering import Gathering, Piece, Source
 from recipe.backend.generation.options import GREEDY_BELOW
-from recipe.backend.loaded_model import BATCH, LoadedModel
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.saved.origin import Origin
 from recipe.models.packed_encoders import IS_OLDER

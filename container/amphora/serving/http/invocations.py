@@ -37,8 +37,7 @@ OPENAI_ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses",
 )  # fmt: skip
 TEI_ROUTES = (
-    "/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity", "/tokenize",
-    "/decode",
+    "/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity",
 )  # fmt: skip
 TGI_ROUTES = ("/generate", "/generate_stream")
 CLIENT_ROUTES = (*OPENAI_ROUTES, *TEI_ROUTES, *TGI_ROUTES)
