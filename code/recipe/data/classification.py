@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
-import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import column_content, columns, held_out, labelled_rows, labels, shards, values
@@ -44,10 +43,7 @@ from recipe.data.shards import Hosts
 from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
 
-_AT_ONCE = 10_000
 Array = npt.NDArray[Any]
-_FEWEST_COMMON = 10
-_COMMON_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +119,6 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
             inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
             schema = pa.schema([*inputs.items(), (LABEL, labelled_rows.KINDS[known.problem])])
             built[split] = held_out.data_set([schema.empty_table()])
-        _check_overlap(built, places.guessed, notes)
     findings = [_describe(split, each) for split, each in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
     uses, rule = held_out.assign(built, hyperparameters, strata, hosts, places.sharded)
@@ -294,44 +289,6 @@ def _names_of_classes(
 def _with_names(part: Part, column: str, names: Mapping[int, str]) -> Part:
     part = values.with_positions(part, column, sorted(names))
     return part.named(column, [names[key] for key in sorted(names)])
-
-
-def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: list[str]) -> None:
-    """See that what was guessed to be training data does not hold the rows of the others."""
-    keys = [name for name in built["train"].column_names if name != LABEL]
-    if not set(keys) <= {TEXT, PAIR}:
-        return
-    others = [split for split in built if split != "train"]
-    # A number of 64 bits for each text: two different ones of the same are none of ten.
-    of_others = {
-        split: np.unique(np.concatenate([np.empty(0, np.uint64), *_hashes(built[split], keys)]))
-        for split in others
-    }
-    is_again = {split: np.zeros(len(rows), bool) for split, rows in of_others.items()}
-    of_others = {split: rows for split, rows in of_others.items() if len(rows)}
-    for hashes in _hashes(built["train"], keys) if of_others else ():
-        for split, rows in of_others.items():
-            at = np.searchsorted(rows, hashes).clip(max=max(0, len(rows) - 1))
-            is_again[split][at[rows[at] == hashes]] = True
-    for split, rows in of_others.items():
-        again = int(is_again[split].sum())
-        if guessed and again >= max(_FEWEST_COMMON, len(rows) / 2):
-            raise DataError(
-                f"{again} of the {len(rows)} texts of the {split} data are in the files without a "
-                "split in their names, too, which would be trained on.",
-                "Name the files of training data train, and leave the others out.",
-            )
-        if again > len(rows) * _COMMON_SHARE:
-            notes.append(
-                f"{again} of the {len(rows)} texts of the {split} data are training rows, too."
-            )
-
-
-def _hashes(split: datasets.Dataset, keys: Sequence[str]) -> Iterator[Array]:
-    """Of some texts at a time."""
-    for batch in split.select_columns(list(keys)).with_format("arrow").iter(_AT_ONCE):
-        of_columns = [pd.util.hash_array(batch[name].to_numpy()) for name in keys]
-        yield functools.reduce(lambda first, second: first * np.uint64(31) + second, of_columns)
 
 
 def _describe(split: str, parts: Sequence[Read]) -> str:

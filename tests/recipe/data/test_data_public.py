@@ -71,10 +71,6 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
         **folders("20news-bydate-train", "4996", ["alt.atheism", "sci.med", "talk.politics.misc"], ""),
         **folders("20news-bydate-test", "5996", ["alt.atheism", "sci.med", "talk.politics.misc"], ""),
      }, {}, (12, 12, 0), ["alt.atheism", "sci.med", "talk.politics.misc"], []),
-    ("MR", {"rt-polarity.pos": lines("a film number {n} that works")[:-1] + " , and well , too\n",
-            "rt-polarity.neg": lines("a film number {n} that fails")[:-1] + " , badly\n",
-            "rt-polaritydata.README.1.0.txt": "Introduction\n\nThis README v1.0"},
-     {}, (22, 2, 0), ["neg", "pos"], ["README"]),
     ("SST-2 of GLUE", {
         "SST-2/train.tsv": lines("it 's number {n}\t{c}", header=GLUE),
         "SST-2/dev.tsv": lines("it is number {n}\t{c}", header=GLUE, count=6),
@@ -102,11 +98,6 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
         "test_labels.csv": lines("{n},-1,-1,-1", header="id,toxic,obscene,threat"),
         "sample_submission.csv": lines("{n},0.5,0.5,0.5", header="id,toxic,obscene,threat")},
      {}, (22, 2, 0), ["toxic", "obscene", "threat"], ["test_labels.csv"]),
-    ("TweetEval's files", {
-        f"sentiment/{split}_{what}.txt": text for split in ("train", "val", "test")
-        for what, text in (("text", lines("tweet {n}, at @user", split)), ("labels", lines("{c}")))
-     } | {"sentiment/mapping.txt": "0\tnegative\n1\tpositive\n"},
-     {"class_names": "negative,positive"}, (12, 12, 12), ["negative", "positive"], ["mapping.txt"]),
     ("BlazingText", {"dbpedia.train": lines("__label__{c} text number {n} , here"),
                      "dbpedia.validation": lines("__label__{c} and number {n}", count=6)},
      {}, (12, 6, 0), ["0", "1"], []),
@@ -173,8 +164,13 @@ REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
     ("bytes as Python writes them", {"a.csv": lines("b'a text {n}',{c}", header="text,label")},
      ["holds bytes", "b'a text 0'"]),
     ("a zip of Kaggle's", {"train.csv.zip": "PK\x03\x04", "test.csv.zip": "PK\x03\x04"}, ["archive"]),
-    ("labels that are too few", {"texts.txt": lines("text {n}"), "labels.txt": "0\n0\n1\n"},
-     ["12 lines", "labels.txt", "3"]),
+    ("MR", {"rt-polarity.pos": lines("a film number {n} that works"),
+            "rt-polarity.neg": lines("a film number {n} that fails")},
+     ["rt-polarity.pos", "a text and a label"]),
+    ("TweetEval's files", {"train_text.txt": lines("tweet {n} at @user"),
+                           "train_labels.txt": lines("{c}")}, ["train_text.txt", "train_labels.txt"]),
+    ("one file for each class", {"pos/a.txt": lines("good {n}"), "neg/a.txt": lines("bad {n}")},
+     ["each file may be a text, or each line"]),
     ("part files of plain text", {f"part-0000{n}.txt": "some words\nmore words\n" for n in range(3)},
      ["part-00000.txt"]),
     ("dates as labels", {"a.csv": "text,label\n" + lines("text {n},2020-01-0{c}")}, ["dates", "'label'"]),
@@ -184,7 +180,7 @@ REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
      ["a.jsonl line 2", "'text'"]),
     ("files of all rows beside a test file", {
         "all.csv": lines("text {n},{k}", header="text,label", count=30),
-        "test.csv": lines("text {n},{k}", header="text,label", count=12)}, ["12 of the 12", "test"]),
+        "test.csv": lines("text {n},{k}", header="text,label", count=12)}, ["all.csv may be of any split", "test data"]),
 ]  # fmt: skip
 
 

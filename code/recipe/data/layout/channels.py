@@ -15,7 +15,6 @@ from huggingface_hub import DatasetCardData
 from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of, splits_in
 from recipe.data.layout import sources, splits
 from recipe.data.layout.model_channel import MODEL_CHANNELS
-from recipe.data.layout.sources import Sources
 from recipe.errors import DataError
 
 NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
@@ -33,19 +32,8 @@ class ChannelLayout:
     """The columns that the folders of a file stand for: `label=pos/part-0.parquet`."""
     unclear: frozenset[Path] = frozenset()
     """Files whose names speak of several splits: only a column can say which."""
-    guessed: bool = False
-    """Whether files are training data only because other files are named after other splits."""
     sharded: frozenset[str] = frozenset()
     """Splits with files of sharded channels: this host has its own part of them, maybe none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Channel:
-    """The splits inside one channel."""
-
-    files: Mapping[str, list[Path]]
-    sources: Sources
-    guessed: bool = False
 
 
 def find(
@@ -53,11 +41,10 @@ def find(
     configurations: str | None = None,
     sharded: frozenset[str] = frozenset(),
 ) -> ChannelLayout:
-    """Which files are for training and which for evaluation.
+    """Return which files are for training and which for evaluation.
 
-    A channel is named after its split, or its files or folders are, or a data set's card says
-    which files are of which split. A channel of another name is for training, where it is the only
-    one of such a name and none is called train.
+    A channel is named after its split, or its files or folders are. A channel of another name is
+    for training if it is the only one of such a name and none is called train.
 
     Args:
         configurations: The hyperparameter dataset_config_name: one, or several with commas.
@@ -74,23 +61,23 @@ def find(
     named = {name: split_of(name) for name in data}
     others = [name for name, split in named.items() if split is None]
     notes: list[str] = []
-    inside: dict[str, _Channel] = {}
+    inside: dict[str, Mapping[str, list[Path]]] = {}
     for name, path in data.items():
         alone = others == [name] and "train" not in named.values()
         own = named[name] or ("train" if alone else None)
         if name in sharded and not (path.exists() and sources.scan(path).data):
-            inside[name] = _Channel(files={own: []} if own else {}, sources=Sources())
+            inside[name] = {own: []} if own else {}
         else:
             inside[name] = _inside(name, path, own, requested, notes)
     files: dict[str, list[Path]] = {}
-    for name, channel in inside.items():
-        for split, paths in channel.files.items():
+    for name, of_channel in inside.items():
+        for split, paths in of_channel.items():
             if named[name] in (split, None) or split not in named.values():
                 files.setdefault(split, []).extend(paths)
             else:
                 unused = ", ".join(map(str, paths))
                 notes.append(f"{unused} is not used: there is a channel for {split} data.")
-    kinds = {split: {name in sharded for name, channel in inside.items() if split in channel.files}
+    kinds = {split: {name in sharded for name, of_channel in inside.items() if split in of_channel}
              for split in files}  # fmt: skip
     if mixed := [split for split, kind in kinds.items() if len(kind) > 1]:
         raise DataError(
@@ -107,21 +94,21 @@ def find(
             "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
             "as CSV, JSON Lines or Parquet.",
         )
-    used = [(data[name], path) for name, each in inside.items()
-            for paths in each.files.values() for path in paths]  # fmt: skip
+    used = [(data[name], path) for name, of_channel in inside.items()
+            for paths in of_channel.values() for path in paths]  # fmt: skip
     return ChannelLayout(
         files=files,
         notes=notes,
         partitions={path: columns for root, path in used if (columns := _partitions(root, path))},
         unclear=frozenset(path for _, path in used if len(splits_in(path.name)) > 1),
-        guessed=any(each.guessed for each in inside.values()),
         sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),
     )
 
 
 def _inside(
     name: str, path: Path, own: str | None, requested: Sequence[str], notes: list[str]
-) -> _Channel:
+) -> Mapping[str, list[Path]]:
+    """Return the files of each split in one channel."""
     if not path.exists():
         raise DataError(
             f"Channel {name} does not exist: {path}.",
@@ -135,7 +122,7 @@ def _inside(
     for card in sources_here.cards:
         _check_card(card, assigned.files)
     notes += assigned.notes
-    return _Channel(files=assigned.files, sources=sources_here, guessed=assigned.guessed)
+    return assigned.files
 
 
 def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:

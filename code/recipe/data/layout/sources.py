@@ -1,8 +1,7 @@
-"""Which files below a channel hold rows, and which lie beside them."""
+"""Tell the files of a channel that hold rows from the others."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,10 +24,9 @@ _SIDE_NAMES = re.compile(
 )
 _CLASSES = re.compile(
     r"class_?(es|names|labels|map)|target_names|label2id|id2label|labels?_?(names|list|map|mapping"
-    r"|dict|to_id)|id_to_label|categor(ies|y_names)|(?P<maybe>labels?|class|category|names|intents|mapping)"
+    r"|dict|to_id)|id_to_label|categor(ies|y_names)|labels?|class|category|names|intents|mapping"
 )
-_LIST_SUFFIXES = (".txt", ".json", ".csv", ".tsv", ".names", "")
-_LONGEST_LIST = 1_000_000  # bytes
+_LIST_SUFFIXES = (".txt", ".json", ".names", "")
 _MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
 
 
@@ -47,7 +45,7 @@ class Sources:
     notes: list[str] = field(default_factory=list)
 
     def describe(self, channel: str) -> Iterator[str]:
-        """What is not read, a sentence each."""
+        """Yield a sentence for each kind of file that is not read."""
         yield from self.notes
         if self.passed_over:
             names = [path.name for path in sorted(self.passed_over)]
@@ -61,7 +59,7 @@ class Sources:
 
 
 def scan(path: Path) -> Sources:
-    """What lies below a channel's folder; a channel may be a file."""
+    """Return what lies below a channel's folder; a channel may be a file."""
     sources = Sources()
     _scan(path, sources, ())
     if not sources.data:
@@ -72,7 +70,11 @@ def scan(path: Path) -> Sources:
 
 
 def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
-    """`above` are the real folders that led here, for links that lead back."""
+    """Add what lies below `path` to `sources`.
+
+    Args:
+        above: The real folders that led here, to stop at links that lead back.
+    """
     if is_arrow_folder(path):
         sources.data.append(path)
         return
@@ -88,7 +90,7 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
         return
     if not path.is_file():
         sources.notes.append(
-            f"{path} is no file, or a link that leads back or to nothing: not used."
+            f"{path} is not used: it is not a file, or a link to nothing or to a folder above."
         )
         return
     name = path.name.lower()
@@ -101,31 +103,9 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
         sources.passed_over.append(path)
     elif path.stat().st_size == 0:
         sources.notes.append(f"{path} is empty and not used.")
-    elif _lists_classes(path):
+    elif path.suffix.lower() in _LIST_SUFFIXES and _CLASSES.fullmatch(
+        plain(path.stem).replace("-", "_")
+    ):
         sources.class_lists.append(path)
     else:
         sources.data.append(path)
-
-
-def _lists_classes(path: Path) -> bool:
-    """Return whether a file lists the names of classes: `classes.txt`, or `labels.txt` with
-    different lines.
-    """
-    match = _CLASSES.fullmatch(plain(path.stem).replace("-", "_"))
-    suffix = path.suffix.lower()
-    if match is None or suffix not in _LIST_SUFFIXES or path.stat().st_size > _LONGEST_LIST:
-        return False
-    if match["maybe"] is None:
-        return True
-    if suffix in (".csv", ".tsv"):
-        return False
-    try:
-        text = path.read_text("utf-8-sig")
-        if suffix == ".json":
-            document = json.loads(text)
-            items = document.values() if isinstance(document, dict) else document
-            return all(isinstance(item, (str, int)) for item in items)
-    except (ValueError, TypeError, RecursionError):
-        return False
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return len(set(lines)) == len(lines)

@@ -22,27 +22,25 @@ class Assigned:
     files: Mapping[str, list[Path]]
     notes: list[str] = field(default_factory=list)
     """What was left out and why, one sentence each."""
-    guessed: bool = False
-    """Whether the files for training are those that name no split, beside some that do."""
 
 
 def by_names(
     root: Path, paths: Sequence[Path], own: str | None, requested: Sequence[str]
 ) -> Assigned:
-    """The split of each of `paths`.
+    """Return the files of each split.
 
-    A folder or file that names a split is of that split; the others are of the split that the
-    channel stands for, but are left out where some name that one. So no file that names another
-    split is ever for training.
+    A folder or file that names a split is of that split. The others are of the split that the
+    channel stands for, but are left out if some name that one.
 
     Args:
         root: The channel's folder.
         own: The split that the channel stands for, if any.
-        asked: The configurations that are read: folders, each of which has its own splits.
+        requested: The configurations that are read: folders, each of which has its own splits.
 
     Raises:
-        DataError: names contradict themselves, there are several configurations and none is asked
-            for, or a channel for training holds files that name other splits only.
+        DataError: names contradict themselves, there are several configurations and none is
+            requested, or a channel for training holds files that name other splits, and none that
+            names training data.
     """
     notes: list[str] = []
     paths = _of_configurations(root, paths, requested, notes)
@@ -50,17 +48,19 @@ def by_names(
     present = {split for split in named.values() if split is not None}
     unnamed = [path for path, split in named.items() if split is None]
     files = {
-        split: [path for path, each in named.items() if each == split] for split in sorted(present)
+        split: [path for path, of_path in named.items() if of_path == split]
+        for split in sorted(present)
     }
     if own in ("validation", "test") and own not in present and len(present) == 1 and not unnamed:
         # The channel's name is the user's word, and what is evaluated is never learned.
         notes.append(f"{listed(paths)}: taken as {own} data, as the channel is named so.")
         return Assigned(files={own: list(paths)}, notes=notes)
-    if own == TRAIN and present and TRAIN not in present and not unnamed:
+    if own == TRAIN and present and TRAIN not in present:
+        others = f"{listed(unnamed)} may be of any split" if unnamed else "no other file is there"
         raise DataError(
-            f"{listed(paths)}: the names say {' and '.join(sorted(present))} data, and the "
-            "channel has no other files to train on.",
-            "Rename what is training data, or give it in this channel.",
+            f"{listed([path for path in paths if path not in unnamed])}: the names say "
+            f"{' and '.join(sorted(present))} data. None says training data, and {others}.",
+            "Name the training data train, such as train.csv, and leave out files of all rows.",
         )
     if unnamed and own is None:
         notes.append(f"{listed(unnamed)} is not used: neither it nor its channel names a split.")
@@ -68,8 +68,7 @@ def by_names(
         notes.append(f"{listed(unnamed)} is not used: other files are named after {own} data.")
     elif unnamed and own is not None:
         files.setdefault(own, []).extend(unnamed)
-    guessed = own == TRAIN and bool(unnamed) and bool(present) and TRAIN not in present
-    return Assigned(files=files, notes=notes, guessed=guessed)
+    return Assigned(files=files, notes=notes)
 
 
 def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
