@@ -7,9 +7,8 @@ SageMaker calls `POST /adapters` and `DELETE /adapters/NAME` for inference compo
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,30 +17,19 @@ from starlette.routing import Route
 from amphora.serving.http.invocations import Invocations, check_origin
 from amphora.serving.protocol.media_types import Fault
 
+if TYPE_CHECKING:
+    from amphora.serving.vllm.proxy import VllmServer
+
 LOG = logging.getLogger("amphora.server")
 ROUTE = "/adapters"
 HEADER = "x-amzn-sagemaker-adapter-identifier"
 """Names the adapter of a request; in OpenAI's API the body's `model` does, too."""
 
 
-class TakesAdapters(Protocol):
-    """The server of a model that takes adapters."""
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """Return the folders of the loaded adapters by their names."""
-
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter. Raises Fault if it cannot be served."""
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Raises Fault (404) if it is not loaded."""
-
-
 class Adapters:
     """The routes that manage adapters."""
 
-    def __init__(self, invocations: Invocations, server: TakesAdapters | None) -> None:
+    def __init__(self, invocations: Invocations, server: VllmServer | None) -> None:
         """
         Args:
             invocations: Reads requests.
@@ -85,7 +73,7 @@ class Adapters:
         LOG.info("Adapter %s is unloaded.", name)
         return self._invocations.reply(200, {"status": f"Adapter {name} unregistered"})
 
-    def _taking(self) -> TakesAdapters:
+    def _taking(self) -> VllmServer:
         """Return the model's server. Raises Fault (404) if it takes no adapters."""
         if self._server is None:
             raise Fault(

@@ -8,7 +8,7 @@ model answers the routes that its handlers list in `describe_fn`.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -26,9 +26,11 @@ from amphora.serving.http.invocations import (
     route_of,
 )
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
-from amphora.serving.pool.backend import Backend
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from amphora.serving.http.invocations import Backend
 
 
 class ClientRoutes:

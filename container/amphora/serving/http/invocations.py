@@ -9,7 +9,7 @@ import os
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -18,12 +18,18 @@ from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
 
 from amphora.serving.pool import sessions
-from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import MIB, ServerSettings
+
+if TYPE_CHECKING:
+    from amphora.serving.pool.pool import Pool
+    from amphora.serving.vllm.proxy import VllmServer
+
+    Backend: TypeAlias = Pool | VllmServer
+    """What answers a model's requests."""
 
 LOG = logging.getLogger("amphora.server")
 GONE = "amphora.gone"

@@ -23,7 +23,6 @@ from amphora.serving import programs
 from amphora.serving.http.invocations import Invocations, check_origin
 from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
-from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import MIB, ServerSettings
@@ -43,7 +42,7 @@ class LoadedModel:
 
     name: str
     url: str
-    pool: Backend
+    pool: Pool
 
     @property
     def entry(self) -> dict[str, str]:
@@ -83,7 +82,7 @@ class MultiModel:
         ]
 
     @property
-    def pools(self) -> list[Backend]:
+    def pools(self) -> list[Pool]:
         """Return the pools of the loaded models."""
         return [model.pool for model in self._models.values()]
 
@@ -166,7 +165,7 @@ class MultiModel:
         LOG.info("Model %s is loaded from %s.", name, folder)
         return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 
-    async def _open(self, name: str, folder: Path) -> Backend:
+    async def _open(self, name: str, folder: Path) -> Pool:
         """Load a model. Raises Fault: 404 without its folder, 507 if it does not fit, else 500."""
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")

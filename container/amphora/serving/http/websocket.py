@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -21,11 +22,13 @@ from amphora.serving.http.invocations import (
     chunks,
     error_body,
 )
-from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from amphora.serving.http.invocations import Backend
 
 # Messages that are read before earlier ones are answered. The end of the connection is only seen
 # behind them.

@@ -61,7 +61,7 @@ class _Work:
 
 
 class VllmServer:
-    """A model that vLLM serves. `amphora.serving.pool.backend` documents the members."""
+    """A model that vLLM serves, with the public members of a `Pool`."""
 
     def __init__(
         self,
