@@ -55,7 +55,7 @@ def load(
     origin: Origin,
     architecture: Any,
     environ: Mapping[str, str] = os.environ,
-    means: bool = False,
+    reading: Reading | None = None,
 ) -> LoadedModel:
     """Load a model by one of transformers' Auto classes, on an accelerator if there is one.
 
@@ -63,12 +63,16 @@ def load(
         origin: Where it is.
         architecture: The Auto class.
         environ: AMPHORA_DTYPE and the other variables of this package.
-        means: Whether only means of hidden states will be read.
+        reading: What is read of it. Default: labels of a sequence classifier, else values of
+            tokens.
 
     Raises:
         ModelError: It cannot be read, or the device cannot compute it.
         ValueError: AMPHORA_DTYPE is not the name of a precision.
     """
+    if reading is None:
+        is_labelled = architecture is AutoModelForSequenceClassification
+        reading = Reading.LABELS if is_labelled else Reading.TOKENS
     kind, name, dtype = precision.chosen(environ)
     gives_way = precision.may_replace(kind, name, environ)
     if gives_way and architecture is AutoModelForCausalLM and precision.is_published_in(origin):
@@ -91,13 +95,12 @@ def load(
         if kind == "cpu" and not (is_compiled or name == "int8"):
             lay_out(model, environ, functools.partial(_generation_scores, loaded))
     else:
-        reading = _reading_of(architecture)
         if kind not in DEVICES:
+            if reading is Reading.MEAN:
+                reading = Reading.TOKENS  # of which the caller makes means
             tried = functools.partial(_tried, loaded, reading)
             model, name = precision.settled(model, origin, architecture, name, environ, tried)
             loaded = replace(loaded, model=model)
-        elif means:
-            reading = Reading.MEAN
         loaded = laid_out(loaded, kind, architecture, reading, environ, is_int8=name == "int8")
     if name == "int8":
         model = precision.in_int8(model)
@@ -314,12 +317,6 @@ def _generation_scores(loaded: LoadedModel) -> list[torch.Tensor]:
         more["encoder_outputs"] = (first.encoder_last_hidden_state,)
     then = model(**more, past_key_values=cache, use_cache=True)
     return [first.logits[0].float(), then.logits[0].float()]
-
-
-def _reading_of(architecture: Any) -> Reading:
-    """Return what the tasks read of a model of an Auto class."""
-    is_labelled = architecture is AutoModelForSequenceClassification
-    return Reading.LABELS if is_labelled else Reading.TOKENS
 
 
 def _typed(row: TokenRow) -> TokenRow:

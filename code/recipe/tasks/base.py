@@ -18,9 +18,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from recipe.batching import batches, flat, packing
-from recipe.batching.batches import Layout, Samples
+from recipe.batching import batches, flat, groups, packing
+from recipe.batching.batches import Layout, Packed, Padded, Samples
 from recipe.batching.flat import Row
+from recipe.batching.groups import Groups
 from recipe.batching.packing import Rows, Shape
 from recipe.console import say
 from recipe.data.held_out import DataSets
@@ -119,7 +120,7 @@ class Objective:
 
 
 class EncoderObjective(Objective):
-    """Base of objectives of encoders that can be packed."""
+    """Base of objectives of encoders that can be packed: of texts, pairs or groups of these."""
 
     packable = packed_encoders.FAMILIES
     lightens_attention = True
@@ -127,6 +128,21 @@ class EncoderObjective(Objective):
     def packs(self, model: PreTrainedModel) -> bool:
         """Return whether `model` is of a family that can be packed."""
         return packed_encoders.family_of(model.config) is not None
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        """Return a layout of texts, or of the texts of groups."""
+        inner = text_layout(model, packed, size, pad_id, groups.text_batches(batches))
+        is_grouped = any(isinstance(samples, Groups) for samples, _ in batches)
+        return groups.layout(inner, size, batches) if is_grouped else inner
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        """Let `model` take packed batches, or compute padded texts as if each were alone."""
+        if packed:
+            packed_encoders.take_packed(model)
+        else:
+            packed_encoders.take_lengths(model)
 
 
 class TokenLosses(Objective):
@@ -297,6 +313,27 @@ def has_types(model: PreTrainedModel, batches: Batches) -> bool:
             "Give the tokenizer that belongs to the model.",
         )
     return True
+
+
+def text_layout(
+    model: PreTrainedModel,
+    packed: bool,
+    size: int,
+    pad_id: int,
+    batches: Batches,
+    in_blocks: bool = False,
+) -> Packed | Padded:
+    """Return how texts or pairs of texts are laid out for an encoder.
+
+    Args:
+        in_blocks: Whether packed texts stay in blocks, although the model's attention takes a row.
+    """
+    typed, family = has_types(model, batches), packed_encoders.family_of(model.config)
+    lengths = lengths_of(batches)
+    if packed and family is not None:
+        shape = packing.shape(lengths) if in_blocks else shape_for(model, batches)
+        return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
+    return Padded(packing.buckets(lengths), size, pad_id, typed=typed)
 
 
 def shape_for(model: PreTrainedModel, batches: Batches) -> Shape | Row:

@@ -21,8 +21,6 @@ from transformers import (
     Trainer,
 )
 
-from recipe.batching import groups, packing
-from recipe.batching.batches import Layout, Packed, Padded
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.console import say
@@ -33,7 +31,7 @@ from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, lora, packed_encoders, ranking_losses
+from recipe.models import loading, lora, ranking_losses
 from recipe.models.loading import Source
 from recipe.reports import rankings
 from recipe.reports.model_card import About
@@ -42,15 +40,11 @@ from recipe.tasks import judging, numbered_texts, ranking_scores
 from recipe.tasks.base import (
     OK,
     WARNING,
-    Batches,
     EncoderObjective,
     Finding,
     Model,
     Task,
     check_best,
-    has_types,
-    lengths_of,
-    shape_for,
 )
 from recipe.tasks.ranking_scores import Array, Found, JudgedLists
 from recipe.tasks.reranking import data as reranking
@@ -73,26 +67,8 @@ class Relevant(EncoderObjective):
         self.last: tuple[str, Array, Found] | None = None
         """The last evaluation: its split, its scores, what was found with them."""
 
-    def layout(
-        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
-    ) -> Layout:
-        texts = groups.text_batches(batches)
-        family, typed = packed_encoders.family_of(model.config), has_types(model, texts)
-        inner: Layout
-        if packed and family is not None:
-            first = family.first_position(model.config)
-            inner = Packed(shape_for(model, texts), size, pad_id, first, typed=typed)
-        else:
-            inner = Padded(packing.buckets(lengths_of(texts)), size, pad_id, typed=typed)
-        if not any(isinstance(samples, Groups) for samples, _ in batches):
-            return inner
-        return groups.layout(inner, size, batches)
-
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        if packed:
-            packed_encoders.take_packed(model)
-        else:
-            packed_encoders.take_lengths(model)
+        super().prepare(model, packed)
         ranking_losses.take_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

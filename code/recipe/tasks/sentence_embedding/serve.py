@@ -232,7 +232,7 @@ def load_vectors(origin: Origin) -> Embedder:
     sentence-transformers has saved computes it as that library does."""
     if origin.sentence_modules:
         return Embedder(SentenceVectors.load(origin))
-    return Embedder(Means(loading.load(origin, AutoModel, means=True)))
+    return Embedder(Means(loading.load(origin, AutoModel, reading=Reading.MEAN)))
 
 
 def load_features(

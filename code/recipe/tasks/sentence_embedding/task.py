@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from recipe.batching import groups, packing
-from recipe.batching.batches import Layout, Packed, Padded
+from recipe.batching import groups
+from recipe.batching.batches import Layout
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance
@@ -28,7 +28,7 @@ from recipe.data.files.spool import spooled
 from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, packed_encoders, ranking_losses
+from recipe.models import loading, ranking_losses
 from recipe.models.loading import Source
 from recipe.reports import figures, rankings
 from recipe.reports.model_card import About
@@ -43,8 +43,7 @@ from recipe.tasks.base import (
     Model,
     Task,
     check_best,
-    lengths_of,
-    shape_for,
+    text_layout,
 )
 from recipe.tasks.numbered_texts import Numbered
 from recipe.tasks.ranking_scores import Corpus, Found
@@ -101,15 +100,9 @@ class Alike(EncoderObjective):
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
         texts = groups.text_batches(batches)
-        family = packed_encoders.family_of(model.config)
-        inner: Layout
-        if packed and family is not None:
-            # What is computed in parts is cut between blocks.
-            in_blocks = self._at_once is not None
-            shape = packing.shape(lengths_of(texts)) if in_blocks else shape_for(model, texts)
-            inner = Packed(shape, size, pad_id, family.first_position(model.config))
-        else:
-            inner = Padded(packing.buckets(lengths_of(texts)), size, pad_id)
+        # What is computed in parts is cut between blocks.
+        in_blocks = self._at_once is not None
+        inner = text_layout(model, packed, size, pad_id, texts, in_blocks)
         if not any(isinstance(samples, Groups) for samples, _ in batches):
             return inner
         laid_out = groups.layout(inner, size, batches)

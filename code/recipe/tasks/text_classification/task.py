@@ -13,15 +13,14 @@ from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe import metrics
-from recipe.batching import packing
-from recipe.batching.batches import Layout, Packed, Padded, Samples
+from recipe.batching.batches import Samples
 from recipe.console import say
 from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, losses, packed_encoders
+from recipe.models import loading, losses
 from recipe.models.loading import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
@@ -30,16 +29,12 @@ from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
     OK,
     WARNING,
-    Batches,
     EncoderObjective,
     Finding,
     Model,
     Objective,
     Task,
     check_best,
-    has_types,
-    lengths_of,
-    shape_for,
 )
 from recipe.tasks.evaluation import Floats, Scores
 from recipe.tokenization import encoding
@@ -62,22 +57,6 @@ SCORES_OF: Mapping[str, Sequence[str]] = {
 class _Classes(EncoderObjective):
     def __init__(self, thresholds: Floats | None = None) -> None:
         self._thresholds = thresholds
-
-    def layout(
-        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
-    ) -> Layout:
-        family = packed_encoders.family_of(model.config)
-        typed = has_types(model, batches)
-        if packed and family is not None:
-            shape = shape_for(model, batches)
-            return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
-        return Padded(packing.buckets(lengths_of(batches)), size, pad_id, typed=typed)
-
-    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        if packed:
-            packed_encoders.take_packed(model)
-        else:
-            packed_encoders.take_lengths(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         return losses.of_samples(logits, labels, smoothing)
