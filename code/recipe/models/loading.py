@@ -40,6 +40,7 @@ _FITTING = {
     "AutoModelForMaskedLM": "an encoder, such as BERT or ModernBERT",
 }
 """What to give instead of a model of another kind."""
+PAIR_OF_TEXTS = "a pair of texts"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -123,14 +124,14 @@ def load_head(
     source: Source,
     hyperparameters: Hyperparameters,
     *,
-    adapters: str,
+    adapters: str | None,
     what: str,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model in float32 with a head that may be new, and its tokenizer.
 
     Args:
-        adapters: What peft calls the task.
+        adapters: What peft calls the task; None if it has no name for it.
         what: What the head makes of the model, for messages.
         options: Of its configuration.
 
@@ -328,3 +329,28 @@ def longest_input(
             f"Give {limit} or less.",
         )
     return max_length or min(limit, usual)
+
+
+def longest_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+    what: str = "a text",
+) -> int:
+    """Return `longest_input`, with room for tokens beside the tokenizer's special ones.
+
+    Args:
+        what: What is cut, for messages; PAIR_OF_TEXTS has more special tokens.
+
+    Raises:
+        HyperparameterError: the length leaves no room, or the model takes fewer tokens.
+    """
+    length = longest_input(model, tokenizer, max_length)
+    special = tokenizer.num_special_tokens_to_add(pair=what == PAIR_OF_TEXTS)
+    if length < special + 2:
+        raise HyperparameterError(
+            f"Hyperparameter max_length has value {length}: of {what}, {special} tokens are the "
+            "tokenizer's own.",
+            f"Give {special + 2} or more.",
+        )
+    return length

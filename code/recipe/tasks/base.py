@@ -122,7 +122,7 @@ class Objective:
 class EncoderObjective(Objective):
     """Base of objectives of encoders that can be packed: of texts, pairs or groups of these."""
 
-    packable = packed_encoders.FAMILIES
+    packable: Collection[str] = packed_encoders.FAMILIES
     lightens_attention = True
 
     def packs(self, model: PreTrainedModel) -> bool:

@@ -13,7 +13,6 @@ from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
 from recipe.data import language_modeling
 from recipe.data.column_names import TEXT, TOKEN_IDS
-from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_encoders
 from recipe.models.loading import Source
@@ -86,15 +85,7 @@ class MaskedLm(Task):
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer texts are split or truncated; what serves the model reads as much."""
         encoding.refuse_types(model, tokenizer)
-        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
-        special = tokenizer.num_special_tokens_to_add()
-        if length < special + 2:
-            raise HyperparameterError(
-                f"Hyperparameter max_length has value {length}: of a text, {special} tokens are "
-                "the tokenizer's own.",
-                f"Give {special + 2} or more.",
-            )
-        return length
+        return loading.longest_text(model, tokenizer, self._hyperparameters.max_length)
 
     def tokenise(
         self,

@@ -29,7 +29,7 @@ from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
-from recipe.errors import HyperparameterError, ModelError
+from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, lora, ranking_losses
 from recipe.models.loading import Source
@@ -150,14 +150,8 @@ class Reranking(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer pairs are cut, by what serves the model, too."""
-        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
-        special = tokenizer.num_special_tokens_to_add(pair=True)
-        if length < special + 2:
-            raise HyperparameterError(
-                f"Hyperparameter max_length has value {length}: of a pair of texts, {special} "
-                "tokens are the tokenizer's own.",
-                f"Give {special + 2} or more.",
-            )
+        max_length = self._hyperparameters.max_length
+        length = loading.longest_text(model, tokenizer, max_length, loading.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length
 

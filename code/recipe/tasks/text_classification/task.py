@@ -176,16 +176,11 @@ class TextClassification(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer texts are cut, by what serves the model, too."""
-        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
         is_pair = PAIR in self.train.column_names
+        what = loading.PAIR_OF_TEXTS if is_pair else "a window" if self._is_split else "a text"
+        max_length = self._hyperparameters.max_length
+        length = loading.longest_text(model, tokenizer, max_length, what)
         special = tokenizer.num_special_tokens_to_add(pair=is_pair)
-        if (is_pair or self._is_split) and length < special + 2:
-            what = "a pair of texts" if is_pair else "a window"
-            raise HyperparameterError(
-                f"Hyperparameter max_length has value {length}: of {what}, {special} tokens are "
-                "the tokenizer's own.",
-                f"Give {special + 2} or more.",
-            )
         self._window = length - special
         tokenizer.model_max_length = length
         return length

@@ -21,7 +21,7 @@ from recipe.batching import packing
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.data.column_names import TAGS, TOKENS
-from recipe.errors import HyperparameterError, ModelError
+from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_encoders, token_heads
 from recipe.models.loading import Source
@@ -151,14 +151,8 @@ class TokenClassification(Task):
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Tokens of a window; what serves the model reads as many."""
         encoding.refuse_types(model, tokenizer)
-        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
-        special = tokenizer.num_special_tokens_to_add()
-        if length < special + 2:
-            raise HyperparameterError(
-                f"Hyperparameter max_length has value {length}: of a window, {special} tokens are "
-                "the tokenizer's own.",
-                f"Give {special + 2} or more.",
-            )
+        max_length = self._hyperparameters.max_length
+        length = loading.longest_text(model, tokenizer, max_length, "a window")
         tokenizer.model_max_length = length
         return length
 
