@@ -124,6 +124,17 @@ TASKS: Mapping[str, TaskRow] = {
             ),
         },
     ),
+    "multiple-choice": TaskRow(
+        "multiple_choice",
+        ("label_column", "do_predict"),
+        recognised_by="tasks.multiple_choice.data:recognise",
+        served={
+            "multiple-choice": Served(
+                load="tasks.multiple_choice.serve:Chooser.load",
+                architectures=("AutoModelForMultipleChoice",),
+            ),
+        },
+    ),
     EMBEDDING: TaskRow(
         "sentence_embedding",
         ("text_pair_column", "label_column", "negative_columns", "scale", "mini_batch_size",

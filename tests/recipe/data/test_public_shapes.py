@@ -221,7 +221,8 @@ SHAPES = {
     # Answers to choose from
     "openbookqa": Shape(
         CLASSIFIER, lambda n: {"question": said(), "choices": {"text": [*"abcd"], "label": [*"ABCD"]},
-                               "answerKey": "ABCD"[n % 4]}, "answers to choose from",
+                               "answerKey": "ABCD"[n % 4]},
+        "multiple-choice", {"choices": [*"abcd"], "answer": 0},
     ),
     "mmlu": Shape(
         DECODER, lambda n: {"question": said(), "choices": [*"abcd"], "answer": n % 4},

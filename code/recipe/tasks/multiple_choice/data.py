@@ -1,0 +1,289 @@
+"""Questions with choices, one of which is right: SWAG's endings, or a column of lists."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import held_out, labels
+from recipe.data.column_names import plain
+from recipe.data.columns import check_named, first_known
+from recipe.data.evidence import DECODER, WRITER, Evidence, Recognised
+from recipe.data.files.part import Part, is_list, is_string
+from recipe.data.files.spool import spooled
+from recipe.data.held_out import DataSets
+from recipe.data.layout import channels as layout
+from recipe.data.reading import describe, read_parts
+from recipe.errors import DataError, Problems
+from recipe.hyperparameters import Hyperparameters
+
+CONTEXT, QUESTION, CHOICES, ANSWER = "context", "question", "choices", "answer"
+_ENDING = re.compile(r"ending_?(\d+)")
+_LISTS = ("choices.text", "choices", "question.choices", "options", "endings")
+_LABELS = "choices.label"
+_CONTEXTS = ("sent1", "context", "article", "passage", "paragraph", "support")
+_QUESTIONS = (
+    *("sent2", "question", "question.stem", "question_stem", "query", "startphrase", "ctx"),
+)
+_ANSWERS = ("label", "answerkey", "answer_key", "answer_idx", "answer_index", "answer", "gold")
+_ROWS_AT_ONCE = 2_000
+_SCHEMA = pa.schema([
+    (CONTEXT, pa.large_string()),
+    (QUESTION, pa.large_string()),
+    (CHOICES, pa.list_(pa.large_string())),
+    (ANSWER, pa.int64()),
+])  # fmt: skip
+EXAMPLE = '{"question": "Where does the sun rise?", "choices": ["east", "west"], "answer": "A"}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceColumns:
+    """The columns of one file."""
+
+    context: str | None
+    question: str
+    choices: tuple[str, ...]
+    """One column of lists, or a column for each choice."""
+    labels: str | None
+    """The column of the choices' labels (A, B, ...), a list in each row."""
+    answer: str
+
+    @property
+    def read(self) -> list[str]:
+        """All of them."""
+        names = (self.context, self.question, *self.choices, self.labels, self.answer)
+        return [name for name in names if name is not None]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row before its answer is looked up."""
+
+    context: str
+    question: str
+    choices: list[str]
+    labels: list[str]
+    answer: str
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Return that the first rows have choices and say which one is right.
+
+    Not recognised are rows whose text column is named, and models without a head for choices.
+    """
+    part, hyperparameters = evidence.part, evidence.hyperparameters
+    if part is None or hyperparameters.text_column or evidence.model in (DECODER, WRITER):
+        return None
+    columns = _choose(part, hyperparameters)
+    if columns is None:
+        return None
+    shown = " to ".join(dict.fromkeys((columns.choices[0], columns.choices[-1])))
+    return Recognised(reason=f"{shown} hold choices, and column {columns.answer} the right one")
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> DataSets:
+    """Read and split the questions of a job's channels.
+
+    Returns:
+        Data sets with the columns `context` (may be empty), `question`, `choices` (a list of texts)
+        and `answer` (the position of the right one).
+
+    Raises:
+        DataError: names the file, row or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels, hyperparameters.dataset_config_name)
+    notes = list(places.notes)
+    parts: list[tuple[str, Part, ChoiceColumns]] = []
+    problems = Problems()
+    for split, part in read_parts(places, notes):
+        with problems.noted():
+            check_named(part, hyperparameters)
+            columns = _choose(part, hyperparameters)
+            if columns is None:
+                raise DataError(
+                    f"{part.path} has the columns {', '.join(part.table.column_names)}: a "
+                    "question, its choices and the right one are not among them.",
+                    f"Give rows as {EXAMPLE}, or SWAG's columns.",
+                )
+            if split != "train" and labels.is_unlabelled(part, columns.answer):
+                notes.append(f"{part.path} has no answers and is not used.")
+                continue
+            parts.append((split, part, columns))
+    problems.check()
+    kind = _kind_of_answers([(part, columns) for split, part, columns in parts if split == "train"])
+    tables: dict[str, list[pa.Table]] = {}
+    found: list[str] = []
+    for split, part, columns in parts:
+        with problems.noted():
+            table = spooled(_SCHEMA, _tables(part, columns, kind))
+            tables.setdefault(split, []).append(table)
+            context = f"context {columns.context!r}, " if columns.context else ""
+            choices = ", ".join(map(repr, columns.choices))
+            read = (
+                f"{context}question {columns.question!r}, choices {choices}, answer "
+                f"{columns.answer!r} ({kind})"
+            )
+            found.append(describe(split, [part], f"{table.num_rows} rows", read, columns.read))
+    problems.check()
+    built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
+    splits, rule = held_out.assign(built, hyperparameters)
+    return DataSets(**splits, found=[*notes, *found, rule])
+
+
+def _choose(part: Part, hyperparameters: Hyperparameters) -> ChoiceColumns | None:
+    """Return the columns of a part; None if it has no choices, no question or no answer."""
+    numbered = {
+        int(match[1]): name
+        for name in part.table.column_names
+        if (match := _ENDING.fullmatch(plain(name))) is not None
+    }
+    choices = tuple(numbered[number] for number in sorted(numbered))
+    if len(choices) < 2:
+        name = first_known(part, _LISTS)
+        choices = () if name is None or not _holds_choices(part, name) else (name,)
+    label = hyperparameters.label_column
+    answer = label or first_known(part, _ANSWERS)
+    question = first_known(part, _QUESTIONS)
+    if not choices or question is None or answer is None:
+        return None
+    if is_list(part.table.schema.field(answer).type):
+        return None  # a number for each choice, as rerankers have
+    context = first_known(part, _CONTEXTS)
+    has_labels = plain(choices[0]) == "choices.text"
+    return ChoiceColumns(
+        context=context,
+        question=question,
+        choices=choices,
+        labels=first_known(part, [_LABELS]) if has_labels else None,
+        answer=answer,
+    )
+
+
+def _holds_choices(part: Part, name: str) -> bool:
+    """Return whether a column holds lists of texts, or of records with a text."""
+    kind = part.table.schema.field(name).type
+    if not is_list(kind):
+        return False
+    inner = kind.value_type
+    has_text = pa.types.is_struct(inner) and inner.get_field_index("text") >= 0
+    return bool(is_string(inner) or has_text)
+
+
+def _position(texts: Sequence[str], text: str) -> int | None:
+    return texts.index(text) if texts.count(text) == 1 else None
+
+
+def _numbered_from(first: int) -> Callable[[_Row], int | None]:
+    def position(row: _Row) -> int | None:
+        if not re.fullmatch(r"\d+(\.0)?", row.answer):
+            return None
+        number = int(float(row.answer)) - first
+        return number if 0 <= number < len(row.choices) else None
+
+    return position
+
+
+def _lettered(row: _Row) -> int | None:
+    letters = [chr(ord("A") + at) for at in range(len(row.choices))]
+    return _position(letters, row.answer.upper())
+
+
+_OF_LABELS = "labels of the choices"
+_KINDS: Mapping[str, Callable[[_Row], int | None]] = {
+    _OF_LABELS: lambda row: _position(row.labels, row.answer),
+    "letters": _lettered,
+    "numbers from 0": _numbered_from(0),
+    "numbers from 1": _numbered_from(1),
+    "texts of the choices": lambda row: _position(row.choices, row.answer),
+}
+"""How answers name a choice: each function returns its position, or None."""
+
+
+def _kind_of_answers(parts: Sequence[tuple[Part, ChoiceColumns]]) -> str:
+    """Return the only one of `_KINDS` by which every answer of the training data names a choice.
+
+    Raises:
+        DataError: an answer names none, or several kinds fit and name different choices.
+    """
+    possible = list(_KINDS)
+    differ = False
+    for part, columns in parts:
+        for number, row in _rows(part, columns):
+            positions = {kind: _KINDS[kind](row) for kind in possible}
+            possible = [kind for kind, position in positions.items() if position is not None]
+            if not possible:
+                raise _no_choice(part, number, row, list(positions))
+            differ |= len({positions[kind] for kind in possible}) > 1
+    if _OF_LABELS in possible:
+        return _OF_LABELS
+    if differ and len(possible) > 1:
+        raise DataError(
+            f"The answers in column {parts[0][1].answer!r} can be {' or '.join(possible)}, and no "
+            "row of the training data decides it.",
+            "Give the letter of the right choice: A for the first, B for the second.",
+        )
+    return possible[0]
+
+
+def _tables(part: Part, columns: ChoiceColumns, kind: str) -> Iterator[pa.Table]:
+    """Return the rows of a part, some at a time."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, row in _rows(part, columns):
+            answer = _KINDS[kind](row)
+            if answer is None:
+                raise _no_choice(part, number, row, [kind])
+            yield {CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
+                   ANSWER: answer}  # fmt: skip
+
+    remaining = rows()
+    while some := list(itertools.islice(remaining, _ROWS_AT_ONCE)):
+        yield pa.Table.from_pylist(some, schema=_SCHEMA)
+
+
+def _rows(part: Part, columns: ChoiceColumns) -> Iterator[tuple[int, _Row]]:
+    """Return each row of a part with its number.
+
+    Raises:
+        DataError: a question or a choice is missing.
+    """
+    names = part.class_names.get(columns.answer)
+    for first, batch in part.batches(columns.read):
+        for number, cells in enumerate(batch.to_pylist(), first):
+            lists = [cells[name] for name in columns.choices]
+            choices = (lists[0] or []) if len(lists) == 1 else lists
+            marks = cells[columns.labels] if columns.labels else None
+            if choices and isinstance(choices[0], dict):
+                marks = [choice.get("label") for choice in choices]
+                choices = [choice.get("text") for choice in choices]
+            answer = cells[columns.answer]
+            if names is not None and isinstance(answer, int) and 0 <= answer < len(names):
+                answer = names[answer]
+            question = cells[columns.question]
+            if not isinstance(question, str) or not question.strip():
+                raise _wrong(part, number, f"has no text in column {columns.question!r}")
+            if len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
+                raise _wrong(part, number, "has fewer than two choices, or an empty one")
+            if answer in (None, "", -1):
+                raise _wrong(part, number, f"has no answer in column {columns.answer!r}")
+            context = (cells[columns.context] if columns.context else None) or ""
+            yield number, _Row(
+                str(context), question, choices, [str(mark) for mark in marks or ()],
+                str(answer).strip(),
+            )  # fmt: skip
+
+
+def _no_choice(part: Part, number: int, row: _Row, kinds: Sequence[str]) -> DataError:
+    count = len(row.choices)
+    what = f"has the answer {row.answer!r}, which names none of its {count} choices"
+    return _wrong(part, number, f"{what} (read as {' or '.join(kinds)})")
+
+
+def _wrong(part: Part, number: int, what: str) -> DataError:
+    return DataError(f"{part.where(number)} {what}.", f"Write rows as {EXAMPLE}.")

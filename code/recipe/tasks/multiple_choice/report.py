@@ -1,0 +1,89 @@
+"""What a model chose: accuracy by the place of the right choice, and its worst answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+
+from recipe.reports import section
+from recipe.reports.section import Section
+from recipe.tasks.multiple_choice.data import CHOICES, CONTEXT, QUESTION
+
+_WORST = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenAnswers:
+    """The model's last answers on the split that it is judged by."""
+
+    split: str
+    data: datasets.Dataset
+    probabilities: npt.NDArray[np.float32]
+    """[rows, most]: 0 where a row has fewer choices."""
+    true: npt.NDArray[np.int64]
+
+    @property
+    def chosen(self) -> npt.NDArray[np.int64]:
+        """The most probable choice of each row."""
+        chosen: npt.NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return chosen
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Return for each row its choice, the right one, and the probability of each."""
+        for row, (choice, true) in enumerate(zip(self.chosen, self.true, strict=True)):
+            choices = self.data[row][CHOICES]
+            yield {
+                "row": row,
+                "choice": choices[choice],
+                "index": int(choice),
+                "true": int(true),
+                "scores": [round(float(p), 6) for p in self.probabilities[row, : len(choices)]],
+            }
+
+    def sections(self) -> list[Section]:
+        """Return accuracy by the place of the right choice, and the surest wrong answers."""
+        right = self.chosen == self.true
+        places = [
+            [str(place), f"{right[at].mean():.1%}", f"{(self.chosen == place).mean():.1%}",
+             str(int(at.sum()))]
+            for place in range(self.probabilities.shape[1])
+            if (at := self.true == place).any()
+        ]  # fmt: skip
+        sure = self.probabilities.max(axis=1)
+        wrong = np.flatnonzero(~right)
+        worst = wrong[np.argsort(-sure[wrong], kind="stable")][:_WORST].tolist()
+        return [
+            Section(
+                title=f"Places of the right choice, {self.split} data",
+                note="A model that has learned nothing may prefer a place.",
+                columns=[
+                    ("place, from 0", section.NUMBER),
+                    ("accuracy", section.NUMBER),
+                    ("share of the answers", section.NUMBER),
+                    ("count", section.NUMBER),
+                ],
+                rows=places,
+            ),
+            Section(
+                title=f"Worst answers, {self.split} data",
+                note=f"{len(wrong)} of {len(right)} answers are wrong.",
+                columns=[
+                    ("question", section.TEXT),
+                    ("right choice", section.TEXT),
+                    ("answer", section.TEXT),
+                    ("probability", section.NUMBER),
+                ],
+                rows=[self._shown(row, sure[row]) for row in worst],
+            ),
+        ]
+
+    def _shown(self, row: int, probability: float) -> list[str]:
+        sample = self.data[row]
+        question = f"{sample[CONTEXT]} {sample[QUESTION]}".strip()
+        texts = (question, *(sample[CHOICES][at] for at in (self.true[row], self.chosen[row])))
+        return [*map(section.beginning, texts), f"{probability:.1%}"]

@@ -1,0 +1,124 @@
+"""Multiple choice: which of some answers to a question, or endings of a text, is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recipe.backend import bounds, loading, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.saved.origin import Origin
+from recipe.tasks.multiple_choice.model import ScorerOfChoices, pairs_of
+from recipe.tokenization.encoding import encode_pairs
+
+_KEYS = frozenset({"question", "choices"})
+_EXAMPLE = (
+    'Send for example {"inputs": {"question": "Where does the sun rise?", "choices": ["in the '
+    'east", "in the west"]}}, and maybe a "context".'
+)
+Question = tuple[str, str, list[str]]
+"""A context (may be empty), a question, and its choices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chooser:
+    """A saved model of multiple choice."""
+
+    loaded: LoadedModel
+
+    @classmethod
+    def load(cls, origin: Origin) -> Chooser:
+        """Return the model that `origin` names.
+
+        Raises:
+            ModelError: It cannot be loaded.
+        """
+        return cls(loaded=loading.load(origin, ScorerOfChoices, reading=Reading.LABELS))
+
+    def example(self, text: str) -> Request:
+        """Return a request that this task answers."""
+        return Request(texts=[{"question": text, "choices": ["a", "b"]}])
+
+    def measure(self, request: Request) -> list[int]:
+        """Return the tokens of each question with each choice.
+
+        Raises:
+            BadRequest: There are parameters, or an input has no question or no choices.
+        """
+        if request.prepared is None:
+            request.check_parameters(set(), "multiple-choice")
+            request.read(a_question)
+            rows = sum(len(choices) for _, _, choices in request.texts)
+            bounds.hold(Bound.ROWS, rows)
+            bounds.hold(Bound.ANSWER, 2 * rows)
+            prepared, truncated, read = [], [], 0
+            limit = self.loaded.max_length
+            for place, question in enumerate(request.texts):
+                pairs = pairs_of(*question)
+                prepared.append(self._rows(pairs))
+                read += sum(len(row.ids) for row in prepared[-1])
+                bounds.hold(Bound.READ, read)
+                if any(
+                    len(row.ids) == limit and self.loaded.is_longer(pair, limit)
+                    for row, pair in zip(prepared[-1], pairs, strict=True)
+                ):
+                    truncated.append(place)
+            request.prepared, request.truncated = prepared, truncated
+        return [len(row.ids) for rows in request.prepared for row in rows]
+
+    def _rows(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
+        rows = []
+        for first, second in pairs:
+            turns.pause()
+            bounds.hold_text(first, second)
+            ids, types = encode_pairs(
+                self.loaded.tokenizer, [first], [second], self.loaded.max_length
+            )
+            rows.append(TokenRow(ids[0], types[0] if types else None))
+        return rows
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """Return for each request `{"choice", "index", "scores"}` for each question.
+
+        Scores are the softmax over the choices, in their order.
+        """
+        for request in requests:
+            self.measure(request)
+        every_row = [row for request in requests for rows in request.prepared for row in rows]
+        logits = iter(self.loaded.forward(every_row, Reading.LABELS))
+        answers: list[Any] = []
+        for request in requests:
+            entries = []
+            for (_, _, choices), rows in zip(request.texts, request.prepared, strict=True):
+                scores = torch.stack([next(logits)[0] for _ in rows]).softmax(-1)
+                best = int(scores.argmax())
+                entries.append({"choice": choices[best], "index": best, "scores": scores.tolist()})
+            answers.append(Answers(entries, request.truncated, request.single))
+        return answers
+
+
+def a_question(value: Any) -> Question:
+    """Return an input's context, question and choices.
+
+    Raises:
+        BadRequest: One of them is missing or empty.
+    """
+    if isinstance(value, bytes):
+        a_text(value)
+    if not isinstance(value, dict) or not _KEYS <= set(value) <= {*_KEYS, "context"}:
+        raise BadRequest(
+            f"An input is {str(value)[:60]!r}, not a question with its choices. {_EXAMPLE}"
+        )
+    choices = value["choices"]
+    if not isinstance(choices, list) or len(choices) < 2:
+        raise BadRequest(f"choices is {str(choices)[:60]!r}, not a list of two or more. {_EXAMPLE}")
+    texts = [a_text(text) for text in (value.get("context", ""), value["question"], *choices)]
+    if not all(text.strip() for text in texts[1:]):
+        raise BadRequest(f"A question or a choice is empty. {_EXAMPLE}")
+    return texts[0], texts[1], texts[2:]

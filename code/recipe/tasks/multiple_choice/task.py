@@ -1,0 +1,189 @@
+"""Multiple choice: which of some answers to a question, or endings of a text, is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AutoModelForMultipleChoice,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from recipe.batching.groups import Groups
+from recipe.batching.samples import Samples
+from recipe.data import values
+from recipe.data.column_names import LABEL, PAIR, TEXT
+from recipe.data.files.spool import spooled
+from recipe.data.held_out import DataSets, data_set
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, ranking_losses
+from recipe.models.loading import Source
+from recipe.reports.model_card import About
+from recipe.tasks import judging
+from recipe.tasks.base import OK, EncoderObjective, Finding, Model, Task, by_name, check_best
+from recipe.tasks.multiple_choice import data as questions
+from recipe.tasks.multiple_choice.data import ANSWER, CHOICES, CONTEXT, QUESTION
+from recipe.tasks.multiple_choice.model import pairs_of, take_rows
+from recipe.tasks.multiple_choice.report import ChosenAnswers
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as text_tokens
+
+_UNCUT = 10**6
+_AT_ONCE = 10_000
+_SHOWN_ROWS, _SHOWN_CHARS = 3, 70
+
+
+class Choices(EncoderObjective):
+    """The objective: the softmax over the choices of a sample; the loss is the mean over samples.
+
+    Labels are [samples, 2]: the position of the right choice, and how many choices there are.
+    """
+
+    packable = ("bert", "distilbert", "modernbert")
+    """Their heads for choices are those for classes."""
+
+    def __init__(self) -> None:
+        self.last: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None = None
+        """The probabilities and the right choices of the last evaluation."""
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return super().packs(model) and model.config.model_type in self.packable
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        take_rows(model)
+        super().prepare(model, packed)
+        ranking_losses.take_groups(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return functional.cross_entropy(_scores(logits, labels), labels[:, 0], reduction="none")
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return self._score
+
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        labels = torch.from_numpy(np.asarray(prediction.label_ids))
+        scores = _scores(torch.from_numpy(np.asarray(prediction.predictions)), labels)
+        self.last = scores.softmax(-1).numpy(), labels[:, 0].numpy()
+        return {"accuracy": float((scores.argmax(-1) == labels[:, 0]).float().mean())}
+
+
+def _scores(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return logits [samples, most] in float32, minus infinity where there is no choice."""
+    places = torch.arange(logits.shape[1], device=logits.device)
+    # A batch's place without a sample keeps one choice, so that its loss is finite.
+    return logits[..., 0].float().masked_fill(places >= labels[:, 1:].clamp(min=1), -torch.inf)
+
+
+class MultipleChoice(Task):
+    """The right one of some choices."""
+
+    objective: Choices
+    data: DataSets
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        check_best(hyperparameters, ("accuracy",))
+        self._hyperparameters = hyperparameters
+        self.data = questions.load(judging.channels(channels, hyperparameters), hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+        self.objective = Choices()
+
+    def load(self, source: Source) -> Model:
+        """Return the model with a head of one number for each choice."""
+        return loading.load_head(
+            AutoModelForMultipleChoice,
+            source,
+            self._hyperparameters,
+            adapters=None,
+            what="a model that chooses",
+        )
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Return the tokens of a question with a choice, which serving cuts at, too."""
+        max_length = self._hyperparameters.max_length
+        length = loading.longest_text(model, tokenizer, max_length, loading.PAIR_OF_TEXTS)
+        tokenizer.model_max_length = length
+        return length
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return groups: for each question a pair of texts for each choice."""
+        texts = text_tokens.samples(_pairs(split), tokenizer, max_length)
+        answers = np.asarray(split[ANSWER][:], dtype=np.int64)
+        counts = np.asarray([len(choices) for choices in split[CHOICES]], dtype=np.int64)
+        places = np.arange(counts.max(initial=0))
+        starts = np.cumsum(counts) - counts
+        members = np.where(places < counts[:, None], starts[:, None] + places, -1)
+        return Groups.of_texts(texts, members, np.stack([answers, counts], axis=1))
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Return the tokens of each question with each choice."""
+        pairs = _pairs(self.train.select(rows))
+        ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
+        return [len(tokens) for tokens in ids]
+
+    def about(self) -> About:
+        """Return what the model is for."""
+        return About(
+            title="Model of multiple choice",
+            pipeline="multiple-choice",
+            purpose="choose the right answer to a question, or the right ending of a text",
+            metrics="Accuracy is the share of questions whose right choice is most probable.",
+            headline=("accuracy", "loss"),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Return some rows as they were read."""
+        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
+            question = f"{row[CONTEXT]} {row[QUESTION]}".strip()[-_SHOWN_CHARS:]
+            choice = row[CHOICES][row[ANSWER]][:_SHOWN_CHARS]
+            detail = f"{question!r}: {choice!r}, of {len(row[CHOICES])} choices"
+            yield Finding(level=OK, what="row", detail=detail)
+
+    def answers(self, trainer: Trainer) -> ChosenAnswers | None:
+        """Return the last answers; None before there are any."""
+        if self.objective.last is None:
+            return None
+        probabilities, true = self.objective.last
+        splits = by_name(self.data)
+        split = "test" if "test" in splits else "evaluation"
+        return ChosenAnswers(
+            split=split, data=splits[split], probabilities=probabilities, true=true
+        )
+
+
+def _pairs(split: datasets.Dataset) -> datasets.Dataset:
+    """Return a row for each choice: the two texts that the model reads."""
+    schema = pa.schema([
+        (TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.int64())
+    ])  # fmt: skip
+
+    def tables() -> Iterator[pa.Table]:
+        for some in values.tables(split, _AT_ONCE):
+            pairs = [
+                pair
+                for row in some.to_pylist()
+                for pair in pairs_of(row[CONTEXT], row[QUESTION], row[CHOICES])
+            ]
+            texts, others = zip(*pairs, strict=True)
+            yield pa.table([list(texts), list(others), [0] * len(pairs)], schema=schema)
+
+    return data_set([spooled(schema, tables())])
+
+
+TASK = MultipleChoice

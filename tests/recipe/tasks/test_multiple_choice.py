@@ -1,0 +1,181 @@
+"""Multiple choice: public formats, transformers' own losses, a training, and its served model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForMultipleChoice, AutoTokenizer
+
+from recipe.batching.groups import Groups
+from recipe.data.held_out import DataSets
+from recipe.errors import DataError
+from recipe.hyperparameters import Hyperparameters
+from recipe.tasks.multiple_choice import data
+from recipe.tasks.multiple_choice.data import ANSWER, CHOICES, CONTEXT, QUESTION
+from recipe.tasks.multiple_choice.task import Choices
+from tests.support.packed_batches import PAD, make, samples_of
+from tests.support.ranking_jobs import run, write
+from tests.support.serving_kit import Handlers, assert_close
+
+ENDINGS = {f"ending{n}": text for n, text in enumerate(("sat", "ran", "ate", "hid"))}
+LABELLED = {"text": ["sat", "ran"], "label": ["1", "2"]}
+STEM = {"stem": "who", "choices": [{"text": "sat", "label": "A"}, {"text": "ran", "label": "B"}]}
+PAIR = ["sat", "ran"]
+
+
+def load(folder: Path, rows: Sequence[Mapping[str, Any]], **given: Any) -> DataSets:
+    hyperparameters = Hyperparameters(task="multiple-choice", **given)
+    return data.load({"train": write(folder / "data", rows)}, hyperparameters)
+
+
+@pytest.mark.parametrize(
+    ("row", "answers", "read"),
+    [
+        ({"sent1": "It", "sent2": "He", **ENDINGS}, {"label": [0, 2]}, ("It", "He", 0, 2)),
+        ({"startphrase": "It He", **ENDINGS}, {"label": ["0", "3"]}, ("", "It He", 0, 3)),
+        ({"ctx": "It", "endings": PAIR}, {"label": ["0", "1"]}, ("", "It", 0, 1)),
+        ({"question": "who", "choices": PAIR}, {"answer": [1, 2]}, ("", "who", 0, 1)),
+        ({"question": "who", "choices": PAIR}, {"answer": ["B", "a"]}, ("", "who", 1, 0)),
+        ({"question": "who", "choices": PAIR}, {"answer": ["ran", "sat"]}, ("", "who", 1, 0)),
+        ({"question": "who", "choices": LABELLED}, {"answerKey": ["1", "1"]}, ("", "who", 0, 0)),
+        ({"question": STEM}, {"answerKey": ["B", "A"]}, ("", "who", 1, 0)),
+        ({"article": "It", "question": "who", "options": PAIR}, {"answer": ["A", "B"]},
+         ("It", "who", 0, 1)),
+        ({"question": "who", "options": PAIR, "answer": "x"}, {"right": ["A", "B"]},
+         ("", "who", 0, 1)),
+    ],
+    ids=["swag", "swag, one text", "hellaswag", "from 1", "letters", "texts", "arc",
+         "commonsense_qa", "race", "label_column"],
+)  # fmt: skip
+def test_public_formats_are_read(
+    row: Mapping[str, Any], answers: Mapping[str, list[Any]], read: tuple[Any, ...], tmp_path: Path
+) -> None:
+    ((name, values),) = answers.items()
+    given = {"label_column": name} if name == "right" else {}
+    loaded = load(tmp_path, [{**row, name: value} for value in values * 20], **given)
+    context, question, *positions = read
+    assert set(loaded.train[CONTEXT]) == {context}
+    assert set(loaded.train[QUESTION]) == {question}
+    assert sorted(set(loaded.train[ANSWER])) == sorted(set(positions))
+    assert loaded.train[0][CHOICES][:2] == ["sat", "ran"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"choices": ["a b", "c d", "e f"], "answer": 1}] * 4, ["numbers from 0 or numbers from 1"]),
+        ([{"choices": ["B", "A"], "answer": "A"}] * 4, ["letters or texts of the choices"]),
+        ([{"choices": PAIR, "answer": "A"}, {"choices": PAIR, "answer": "C"}], ["'C'", "line 2"]),
+        ([{"choices": PAIR, "answer": 0}, {"choices": PAIR, "answer": 2}], ["'2'", "line 2"]),
+        ([{"choices": PAIR, "answer": ""}], ["no answer", "line 1"]),
+        ([{"choices": ["a"], "answer": "A"}], ["two choices", "line 1"]),
+        ([{"choices": ["a", ""], "answer": "A"}], ["empty"]),
+        ([{"choices": PAIR, "mark": "A"}], ["are not among them"]),
+    ],
+)  # fmt: skip
+def test_what_is_not_certain_is_refused(
+    rows: list[dict[str, Any]], words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, [{"question": "who", **row} for row in rows])
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "packs"),
+    [
+        *(
+            (kind, packs)
+            for kind in ("bert", "distilbert", "modernbert")
+            for packs in (True, False)
+        ),
+        *((kind, False) for kind in ("roberta", "electra")),
+    ],
+)
+def test_the_loss_of_a_batch_is_that_of_transformers(kind: str, packs: bool) -> None:
+    objective, base = Choices(), make(kind)
+    torch.manual_seed(0)
+    ours = AutoModelForMultipleChoice.from_config(base.config).eval()
+    assert objective.packs(ours) or not packs
+    theirs = AutoModelForMultipleChoice.from_config(base.config).eval()
+    theirs.load_state_dict(ours.state_dict())
+    texts = samples_of([9, 5, 7, 12, 3, 4, 8])
+    members = np.array([[0, 1, 2], [3, 4, -1], [5, 6, -1]])
+    labels = np.array([[2, 3], [0, 2], [1, 2]])
+    samples, rows = Groups.of_texts(texts, members, labels), np.arange(3)
+    layout = objective.layout(ours, packs, 4, PAD, [(samples, rows)])
+    objective.prepare(ours, packs)
+    outputs = ours(**layout.tensors(samples, rows))
+    padded_labels = torch.from_numpy(np.concatenate([labels, [[0, 0]]]))
+    losses = objective.losses(outputs.logits, padded_labels, 0.0)
+    assert losses.isfinite().all()
+    expected = []
+    for group, (right, count) in zip(members, labels, strict=True):
+        ids = [torch.from_numpy(texts.tokens(row).astype(np.int64)) for row in group[:count]]
+        batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(i) for i in ids], batch_first=True)
+        given = {"input_ids": batch[None], "attention_mask": mask[None]}
+        expected.append(theirs(**given, labels=torch.tensor([right])).loss)
+    torch.testing.assert_close(losses[:3], torch.stack(expected), atol=1e-5, rtol=1e-5)
+    losses[:3].mean().backward()
+    torch.stack(expected).mean().backward()
+    gradients = {n: weight.grad for n, weight in theirs.named_parameters()}
+    for n, weight in ours.named_parameters():
+        if gradients[n] is not None:
+            torch.testing.assert_close(weight.grad, gradients[n], atol=1e-5, rtol=1e-4)
+
+
+def film(number: int) -> dict[str, Any]:
+    """The good film is right, among as many choices as the number says."""
+    choices = [f"the film was bad {number + n}" for n in range(2 + number % 3)]
+    right = number * 7 % len(choices)
+    choices[right] = f"the film was good {number}"
+    return {"question": f"film number {number}", "choices": choices, "answer": "ABCD"[right]}
+
+
+def test_a_trained_model_is_served_as_transformers_computes_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    channels = {"train": write(tmp_path / "data", [film(n) for n in range(120)])}
+    argv = ["--lr", "2e-3", "--epochs", "6", "--batch_size", "8", "--do_predict", "True"]
+    metrics = run(tmp_path, tiny_model, channels, *argv)
+    assert metrics["eval_accuracy"] > 0.9
+    assert "Places of the right choice" in (tmp_path / "output" / "report.html").read_text()
+    assert "pipeline_tag: multiple-choice" in (tmp_path / "model" / "README.md").read_text()
+    written = (tmp_path / "output" / "predictions.jsonl").read_text().splitlines()
+    right = [(line := json.loads(text))["index"] == line["true"] for text in written]
+    assert np.mean(right) == pytest.approx(metrics["eval_accuracy"])
+
+    handlers = Handlers(tmp_path / "model")
+    model = AutoModelForMultipleChoice.from_pretrained(tmp_path / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    questions = [film(n) for n in (200, 201, 202)]
+    asked = [{name: row[name] for name in ("question", "choices")} for row in questions]
+    asked.append({"context": "the film", **asked[0]})
+    answers = handlers.ask({"inputs": asked})
+    assert_close([handlers.ask({"inputs": one}) for one in asked], answers)
+    for one, answer in zip(asked, answers, strict=True):
+        first = [one.get("context", one["question"])] * len(one["choices"])
+        second = [
+            f"{one['question']} {choice}" if "context" in one else choice
+            for choice in one["choices"]
+        ]
+        encoded = tokenizer(first, second, padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            logits = model(**{name: value[None] for name, value in encoded.items()}).logits[0]
+        best = int(logits.argmax())
+        expected = {"choice": one["choices"][best], "index": best, "scores": logits.softmax(-1)}
+        assert_close(answer, {**expected, "scores": expected["scores"].tolist()})
+    assert [a["choice"] for a in answers[:3]] == [
+        row["choices"]["ABCD".index(row["answer"])] for row in questions
+    ]
+    for wrong in ("a text", {"question": "who"}, {"question": "who", "choices": ["a"]}):
+        with pytest.raises(Exception, match="choices"):
+            handlers.ask({"inputs": wrong})
