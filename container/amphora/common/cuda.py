@@ -1,4 +1,4 @@
-"""Count the NVIDIA GPUs that a process may use, and make them usable with this host's driver.
+"""Counts the NVIDIA GPUs that a process may use, and makes them usable with this host's driver.
 
 If the driver is older than the image's CUDA, the libraries in /usr/local/cuda/compat must come
 first on LD_LIBRARY_PATH. The start script of AWS's base images does that, which these images do not

@@ -1,4 +1,4 @@
-"""Detect what a host computes with: NVIDIA GPUs, Neuron cores or CPUs.
+"""Detects what a host computes with: NVIDIA GPUs, Neuron cores or CPUs.
 
 Devices are detected at run time and never derived from the instance type, since SageMaker may
 choose one of several types for a job.
@@ -23,7 +23,7 @@ _OTHERS = ("nvidiactl", "kfd", "accel")
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """The devices of one host."""
+    """Holds the devices of one host."""
 
     kind: str = CPU
     """The name of a row of KINDS."""
@@ -35,7 +35,7 @@ class Devices:
     """CPUs this process may use: its affinity, limited by the container's quota."""
     efa: bool
     has_other: bool = False
-    """Whether there is an accelerator that is not counted here, which a script may know."""
+    """Whether the host has an accelerator that is not counted, but that a script may use."""
     interfaces: tuple[str, ...] = ()
     """The host's network interfaces."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def detect(environ: Mapping[str, str]) -> Devices:
     """Use the first kind of accelerator that this host has, or the CPU.
 
     Raises:
-        ConfigError: The tool of a device fails though the device is there, or this image cannot
+        ConfigError: The tool of a device fails although the device exists, or this image cannot
             use the host's GPUs.
     """
     reasons = []
@@ -95,7 +95,7 @@ def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Everything in which this package treats one kind of device differently from the others."""
+    """Holds what this package must know about one kind of device."""
 
     name: str
     count: Callable[[Mapping[str, str]], Found]

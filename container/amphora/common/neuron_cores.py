@@ -72,7 +72,9 @@ def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[int, str]:
             raise ValueError("not a list")
         total = sum(int(device["nc_count"]) for device in devices)
         # Not listed if the hardware joins no cores (trn1, inf2).
-        joined = max((int(each.get("logical_neuroncore_config", 0)) for each in devices), default=0)
+        joined = max(
+            (int(entry.get("logical_neuroncore_config", 0)) for entry in devices), default=0
+        )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(
             f"`neuron-ls -j` printed something other than a list of devices ({error!r}).",

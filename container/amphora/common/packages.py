@@ -70,7 +70,7 @@ _LOG_TIME = re.compile(r"^\d{4}-\d\d-\d\dT[\d:,.]+ ")
 _USERINFO = re.compile(r"://([^\s/:@]*)(?::([^\s/]*))?@")
 # In pip's log, the end of the output of a build that failed.
 _BUILD_END = "[present-rich]"
-_TOLD_LINES, _LINE_CHARS, _LOG_BYTES = 4, 240, 1024 * 1024
+_SHOWN_LINES, _LINE_CHARS, _LOG_BYTES = 4, 240, 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,22 +135,22 @@ def index(environ: Mapping[str, str], folder: Path, install: Install) -> Iterato
         CodeError: CodeArtifact returns no token or no address.
     """
     _remember_credentials(environ, folder / install.requirements)
-    found = repository(environ)
+    source = repository(environ)
     shown = described(environ)
     with tempfile.TemporaryDirectory(prefix="amphora-index-") as scratch:
         # pip skips an index that refuses it, and says so in its log only.
         log = Path(environ.get("PIP_LOG") or f"{scratch}/pip.log")
         variables = {**environ, "PIP_LOG": str(log)}
-        if found is not None and shown != NO_INDEX:
-            address, token = _authorized(found)
+        if source is not None and shown != NO_INDEX:
+            address, token = _authorized(source)
             logs.remember([token])
-            named = environ.get("NETRC")
-            users = Path(named) if named else Path(environ.get("HOME") or Path.home()) / ".netrc"
-            # Our file replaces the user's, so it repeats it; pip ignores one that is not readable.
+            home = Path(environ.get("HOME") or Path.home())
+            of_user = Path(environ.get("NETRC") or home / ".netrc")
+            # The file replaces the user's, so it repeats it; pip ignores one that is not readable.
             others = ""
             with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
-                netrc.netrc(str(users))
-                others = users.read_text(encoding="utf-8")
+                netrc.netrc(str(of_user))
+                others = of_user.read_text(encoding="utf-8")
             private = Path(scratch) / "netrc"
             private.touch(mode=0o600)
             login = f"machine {urlsplit(address).hostname} login aws password {token}\n"
@@ -175,9 +175,9 @@ def described(environ: Mapping[str, str]) -> str:
     """
     if environ.get("PIP_NO_INDEX", "").strip().lower() in _TRUE:
         return NO_INDEX
-    found, url = repository(environ), environ.get("PIP_INDEX_URL", "")
-    if found is not None:
-        return found.shown + (", in place of PIP_INDEX_URL" if url else "")
+    source, url = repository(environ), environ.get("PIP_INDEX_URL", "")
+    if source is not None:
+        return source.shown + (", in place of PIP_INDEX_URL" if url else "")
     return _without_credentials(url) or "pip's default index"
 
 
@@ -195,14 +195,14 @@ def failed(
         # What follows is pip's own traceback.
         lines = [*(text.rpartition("Exception information:")[0] or text).splitlines(), *lines]
     masked = (logs.mask(_LOG_TIME.sub("", line).strip()) for line in lines)
-    said = [line for line in masked if line]
-    warned = [line for line in said if any(re.search(sign, line) for sign, _ in _REMEDIES)][-1:]
-    shown = [line for line in dict.fromkeys(said) if line not in warned and _BUILD_END not in line]
-    errors = [line for line in shown if "ERROR" in line]
+    output = [line for line in masked if line]
     # One warning stands for many retries, since 1,024 characters are shown.
-    told = [*warned, *_explained(said), *(errors or shown[-_TOLD_LINES:])[-_TOLD_LINES:]]
-    text = " ".join(line[:_LINE_CHARS] for line in dict.fromkeys(told))
-    remedy = next((say for sign, say in _REMEDIES if re.search(sign, text)), _USUAL_REMEDY)
+    known = [line for line in output if any(re.search(sign, line) for sign, _ in _REMEDIES)][-1:]
+    rest = [line for line in dict.fromkeys(output) if line not in known and _BUILD_END not in line]
+    errors = [line for line in rest if "ERROR" in line] or rest
+    shown = dict.fromkeys([*known, *_explanation(output), *errors[-_SHOWN_LINES:]])
+    text = " ".join(line[:_LINE_CHARS] for line in shown)
+    remedy = next((advice for sign, advice in _REMEDIES if re.search(sign, text)), _USUAL_REMEDY)
     return CodeError(
         f"{install.what} of {folder} cannot be installed (pip's exit code {exit_code}) from"
         f" {index.shown}: {text}",
@@ -210,22 +210,18 @@ def failed(
     )
 
 
-def _explained(said: Sequence[str]) -> list[str]:
+def _explanation(output: Sequence[str]) -> list[str]:
     """Return the lines that explain a failed build or a conflict of versions."""
-    end = next((place for place, line in enumerate(said) if _BUILD_END in line), None)
+    end = next((place for place, line in enumerate(output) if _BUILD_END in line), None)
     if end is not None:
-        starts = (n for n, line in enumerate(said[:end]) if line.startswith("Running command "))
-        output = said[max(starts, default=-1) + 1 : end]
-        return [*[line for line in output if re.search(r"\berror: ", line)][:1], *output[-1:]]
-    conflict = re.search(
-        r"^The conflict is caused by:\n(.*?)\nTo fix this",
-        "\n".join(said),
-        re.MULTILINE | re.DOTALL,
-    )
-    return conflict[1].splitlines()[:_TOLD_LINES] if conflict else []
+        starts = (n for n, line in enumerate(output[:end]) if line.startswith("Running command "))
+        build = output[max(starts, default=-1) + 1 : end]
+        return [*[line for line in build if re.search(r"\berror: ", line)][:1], *build[-1:]]
+    conflict = re.search(r"(?ms)^The conflict is caused by:\n(.*?)\nTo fix this", "\n".join(output))
+    return conflict[1].splitlines()[:_SHOWN_LINES] if conflict else []
 
 
-def _authorized(found: Repository) -> tuple[str, str]:
+def _authorized(source: Repository) -> tuple[str, str]:
     """Request the address of the repository's index and a token. Raises CodeError."""
     # boto3 is a quarter of a second to import.
     import boto3
@@ -237,11 +233,11 @@ def _authorized(found: Repository) -> tuple[str, str]:
         read_timeout=_READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
     )
-    owner = {"domain": found.domain, "domainOwner": found.account}
+    owner = {"domain": source.domain, "domainOwner": source.account}
     try:
-        client: Any = boto3.client("codeartifact", region_name=found.region, config=config)
+        client: Any = boto3.client("codeartifact", region_name=source.region, config=config)
         token = client.get_authorization_token(**owner)["authorizationToken"]
-        address = client.get_repository_endpoint(**owner, repository=found.name, format="pypi")
+        address = client.get_repository_endpoint(**owner, repository=source.name, format="pypi")
     except (BotoCoreError, ClientError) as error:
         if isinstance(error, NoCredentialsError):
             remedy = "Give the job or endpoint a role; on a laptop set AWS_ACCESS_KEY_ID and so on."
@@ -257,7 +253,7 @@ def _authorized(found: Repository) -> tuple[str, str]:
                 "Allow the role codeartifact:GetAuthorizationToken and GetRepositoryEndpoint,"
                 " ReadFromRepository, and sts:GetServiceBearerToken."
             )
-        raise CodeError(f"{ARN}: {found.shown} cannot be used: {error}.", remedy) from error
+        raise CodeError(f"{ARN}: {source.shown} cannot be used: {error}.", remedy) from error
     return f"{address['repositoryEndpoint'].rstrip('/')}/simple/", token
 
 

@@ -1,4 +1,4 @@
-"""Ask a vendor's own tool which devices a host has."""
+"""Runs vendors' tools that list the devices of a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBE_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The devices of one kind."""
+    """Holds the devices of one kind."""
 
     usable: int = 0
     """How many this job may use."""

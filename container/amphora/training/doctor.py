@@ -53,7 +53,9 @@ def doctor(environ: Mapping[str, str], as_json: bool) -> int:
     counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
     if as_json:
         summary = {"errors": counts[ERROR], "warnings": counts[WARNING]}
-        text = json.dumps({**summary, "findings": [asdict(each) for each in findings]}, indent=1)
+        text = json.dumps(
+            {**summary, "findings": [asdict(finding) for finding in findings]}, indent=1
+        )
     else:
         width = max(len(finding.what) for finding in findings)
         rows = [

@@ -101,7 +101,7 @@ def locate(
         root = _unpacked(path, code_dir or job.paths.code, place, scratch)
     else:
         raise CodeError(
-            f"sagemaker_submit_directory is {place!r}, which is not there.",
+            f"sagemaker_submit_directory is {place!r}, which does not exist.",
             "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder, or mount the code at"
             f" {job.paths.code}.",
         )
@@ -173,9 +173,9 @@ def _entry(root: Path, name: str) -> Source:
         return Source(root=root, kind=kind, name=name)
     if (path / "__main__.py").is_file() and _MODULE.fullmatch(module):
         return Source(root=root, kind=ProgramKind.MODULE, name=module)
-    present = sorted(str(each.relative_to(root)) for each in root.glob("*") if each.is_file())
+    present = sorted(file.name for file in root.glob("*") if file.is_file())
     raise CodeError(
-        f"sagemaker_program is {name!r}, but {path} is not there"
-        f" (there: {', '.join(present[:20]) or 'nothing'}).",
-        "Name a file of the code folder, or mount the code there.",
+        f"sagemaker_program is {name!r}, but {path} does not exist"
+        f" (existing files: {', '.join(present[:20]) or 'none'}).",
+        "Name a file of the code folder, or mount the code at that path.",
     )

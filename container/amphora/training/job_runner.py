@@ -190,13 +190,13 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
     code, other = failed.exit_code, link.abort
     if other is not None:
         code = code or PEER_EXIT_CODE
-        theirs = f"{other.host} failed first: {other.reason}"
-        # That host may only have lost this one, whose script had not ended yet.
+        cause = f"{other.host} failed first: {other.reason}"
+        # The other host may only have lost this one, whose script had not ended yet.
         if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
-            failed = replace(failed, rest=f"{theirs}\n\n{failed.rest}")
+            failed = replace(failed, rest=f"{cause}\n\n{failed.rest}")
         else:
             rest = f"On this host: {failed.head}\n\n{failed.rest}"
-            failed = replace(failed, head=theirs, rest=rest)
+            failed = replace(failed, head=cause, rest=rest)
     if code == 0:
         log.info("training ended with exit code 0")
         _write(job.paths.success, "")

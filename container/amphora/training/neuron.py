@@ -1,4 +1,4 @@
-"""Choose the environment variables of a job on Neuron cores, by the stack that the image declares.
+"""Chooses the environment variables of a job on Neuron cores, by the stack the image declares.
 
 Two stacks drive Trainium: TorchNeuron ('native'), and the legacy torch-xla with torch-neuronx
 ('xla'). Both compile a program for each new shape, which takes minutes, and keep it in a folder.
@@ -36,7 +36,7 @@ EFA_DEFAULTS: Mapping[str, str] = {"FI_EFA_FORK_SAFE": "1"}
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How a job's processes find the compiler and its cache."""
+    """Holds how a job's processes find the compiler and its cache."""
 
     variables: Mapping[str, str]
     """For every process; values of the container's environment are kept, or extended."""
@@ -52,7 +52,7 @@ def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
         processes: How many processes train on this host.
 
     Raises:
-        ConfigError: The image declares no stack though the recipe is to train, or a variable asks
+        ConfigError: The image declares no stack although the recipe trains, or a variable asks
             for what the stack does not do.
     """
     if environ.get(PARALLEL_COMPILE) == "1":

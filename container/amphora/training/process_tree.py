@@ -1,8 +1,8 @@
 """Runs the script's process tree: starts it, relays its output, stops it and reaps it.
 
-Orphans of the script become children of this process, as PID 1 or not. A stop (SIGTERM, SIGINT) is
-passed on to the script's processes, which then have a budget of seconds to save their state. What
-remains after the budget, or after the script has ended, is killed.
+Orphans of the script become children of this process, whether or not it is PID 1. A stop (SIGTERM,
+SIGINT) is forwarded to the script's processes, which then have a budget of seconds to save their
+state. Processes that remain after the budget, or after the script has ended, are killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ABORT_BUDGET_SECONDS = 10.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TAIL_LINES = 200
 _CHUNK_BYTES = 64 * 1024
-# A line without an end, such as a progress bar, is passed on after this time.
+# A line without an end, such as a progress bar, is relayed after this time.
 _IDLE_SECONDS = 1.0
 # How long to read the pipes after the script has ended.
 _DRAIN_SECONDS = 2.0
@@ -51,7 +51,7 @@ class Abort(Protocol):
 
 
 class Interrupted(BaseException):
-    """Reports a stop while no process runs that could be stopped."""
+    """Reports a stop while no process of the script runs."""
 
 
 class Signals:
@@ -150,7 +150,7 @@ class _Relay:
             self.sink.write(text.encode("utf-8"))
             self.sink.flush()
         except OSError:
-            pass  # The reader of our output is gone; the job continues.
+            pass  # Nobody reads the output any more; the job continues.
 
 
 def run(
@@ -221,8 +221,8 @@ def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subp
         if error.errno == errno.E2BIG:
             largest = max(range(1, len(argv)), key=lambda place: len(argv[place]))
             raise CodeError(
-                f"The script cannot be started: its arguments and variables are more than Linux"
-                f" passes on; the largest, {len(argv[largest]):,} characters, is that of"
+                f"The script cannot be started: its arguments and variables are larger than Linux"
+                f" allows; the largest, {len(argv[largest]):,} characters, is that of"
                 f" {argv[largest - 1]}.",
                 "Put large values into a file of a channel, and pass the file's name.",
             ) from error
@@ -288,8 +288,8 @@ class _Tree:
     is_launcher: bool
     status: int | None = None
     """The root's exit code, or the negative number of the signal that ended it."""
-    asked: set[int] = field(default_factory=set)
-    """Those that were asked to stop: a second signal would enter their handler again."""
+    signalled: set[int] = field(default_factory=set)
+    """Processes that have received the signal: a second one would enter their handler again."""
 
     def reap(self) -> None:
         """Reap every process that has ended, orphans included."""
@@ -308,11 +308,11 @@ class _Tree:
         return procfs.descendants(os.getpid())
 
     def send(self, number: int) -> None:
-        """Send a signal to the script's own processes, once to each.
+        """Send a signal to the script's processes, once to each.
 
-        torchrun is left out if it has workers, because it would give them only 30 s. Helpers of a
-        Python process (data loader workers) are left out, because it needs them to finish its step.
-        What remains after the script has ended gets the signal as well.
+        A launcher with workers is left out, because torchrun would give them only 30 s. Helpers of
+        a Python process (data loader workers) are left out, because it needs them to finish its
+        step. Processes that remain after the script has ended receive the signal as well.
         """
         parents = {process.parent for process in procfs.processes()}
         for pid in self.members():
@@ -320,8 +320,8 @@ class _Tree:
             is_launcher = names_launcher or (self.is_launcher and pid == self.root)
             has_workers = is_launcher and pid in parents
             waits = self.status is None and (has_workers or _is_python_helper(pid))
-            if not waits and pid not in self.asked:
-                self.asked.add(pid)
+            if not waits and pid not in self.signalled:
+                self.signalled.add(pid)
                 _signal(pid, number)
 
     def kill(self) -> None:
@@ -343,7 +343,7 @@ def _is_python_helper(pid: int) -> bool:
         return False
     if any("multiprocessing" in word or "compile_worker" in word for word in command[1:4]):
         return True
-    parent = next((each.parent for each in procfs.processes() if each.pid == pid), 0)
+    parent = next((entry.parent for entry in procfs.processes() if entry.pid == pid), 0)
     return command == procfs.command(parent)
 
 

@@ -1,4 +1,4 @@
-"""Read the process table from /proc: which processes descend from which, and their commands.
+"""Reads the process table from /proc: which processes descend from which, and their commands.
 
 psutil is not used, because a user's requirements.txt may replace it under a running supervisor.
 """

@@ -101,12 +101,6 @@ CASES = {
         files=(("outer.py", "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, 'script.py']))"),),
         hyperparameters=(("sagemaker_program", "outer.py"),),
     ),
-    "exit with accelerate launch's code": Case(
-        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
-        files=(("outer.py", "import subprocess, sys\nlaunch = [sys.executable, '-m', 'accelerate.commands.accelerate_cli', 'launch']\n"
-                "sys.exit(subprocess.run([*launch, '--cpu', '--num_processes', '1', 'script.py']).returncode)"),),
-        hyperparameters=(("sagemaker_program", "outer.py"),),
-    ),
     "accelerate launch": Case(
         "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
         files=(("run.sh", f"{sys.executable} -m accelerate.commands.accelerate_cli launch --cpu --num_processes 1 script.py --n 1"),),
@@ -142,15 +136,10 @@ CASES = {
         files=(("run.sh", "python3 script.py || true\necho no data >&2; exit 4"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
-    "exception of the script's own": Case(
-        "class NoData(Exception): pass\nraise NoData('empty channel')", 1, (), "NoData: empty channel"
-    ),
-    "exception without words": Case("raise RuntimeError", 1, ("script.py:1",), "RuntimeError\n"),
     "exception of many words": Case(
         "raise ValueError('w' * 5000)", 1, ("script.py:1 in <module>", "exit code 1"), "ValueError: www"
     ),
     "exception of several lines": Case("raise ValueError('a\\nb')", 1, ("b",), "ValueError: a\nb"),
-    "exception not in ASCII": Case("raise ValueError('größe 数')", 1, (), "ValueError: größe 数"),
     "exception group": Case(
         "import sys\nif sys.version_info < (3, 11): from exceptiongroup import ExceptionGroup\n"
         "def f(): raise LookupError('leaf')\n"
@@ -158,7 +147,6 @@ CASES = {
         "raise ExceptionGroup('two', [ExceptionGroup('one', [leaf]), KeyError(2)])",
         1, ("script.py:3 in f", "raised as ExceptionGroup: two"), "LookupError: leaf",
     ),
-    "assertion": Case("assert 1 == 2, 'not equal'", 1, (), "AssertionError: not equal"),
     "syntax error": Case("def f(:\n", 1, (), "SyntaxError: "),
     "module that is missing": Case(
         "import no_such_module", 1, ("requirements.txt",), "ModuleNotFoundError: No module named 'no_such_module'"
@@ -170,8 +158,6 @@ CASES = {
         "import evaluate\nevaluate.load('glue', 'mrpc')", 1, ("cannot reach the Hub",), "FileNotFoundError",
         environ=(("HF_HUB_OFFLINE", "1"), ("HF_HOME", "/tmp/amphora-test-failures")),
     ),
-    "name that is missing in a module": Case("from json import nothing", 1, (), "ImportError: cannot import name"),
-    "file that is missing": Case("open('/nowhere')", 1, ("script.py:1",), "FileNotFoundError: [Errno 2]"),
     "disk full": Case(
         "raise OSError(28, 'No space left on device')", 1, ("volume_size",), "OSError: [Errno 28]"
     ),
@@ -179,7 +165,6 @@ CASES = {
         "import torch\nraise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')",
         1, ("lower the batch size",), "torch.OutOfMemoryError: CUDA out of memory",
     ),
-    "out of memory in Python": Case("raise MemoryError('can\\'t allocate memory')", 1, ("Out of memory",), "MemoryError"),
     "interrupt": Case("raise KeyboardInterrupt", 130, (), "KeyboardInterrupt"),
     "exit code": Case("raise SystemExit(17)", 17, ("exit code 17",), "The script ended with exit code 17"),
     "exit with words": Case("raise SystemExit('bad split')", 1, ("bad split",)),
@@ -190,13 +175,8 @@ CASES = {
     "segmentation fault": Case(
         "import ctypes; ctypes.string_at(0)", 139, ("SIGSEGV",), "The script was ended by SIGSEGV"
     ),
-    "abort": Case("import os; os.abort()", 134, (), "The script was ended by SIGABRT"),
     "killed for memory": Case(
         "import os; os.kill(os.getpid(), 9)", 137, ("out-of-memory killer",), "The script was killed by SIGKILL"
-    ),
-    "exit in a thread's stead": Case(
-        "import os, threading\nthreading.Thread(target=os._exit, args=(5,)).start()\nimport time; time.sleep(9)",
-        5, ("exit code 5",),
     ),
     "its own failure file": Case(
         "import os\nopen(os.environ['SM_OUTPUT_FAILURE'], 'w').write('my words')\nraise ValueError('x')", 1, (), "my words"
@@ -209,10 +189,6 @@ CASES = {
     "python below a shell script": Case(
         "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep",
         files=(("run.sh", "python3 script.py"),), hyperparameters=(("sagemaker_program", "run.sh"),),
-    ),
-    "exception beside a harmless child's": Case(
-        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\nraise RuntimeError('the real one')",
-        1, ("script.py:3",), "RuntimeError: the real one",
     ),
     "exit beside a harmless child's exception": Case(
         "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\nsys.exit(3)",
@@ -283,7 +259,6 @@ CASES = {
         "", 2, ("100,089 characters, is that of --hp89.",), "CodeError:",
         hyperparameters=tuple((f"hp{n:02}", "x" * (100_000 + n)) for n in range(90)),
     ),
-    "process count": Case("", 2, ("AMPHORA_NPROC_PER_NODE is 'x'",), "ConfigError:", environ=(("AMPHORA_NPROC_PER_NODE", "x"),)),
     "mpi without mpirun": Case(
         "", 2, ("sagemaker_mpi_enabled", "torch_distributed"), "ConfigError:",
         hyperparameters=(("sagemaker_mpi_enabled", "true"),), environ=(("PATH", "/nowhere"),),

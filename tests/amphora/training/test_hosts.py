@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.job_tree import Tree, wait_for
+from tests.support.until import until
 
 HOSTS = {"algo-1": "10.213.77.1", "algo-2": "10.213.77.2"}
 REDUCE = (
@@ -300,11 +301,7 @@ def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
         resourceconfig={"current_host": "algo-1", "hosts": ["algo-1", "nowhere.invalid"]}
     )
     process = tree.start()
-    deadline = time.monotonic() + 60
-    while not catches_sigterm(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.5)
+    until(lambda: catches_sigterm(process.pid))
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 143

@@ -65,17 +65,14 @@ def test_the_process_count_can_be_set(tree: Tree) -> None:
     started = plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE="2")
     assert "--nproc_per_node=2" in started.argv and started.environ["OMP_NUM_THREADS"] == "4"
     assert not plan(tree, devices(gpus=4), AMPHORA_NPROC_PER_NODE="1").is_launcher
+    tree.configure({"sagemaker_torch_distributed_enabled": "true"})
+    assert "--nproc_per_node=1" in plan(tree, devices()).argv
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
 def test_a_wrong_process_count_is_named(tree: Tree, value: str) -> None:
     with pytest.raises(ConfigError, match=r"AMPHORA_NPROC_PER_NODE is .*processes"):
         plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE=value)
-
-
-def test_torch_distributed_means_torchrun_even_for_one(tree: Tree) -> None:
-    started = plan(tree.configure({"sagemaker_torch_distributed_enabled": "true"}), devices())
-    assert "--nproc_per_node=1" in started.argv
 
 
 def test_the_recipe_trains_on_every_host(tree: Tree) -> None:
@@ -99,13 +96,6 @@ def test_what_the_user_sets_wins(tree: Tree) -> None:
     )
     assert (started.environ["OMP_NUM_THREADS"], started.environ["FI_PROVIDER"]) == ("3", "tcp")
     assert started.environ["PYTHONPATH"].endswith(":/mine")
-
-
-def test_efa_by_device_between_hosts(tree: Tree) -> None:
-    assert "FI_PROVIDER" not in plan(tree.configure(), devices(efa=True)).environ
-    two_hosts(tree, "algo-1")
-    assert plan(tree, devices(efa=True)).environ["FI_PROVIDER"] == "efa"
-    assert "FI_PROVIDER" not in plan(tree, devices()).environ
 
 
 @pytest.mark.parametrize(

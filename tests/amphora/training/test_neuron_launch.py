@@ -97,8 +97,9 @@ def test_efa_between_hosts_that_have_it(tree: Tree) -> None:
     assert not set(EFA) & set(plan(tree.configure(), efa=True, **STACK).environ)
     tree.configure(resourceconfig=two)
     assert not set(EFA) & set(plan(tree, efa=False, **STACK).environ)
-    given = plan(tree, efa=True, FI_PROVIDER="tcp", **STACK).environ
-    assert [given[name] for name in EFA] == ["tcp", "1", "1"]
+    for own, provider in (({}, "efa"), ({"FI_PROVIDER": "tcp"}, "tcp")):
+        environ = plan(tree, efa=True, **STACK, **own).environ
+        assert [environ[name] for name in EFA] == [provider, "1", "1"]
 
 
 @pytest.mark.parametrize(
