@@ -28,9 +28,6 @@ LOG = logging.getLogger("amphora.worker")
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     """Import the module of the user's handlers; return None if there is none.
 
-    A missing program is refused if the folder has other Python files: its name is then most likely
-    misspelt. In a folder without Python files the variable is left over from a training job.
-
     Raises:
         CodeError: The program is not there, or cannot be imported.
     """
@@ -47,17 +44,11 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
         with contextlib.suppress(ImportError, ValueError):
             if importlib.util.find_spec(program) is not None:
                 return _import_by_name(program, code_dir, code_dir)
-    if not names:
-        LOG.warning(
-            "SAGEMAKER_PROGRAM is %r, but %s has no Python file: the image's own handlers serve.",
-            program, code_dir,
-        )  # fmt: skip
-        return None
     raise CodeError(
         f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file."
-        f" It holds {', '.join(names)}.",
-        "Name the file that defines the handlers, as a path inside that folder."
-        + near(program, names),
+        f" It holds {', '.join(names) or 'no Python file'}.",
+        "Name the file that defines the handlers, as a path inside that folder; or set the variable"
+        " to an empty value if the image's own handlers shall serve." + near(program, names),
     )
 
 

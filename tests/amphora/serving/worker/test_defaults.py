@@ -462,9 +462,10 @@ def test_programs_may_be_dotted_with_relative_imports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["train.py", "train", "a.b"])
-def test_a_program_left_from_a_training_is_none(program: str, tmp_path: Path) -> None:
-    """Without any Python file of the user's nothing else can be meant."""
-    assert handlers.resolve(tmp_path / "code", program, CODE).image_only
+def test_a_program_that_is_nowhere_is_refused(program: str, tmp_path: Path) -> None:
+    """The image's own handlers would answer, as if they were meant."""
+    with pytest.raises(CodeError, match=r"has no such file. It holds no Python file.*empty value"):
+        handlers.resolve(tmp_path / "code", program, CODE)
 
 
 @pytest.fixture
