@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,18 +55,3 @@ def still_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> P
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-@pytest.fixture(scope="session")
-def reviews() -> Callable[[int], list[tuple[str, str]]]:
-    """A function of n to n (text, label) rows that a tiny model can learn to tell apart."""
-
-    def make(count: int) -> list[tuple[str, str]]:
-        kinds = [("good", "great", "pos"), ("bad", "awful", "neg")]
-        rows = []
-        for number in range(count):
-            first, second, label = kinds[number % 2]
-            rows.append((f"the film number {number} was {first} , truly {second}", label))
-        return rows
-
-    return make

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.job_tree import Tree
 from tests.support.ports import free_port
+from tests.support.until import until
 
 
 @pytest.fixture
@@ -44,14 +45,13 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path]
         )
         urllib.request.urlopen(request, timeout=60).close()
 
-    deadline = time.monotonic() + 60
-    while True:
-        try:
+    def has_started() -> bool:
+        with contextlib.suppress(OSError):
             put("code")
-            break
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+            return True
+        return False
+
+    until(has_started)
 
     def upload(path: Path) -> str:
         put(f"code/job/{path.name}", path.read_bytes())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,42 +45,3 @@ def tmpfs(tmp_path: Path) -> Iterator[Mount]:
     """Mounts a file system of so many kilobytes below `tmp_path`."""
     with mounting(tmp_path) as mount:
         yield mount
-
-
-@pytest.fixture(scope="session")
-def train(tiny_model: Path) -> Run:
-    """Runs code/train.py in a process of its own, as an image does."""
-
-    def run(
-        base: Path,
-        channels: Mapping[str, Path],
-        *arguments: str,
-        processes: int = 1,
-        environment: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        # What a training in this process has set for itself is not for one in another.
-        own = ("SM_", "SAGEMAKER_", "TENSORBOARD_", "MLFLOW_", "WANDB_DIR", "WANDB_X_")
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(own)}
-        variables = {f"SM_CHANNEL_{name.upper()}": str(path) for name, path in channels.items()}
-        launcher = [sys.executable]
-        if processes > 1:
-            launcher += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-            launcher += ["--master_port", "0", "--rdzv_backend", "c10d"]
-            launcher += ["--rdzv_endpoint", "localhost:0"]
-        return subprocess.run(
-            [*launcher, str(CODE / "train.py"), *arguments],
-            env={
-                **inherited,
-                "HF_HUB_OFFLINE": "1",
-                # Threads that wait for each other are slow where tests share the cores.
-                "OMP_NUM_THREADS": "1",
-                "SAGEMAKER_BASE_DIR": str(base),
-                **variables,
-                **(environment or {}),
-            },
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-
-    return run

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import pty
 import re
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from recipe import console
+from tests.support.words import write_reviews
 
 CODE = Path(console.__file__).resolve().parents[1]
-Reviews = Callable[[int], list[tuple[str, str]]]
 
 
 def output_of(command: list[str], environment: dict[str, str]) -> str:
@@ -42,12 +40,9 @@ def output_of(command: list[str], environment: dict[str, str]) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.long
-def test_a_terminal_has_a_bar_and_a_log_has_lines(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews
-) -> None:
+def test_a_terminal_has_a_bar_and_a_log_has_lines(tmp_path: Path, tiny_model: Path) -> None:
     data = tmp_path / "train.csv"
-    with data.open("w", newline="") as stream:
-        csv.writer(stream).writerows([("review", "sentiment"), *reviews(80)])
+    write_reviews(data, 80)
     command = [sys.executable, str(CODE / "train.py"), "--model_id", str(tiny_model)]
     command += ["--max_steps", "9", "--batch_size", "8", "--save_strategy", "no"]
     environment = {

@@ -1,4 +1,4 @@
-"""Trainings that are killed, stopped and started again."""
+"""Trainings in processes: run once; or killed, stopped and started again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,47 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.paths import CODE
 
-Reviews = Callable[[int], list[tuple[str, str]]]
-
-
 STEPS = 100
 """Of an epoch; there are two."""
+
+
+def train(
+    base: Path,
+    channels: Mapping[str, Path],
+    *arguments: str,
+    processes: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run code/train.py in a process of its own below `base`, as an image does."""
+    # What a training in this process has set for itself is not for one in another.
+    own = ("SM_", "SAGEMAKER_", "TENSORBOARD_", "MLFLOW_", "WANDB_DIR", "WANDB_X_")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+    variables = {f"SM_CHANNEL_{name.upper()}": str(path) for name, path in channels.items()}
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+        launcher += ["--master_port", "0", "--rdzv_backend", "c10d"]
+        launcher += ["--rdzv_endpoint", "localhost:0"]
+    return subprocess.run(
+        [*launcher, str(CODE / "train.py"), *arguments],
+        env={
+            **inherited,
+            "HF_HUB_OFFLINE": "1",
+            # Threads that wait for each other are slow where tests share the cores.
+            "OMP_NUM_THREADS": "1",
+            "SAGEMAKER_BASE_DIR": str(base),
+            **variables,
+            **(environment or {}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 class Job:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import CODE
+from tests.support.words import reviews
 
 sys.path.insert(0, str(CODE))
 
-Reviews = Callable[[int], list[tuple[str, str]]]
-
 
 @pytest.fixture(scope="session")
-def write_data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Callable[..., Path]:
+def write_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function of a number of rows, and how long they are, to a channel's folder."""
 
     def write(count: int, times: int = 1) -> Path:

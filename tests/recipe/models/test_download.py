@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
-import subprocess
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
@@ -14,9 +11,8 @@ from typing import ClassVar
 import pytest
 
 from tests.support import http_server
-
-Reviews = Callable[[int], list[tuple[str, str]]]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.trainings import train
+from tests.support.words import write_reviews
 
 
 class Download(BaseHTTPRequestHandler):
@@ -66,13 +62,12 @@ class Download(BaseHTTPRequestHandler):
 @pytest.mark.heavy
 @pytest.mark.long
 def test_a_broken_download_is_an_error_and_the_next_start_goes_on(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Download, "folder", tiny_model, raising=False)
     monkeypatch.setattr(Download, "breaks", True)
     data = tmp_path / "train.csv"
-    with data.open("w", newline="") as stream:
-        csv.writer(stream).writerows([("review", "sentiment"), *reviews(40)])
+    write_reviews(data, 40)
     arguments = ["--model_id", "some/model", "--max_steps", "2", "--batch_size", "8"]
     with http_server.running(Download) as port:
         where = {

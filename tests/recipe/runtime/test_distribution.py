@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -20,9 +18,9 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
 from tests.support import http_server
+from tests.support.trainings import train
+from tests.support.words import reviews
 
-Reviews = Callable[[int], list[tuple[str, str]]]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 COMPILER = {
     "sagemaker_training_compiler_enabled": True,
     "sagemaker_training_compiler_debug_mode": False,
@@ -64,9 +62,7 @@ def test_unreadable_mp_parameters_are_named(written: str) -> None:
 
 
 @pytest.mark.heavy
-def test_training_compiler_keys_compile(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_training_compiler_keys_compile(tmp_path: Path, tiny_model: Path) -> None:
     channels = write_data(tmp_path / "in", reviews(20))
     arguments = ["--model_id", str(tiny_model), "--max_steps", "2", "--batch_size", "4"]
     # Needs no C++ compiler and no time; what is tested is that the model goes through Dynamo.
@@ -105,9 +101,7 @@ def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
 @pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 @pytest.mark.long
-def test_compiled_and_packed_trains_to_the_same_losses(
-    tmp_path: Path, still_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_compiled_and_packed_trains_to_the_same_losses(tmp_path: Path, still_model: Path) -> None:
     channels = write_data(tmp_path / "in", reviews(60))
     arguments = [
         "--model_id",
@@ -170,9 +164,7 @@ def test_smddp_is_used_where_it_is_installed(
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_the_token_reaches_the_hub_and_nothing_else(
-    tmp_path: Path, reviews: Reviews, train: Run
-) -> None:
+def test_the_token_reaches_the_hub_and_nothing_else(tmp_path: Path) -> None:
     credentials: set[str | None] = set()
 
     class Refuse(BaseHTTPRequestHandler):

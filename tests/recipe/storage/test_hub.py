@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,8 @@ from recipe import arguments
 from recipe.errors import HyperparameterError
 from recipe.storage import hub as pushing
 from tests.support.push_hub import TOKEN, PushHub, running
+from tests.support.trainings import train
+from tests.support.words import write_reviews
 
 NAME = "team/reviews"
 ASKED = ["--push_to_hub", "True", "--hub_model_id", NAME]
@@ -134,12 +134,9 @@ def test_what_is_asked_for_in_vain_is_said() -> None:
 def test_a_job_pushes_its_model(
     tmp_path: Path,
     tiny_model: Path,
-    reviews: Callable[[int], list[tuple[str, str]]],
-    train: Callable[..., subprocess.CompletedProcess[str]],
     hub: PushHub,
 ) -> None:
-    with (tmp_path / "train.csv").open("w", newline="") as stream:
-        csv.writer(stream).writerows([("review", "sentiment"), *reviews(40)])
+    write_reviews(tmp_path / "train.csv", 40)
     given = [*ASKED, "--hub_token", TOKEN, "--model_id", str(tiny_model), "--max_steps", "2"]
     where = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
     data = {"train": tmp_path / "train.csv"}

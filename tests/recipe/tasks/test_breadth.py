@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import pytest
 
 from tests.support import causal_kit
 from tests.support.serving_kit import Handlers
-
-Reviews = Callable[[int], list[tuple[str, str]]]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.trainings import train
+from tests.support.words import reviews
 
 FAST = ("--batch_size", "8", "--lr", "5e-3", "--bf16", "False")
 GOOD = "the film number 7 was good , truly great"
@@ -30,7 +28,6 @@ def write(folder: Path, rows: Sequence[tuple[str, Any]]) -> Path:
 
 
 def trained(
-    train: Run,
     base: Path,
     model: Path,
     rows: Sequence[tuple[str, Any]],
@@ -57,11 +54,9 @@ def ask(base: Path, *texts: str, **parameters: Any) -> Any:
 
 
 @pytest.mark.heavy
-def test_fractions_are_learned_as_numbers(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_fractions_are_learned_as_numbers(tmp_path: Path, tiny_model: Path) -> None:
     rows = [(text, 0.75 if label == "pos" else -1.25) for text, label in reviews(200)]
-    output, metrics = trained(train, tmp_path, tiny_model, rows)
+    output, metrics = trained(tmp_path, tiny_model, rows)
     assert "label: a number from -1.25 to 0.75" in output
     assert metrics["eval_pearson"] > 0.95
     assert metrics["eval_mse"] == pytest.approx(metrics["eval_loss"], rel=1e-3)
@@ -71,16 +66,14 @@ def test_fractions_are_learned_as_numbers(
 
 
 @pytest.mark.heavy
-def test_lists_are_learned_as_sets_of_labels(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_lists_are_learned_as_sets_of_labels(tmp_path: Path, tiny_model: Path) -> None:
     names = {"pos": ["kind", "short"], "neg": ["harsh"]}
     # Each number stands in a row of either kind: it would be a way to tell them apart, too.
     rows = [
         (re.sub(r"\d+", str(row // 2), text), names[label])
         for row, (text, label) in enumerate(reviews(160))
     ]
-    _, metrics = trained(train, tmp_path, tiny_model, rows, "--epochs", "6")
+    _, metrics = trained(tmp_path, tiny_model, rows, "--epochs", "6")
     assert metrics["eval_f1_micro"] == metrics["eval_accuracy"] == 1.0
     good, bad = (
         {each["label"] for each in answer if each["score"] >= 0.5}
@@ -91,10 +84,10 @@ def test_lists_are_learned_as_sets_of_labels(
 
 @pytest.mark.heavy
 @pytest.mark.long
-def test_a_decoder_is_a_classifier_too(tmp_path: Path, reviews: Reviews, train: Run) -> None:
+def test_a_decoder_is_a_classifier_too(tmp_path: Path) -> None:
     model = causal_kit.make_model("llama", tmp_path / "start")
     rows = [(f"{'the ' * (at % 7)}{text}", label) for at, (text, label) in enumerate(reviews(160))]
-    output, metrics = trained(train, tmp_path, model, rows, "--max_length", "96")
+    output, metrics = trained(tmp_path, model, rows, "--max_length", "96")
     assert "padding token: </s>, the end token" in output
     assert metrics["eval_accuracy"] == 1.0
     assert json.loads((tmp_path / "model" / "config.json").read_text())["pad_token_id"] == 0
@@ -106,14 +99,12 @@ def test_a_decoder_is_a_classifier_too(tmp_path: Path, reviews: Reviews, train: 
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.long
-def test_an_adapter_alone_is_saved_where_it_is_asked_for(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_an_adapter_alone_is_saved_where_it_is_asked_for(tmp_path: Path, tiny_model: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification
 
     arguments = ["--lora_r", "4", "--lora_save", "adapter", "--lora_target_modules", "query,value"]
-    trained(train, tmp_path, tiny_model, reviews(40), *arguments)
+    trained(tmp_path, tiny_model, reviews(40), *arguments)
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "config.json"} < names
     assert "model.safetensors" not in names
@@ -123,16 +114,14 @@ def test_an_adapter_alone_is_saved_where_it_is_asked_for(
 
 
 @pytest.mark.heavy
-def test_what_shapes_a_training_is_passed_on(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_what_shapes_a_training_is_passed_on(tmp_path: Path, tiny_model: Path) -> None:
     """Accumulation, checkpointing, smoothing, class weights, and the best model by early stopping."""
     rows = [row for row in reviews(120) if row[1] == "pos" or "0" in row[0]]
     arguments = ["--early_stopping_patience", "1", "--metric_for_best_model", "eval_f1_macro"]
     arguments += ["--early_stopping_threshold", "2", "--class_weight", "balanced"]
     arguments += ["--gradient_accumulation_steps", "2", "--gradient_checkpointing", "True"]
     arguments += ["--label_smoothing_factor", "0.1", "--epochs", "9"]
-    _, metrics = trained(train, tmp_path, tiny_model, rows, *arguments)
+    _, metrics = trained(tmp_path, tiny_model, rows, *arguments)
     assert metrics["epoch"] == 2, "no f1 is better by 2, so the second evaluation is the last"
     state = json.loads(next((tmp_path / "checkpoints").rglob("trainer_state.json")).read_text())
     per_epoch = -(-(len(rows) * 4 // 5) // 16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ from tests.support import causal_kit
 from tests.support.causal_kit import CHATML, MARKED, ODD
 from tests.support.ranking_jobs import places_of
 from tests.support.serving_kit import Handlers
+from tests.support.trainings import train
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 # As some models: what was thought is not repeated once the conversation goes on.
 FORGETFUL = CHATML.replace(
     "{{ message['content'] }}",
@@ -379,7 +378,7 @@ def test_perplexity_is_of_all_tokens_alike() -> None:
 
 
 @pytest.mark.heavy
-def test_a_run_whose_model_is_served_at_once(tmp_path: Path, train: Run) -> None:
+def test_a_run_whose_model_is_served_at_once(tmp_path: Path) -> None:
     model = causal_kit.make_model("gpt2", tmp_path / "start")
     channels = {
         "train": causal_kit.write(tmp_path / "in" / "train", causal_kit.pairs(240)),

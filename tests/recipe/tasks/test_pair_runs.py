@@ -10,8 +10,6 @@ import io
 import json
 import math
 import random
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +21,12 @@ from recipe.backend.requests.payloads import BadRequest
 from recipe.paths import from_environment
 from recipe.training import preflight
 from tests.support.serving_kit import Handlers
+from tests.support.trainings import train
 
 pytestmark = pytest.mark.heavy
 KINDS = {"pos": ["good", "great"], "neg": ["bad", "awful"]}
 HEADER = ("id", "sentence1", "sentence2", "label")
 Row = tuple[int, str, str, str]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def rows(count: int, seed: int) -> list[Row]:
@@ -63,7 +61,7 @@ TEST = rows(60, 2)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, train: Run) -> Trained:
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Trained:
     base = tmp_path_factory.mktemp("pairs")
     hidden = [(*row[:3], "-1") for row in rows(9, 3)]
     channels = {

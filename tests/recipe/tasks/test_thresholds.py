@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from recipe.errors import HyperparameterError
 from recipe.tasks import evaluation
 from recipe.tasks.text_classification.task import TextClassification
 from tests.support.serving_kit import Handlers
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.trainings import train
 
 
 def f1(logits: Any, true: Any, threshold: float) -> float:
@@ -110,7 +108,7 @@ def reviews(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.heavy
 @pytest.mark.long
-def test_tuned_thresholds_are_kept_and_used(tmp_path: Path, tiny_model: Path, train: Run) -> None:
+def test_tuned_thresholds_are_kept_and_used(tmp_path: Path, tiny_model: Path) -> None:
     rows = reviews(280)
     channels = {}
     parts = {"train": rows[:200], "validation": rows[200:240], "test": rows[240:]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 from collections.abc import Callable
@@ -15,9 +14,8 @@ from safetensors.torch import save_file
 from recipe.errors import CheckpointError, OutputError
 from recipe.storage import atomic, checkpoints
 from tests.support.mounts import Mount, mounted
-
-Reviews = Callable[[int], list[tuple[str, str]]]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.trainings import train
+from tests.support.words import write_reviews
 
 
 def kilobytes(count: int) -> torch.Tensor:
@@ -82,14 +80,13 @@ def widened(folder: Path, kilobytes: int) -> None:
 @pytest.mark.heavy
 @pytest.mark.long
 def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
-    tmp_path: Path, tmpfs: Mount, tiny_model: Path, reviews: Reviews, train: Run
+    tmp_path: Path, tmpfs: Mount, tiny_model: Path
 ) -> None:
     """The disk of checkpoints, then the model's, then that of the report."""
     saved, model = tmpfs("job/checkpoints", 700), tmpfs("job/model", 100)
     output = tmpfs("job/output/data", 40)
     data = tmp_path / "train.csv"
-    with data.open("w", newline="") as stream:
-        csv.writer(stream).writerows([("review", "sentiment"), *reviews(80)])
+    write_reviews(data, 80)
     arguments = ["--model_id", str(tiny_model), "--batch_size", "8", "--max_steps", "6"]
     arguments += ["--save_steps", "2", "--save_total_limit", "3"]
 

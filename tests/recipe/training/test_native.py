@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.training import run as training_run
 from tests.support.paths import CODE, ROOT
 from tests.support.task_cases import CASES, make
+from tests.support.words import reviews
 
-Reviews = Callable[[int], list[tuple[str, str]]]
 RULES = ROOT / "tests" / "support" / "neuron_rules.py"
 OPERATORS = ROOT / "tests" / "support" / "neuron_operators.txt"
 GRAPHS = {"summaries": 3, "summaries, LoRA": 3}
@@ -148,9 +147,7 @@ def test_every_task_keeps_the_rules(name: str, tmp_path: Path, tiny_model: Path)
 
 @pytest.mark.heavy
 @pytest.mark.long
-def test_a_shape_that_varies_would_be_seen(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews
-) -> None:
+def test_a_shape_that_varies_would_be_seen(tmp_path: Path, tiny_model: Path) -> None:
     """The counter counts: padded batches have a graph more for each length."""
     rows = [
         ("the film " * (1 + 9 * (n % 3)) + text, label)
@@ -165,7 +162,7 @@ def test_a_shape_that_varies_would_be_seen(
 @pytest.mark.heavy
 @pytest.mark.long
 def test_two_processes_agree_through_a_group_called_neuron(
-    tmp_path: Path, still_model: Path, reviews: Reviews
+    tmp_path: Path, still_model: Path
 ) -> None:
     arguments = ("--model_id", str(still_model), "--epochs", "2", "--lr", "5e-3")
     weights = []
@@ -185,7 +182,7 @@ def test_two_processes_agree_through_a_group_called_neuron(
 @pytest.mark.heavy
 @pytest.mark.long
 def test_processes_that_do_not_reduce_are_refused_before_they_train(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews
+    tmp_path: Path, tiny_model: Path
 ) -> None:
     arguments = ("--model_id", str(tiny_model), "--epochs", "1")
     done, _ = run(tmp_path / "a", reviews(20), *arguments, processes=2, LONELY="1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import random
@@ -28,15 +27,14 @@ from recipe.training.interruptions import EXIT_CODE
 from recipe.training.resuming import Resumable
 from recipe.training.snapshot import Snapshot
 from tests.support.ports import free_port
-from tests.support.trainings import CODE, STEPS, Job, Reviews
+from tests.support.trainings import CODE, STEPS, Job
+from tests.support.words import write_reviews
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "reviews.csv"
-    with path.open("w", newline="") as stream:
-        # A tenth is held out.
-        csv.writer(stream).writerows([("review", "sentiment"), *reviews(8 * STEPS * 10 // 9)])
+    write_reviews(path, 8 * STEPS * 10 // 9)
     return path
 
 
@@ -89,12 +87,9 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
 
 @pytest.mark.heavy
 @pytest.mark.long
-def test_a_stop_during_an_evaluation_repeats_it(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews
-) -> None:
+def test_a_stop_during_an_evaluation_repeats_it(tmp_path: Path, tiny_model: Path) -> None:
     for name, rows in (("train", 48), ("test", 6000)):
-        with (tmp_path / f"{name}.csv").open("w", newline="") as stream:
-            csv.writer(stream).writerows([("review", "sentiment"), *reviews(rows)])
+        write_reviews(tmp_path / f"{name}.csv", rows)
     ends = {}
     for name in ("whole", "disturbed"):
         job = Job(tmp_path / name, tiny_model, tmp_path / "train.csv")

@@ -6,20 +6,16 @@ import csv
 import json
 import re
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from recipe import metrics
 from tests.support import circulating
-
-Reviews = Callable[[int], list[tuple[str, str]]]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.trainings import train
+from tests.support.words import reviews
 
 
 def write_csv(folder: Path, rows: list[tuple[str, str]]) -> Path:
@@ -35,9 +31,7 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, reviews: Reviews, train: Run
-) -> Trained:
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Trained:
     """One run with the names and forms of arguments that tutorials use."""
     base = tmp_path_factory.mktemp("job")
     channels = {
@@ -162,9 +156,7 @@ def test_the_handlers_answer_from_it(trained: Trained, monkeypatch: pytest.Monke
 
 
 @pytest.mark.heavy
-def test_two_processes_are_one_job(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_two_processes_are_one_job(tmp_path: Path, tiny_model: Path) -> None:
     channels = {"train": write_csv(tmp_path / "in", reviews(75))}
     arguments = ["--model_name_or_path", str(tiny_model), "--epochs", "1", "--batch_size", "4"]
     done = train(tmp_path, channels, *arguments, processes=2)
@@ -178,48 +170,7 @@ def test_two_processes_are_one_job(
 
 
 @pytest.mark.heavy
-@pytest.mark.long
-def test_two_processes_with_half_the_batch_are_one_with_all_of_it(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
-    still = tmp_path / "still"
-    shutil.copytree(tiny_model, still)
-    config = json.loads((still / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (still / "config.json").write_text(json.dumps(config))
-    channels = {
-        "train": write_csv(tmp_path / "in" / "a", reviews(75)),
-        "test": write_csv(tmp_path / "in" / "b", reviews(21)),
-    }
-    arguments = ["--model_name_or_path", str(still), "--bf16", "False", "--lr", "0.05"]
-    arguments += ["--optim", "sgd", "--logging_steps", "1", "--max_length", "32"]
-    lines, weights = {}, {}
-    for processes, size in ((1, "16"), (2, "8")):
-        base = tmp_path / str(processes)
-        done = train(base, channels, *arguments, "--batch_size", size, processes=processes)
-        assert done.returncode == 0, done.stderr
-        assert "find_unused_parameters" not in done.stderr and "FutureWarning" not in done.stderr
-        assert ("16 texts a step; 8 texts packed" in done.stdout) == (processes == 2)
-        lines[processes] = re.findall(r"metric step=.*", done.stdout)
-        weights[processes] = load_file(base / "model" / "model.safetensors")
-    assert len(lines[1]) > 15
-    for one, two in zip(lines[1], lines[2], strict=True):
-        assert re.findall(r"'(\w+)': ", one) == re.findall(r"'(\w+)': ", two)
-        # Of an evaluation all figures are the same; a loss has only its sum rounded differently.
-        pairs = zip(
-            re.findall(r"'(\w+)': ([^,}]+)", one), re.findall(r": ([^,}]+)", two), strict=True
-        )
-        for (name, first), second in pairs:
-            if "runtime" not in name and "per_second" not in name:
-                assert float(second) == pytest.approx(float(first), rel=2e-5, abs=1e-6), name
-    for name, weight in weights[1].items():
-        torch.testing.assert_close(weights[2][name], weight, rtol=0, atol=1e-5)
-
-
-@pytest.mark.heavy
-def test_a_model_channel_and_checkpoints_of_its_own(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_a_model_channel_and_checkpoints_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
     channels = {"train": write_csv(tmp_path / "in", reviews(40)), "model": tiny_model}
     arguments = ["--max_steps", "2", "--output-dir", str(tmp_path / "kept"), "--bf16", "False"]
     done = train(tmp_path, channels, *arguments, "--save_steps=1", "--save_strategy", "steps")
@@ -245,8 +196,6 @@ def test_a_model_channel_and_checkpoints_of_its_own(
 def test_a_failing_run_names_the_error_and_leaves_no_model(
     tmp_path: Path,
     tiny_model: Path,
-    reviews: Reviews,
-    train: Run,
     arguments: list[str],
     words: list[str],
 ) -> None:
@@ -263,7 +212,7 @@ def test_a_failing_run_names_the_error_and_leaves_no_model(
 
 @pytest.mark.heavy
 def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_folder(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+    tmp_path: Path, tiny_model: Path
 ) -> None:
     channels = {"train": write_csv(tmp_path / "in", reviews(40)), "model": tiny_model}
     arguments = ["--eval_strategy", "no", "--output_dir", str(tmp_path / "model"), "--epochs", "5"]
@@ -281,7 +230,7 @@ def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_fo
 
 @pytest.mark.heavy
 def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
-    trained: Trained, tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+    trained: Trained, tmp_path: Path, tiny_model: Path
 ) -> None:
     start = tmp_path / "start"
     shutil.copytree(trained.base / "model", start)

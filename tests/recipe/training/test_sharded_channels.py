@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.causal_kit import make_model
 from tests.support.paths import CODE
+from tests.support.words import reviews
 
 # What a launcher on each of three hosts does, in three processes of one.
 HOSTS = """
@@ -79,7 +80,6 @@ def run(base: Path, *arguments: str, processes: int, **variables: str) -> str:
 def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
     tmp_path: Path,
     tiny_model: Path,
-    reviews: Callable[[int], list[tuple[str, str]]],
     processes: int,
     more: Sequence[str],
 ) -> None:
@@ -161,7 +161,7 @@ def test_documents_of_their_own_hosts_and_a_resume_that_ends_with_the_same_weigh
 @pytest.mark.parametrize("rows", [40, 48], ids=["as-many-rows", "more-rows"])
 @pytest.mark.long
 def test_different_data_is_refused_before_a_step(
-    tmp_path: Path, tiny_model: Path, reviews: Callable[[int], list[tuple[str, str]]], rows: int
+    tmp_path: Path, tiny_model: Path, rows: int
 ) -> None:
     """A channel that SageMaker did not shard, with another file on one of the hosts."""
     written = reviews(40 + rows)

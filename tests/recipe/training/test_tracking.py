@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from recipe.errors import HyperparameterError
 from recipe.training import tracking
-
-Reviews = Callable[[int], list[tuple[str, str]]]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.trainings import train
+from tests.support.words import write_reviews
 
 
 @pytest.mark.parametrize(
@@ -42,14 +38,11 @@ def values(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.heavy
-def test_a_run_has_metrics_by_step_and_no_secret(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
-) -> None:
+def test_a_run_has_metrics_by_step_and_no_secret(tmp_path: Path, tiny_model: Path) -> None:
     data = {}
     for name, rows in (("train", 80), ("validation", 20), ("test", 20)):
         data[name] = tmp_path / f"{name}.csv"
-        with data[name].open("w", newline="") as stream:
-            csv.writer(stream).writerows([("review", "sentiment"), *reviews(rows)])
+        write_reviews(data[name], rows)
     arguments = ["--model_id", str(tiny_model), "--batch_size", "8", "--epochs", "2"]
     arguments += ["--report_to", "mlflow,tensorboard", "--logging_steps", "5", "--max_length", "32"]
     arguments += ["--hf_token", "hf_planted", "--hub_token", "hf_planted", "--run_name", "first"]
@@ -74,11 +67,10 @@ def test_a_run_has_metrics_by_step_and_no_secret(
 
 @pytest.mark.heavy
 def test_a_run_of_wandb_is_kept_offline_without_its_key(
-    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = {"train": tmp_path / "train.csv"}
-    with data["train"].open("w", newline="") as stream:
-        csv.writer(stream).writerows([("review", "sentiment"), *reviews(40)])
+    write_reviews(data["train"], 40)
     arguments = ["--model_id", str(tiny_model), "--max_steps", "4", "--logging_steps", "1"]
     arguments += ["--report_to", "wandb", "--hf_token", "hf_planted"]
     monkeypatch.setenv("WANDB_MODE", "online")

@@ -6,7 +6,6 @@ import copy
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +24,9 @@ from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import worlds
 from recipe.training.worlds import Cut
 from tests.support.packed_batches import samples_of
-from tests.support.words import WORDS
+from tests.support.words import WORDS, reviews
 from tests.support.worlds import Training, run
 
-Reviews = Callable[[int], list[tuple[str, str]]]
 SHARDED = ("--mp_parameters", "partitions=2")
 STEPS = ("--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3")
 ARGUMENTS = (*STEPS, "--save_total_limit", "9", "--logging_steps", "1", "--lr", "5e-3")
@@ -163,7 +161,7 @@ def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "train.jsonl"
     rows = ({"text": text, "label": label} for text, label in reviews(72))
     path.write_text("\n".join(map(json.dumps, rows)))
