@@ -36,7 +36,7 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     import torch
 
-    from recipe.training import worlds
+    from recipe.plan import worlds
 
     torch.set_num_threads(1)
     drawn = random.Random(0)

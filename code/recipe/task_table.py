@@ -1,7 +1,7 @@
 """The tasks: a row for each value of the hyperparameter `task`.
 
 A row names the folder below `recipe/tasks/`, the hyperparameters that not every task takes, what
-recognises the data if no task is named (`recipe.tasks.detection`), and what serves the saved model
+recognises the data if no task is named (`recipe.plan.detection`), and what serves the saved model
 (`recipe.inference.registry`). This module imports nothing, so that hyperparameters can be read
 without torch; what a row names is imported when it is needed. docs/ARCHITECTURE.md says what a
 folder holds.

@@ -61,7 +61,7 @@ def test_two_hosts_without_source_code(
 ) -> None:
     told = sdk("train", hosts=2, **request_of)
     assert told.value == "", told.output
-    assert "device: cpu, 2 process(es)" in told.output
+    assert "cpu, 2 processes" in told.output
     assert "model.safetensors" in model_files(tmp_path)
 
 
@@ -70,7 +70,7 @@ def test_source_code_with_torchrun_on_two_hosts(
 ) -> None:
     told = sdk("train", hosts=2, torchrun=True, code=RECIPE, **request_of)
     assert told.value == "", told.output
-    assert "device: cpu, 2 process(es)" in told.output
+    assert "cpu, 2 processes" in told.output
     assert "model.safetensors" in model_files(tmp_path)
 
 

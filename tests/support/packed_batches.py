@@ -14,8 +14,8 @@ from recipe.batching import batches, packing
 from recipe.batching.batches import Packed, Samples
 from recipe.batching.document_batches import Documents
 from recipe.models import packed_encoders
+from recipe.plan import worlds
 from recipe.tasks.text_classification.task import CLASSES
-from recipe.training import worlds
 from recipe.training.engine import Engine
 
 PAD, SIZE = 1, 6

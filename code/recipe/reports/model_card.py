@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import datasets
 import torch
@@ -45,9 +44,8 @@ class Facts:
     """Whether `base_model` is a folder, not a name on the hub."""
     hyperparameters: Hyperparameters
     about: About
-    found: Sequence[str]
-    """What the recipe detected in the data, one line each."""
-    device: str
+    decisions: Sequence[tuple[str, str]]
+    """The plan: what was decided, and the decision with its reason."""
     metrics: Mapping[str, float]
 
 
@@ -74,16 +72,15 @@ def write(facts: Facts) -> str:
             f"---\n{front.to_yaml()}\n---",
             f"# {facts.about.title}",
             f"Fine-tuned from `{facts.base_model}` to {facts.about.purpose}.",
-            "## Data",
-            "\n".join(f"- {line}" for line in facts.found),
+            "## Plan",
+            _table("decision", "value", facts.decisions),
             "## Metrics",
             facts.about.metrics,
-            _table("metric", "value", metrics),
+            _table("metric", "value", metrics.items()),
             "## Hyperparameters",
-            _table("hyperparameter", "value", shown(facts.hyperparameters)),
-            "## Versions and device",
-            _table("software", "version", versions()),
-            facts.device,
+            _table("hyperparameter", "value", shown(facts.hyperparameters).items()),
+            "## Versions",
+            _table("software", "version", versions().items()),
             "",
         ]
     )
@@ -131,9 +128,9 @@ def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
     }
 
 
-def _table(left: str, right: str, rows: Mapping[str, Any]) -> str:
+def _table(left: str, right: str, rows: Iterable[tuple[str, str]]) -> str:
     lines = [f"| {left} | {right} |", "|---|---|"]
-    for key, value in rows.items():
-        cell = str(value).replace("|", "\\|").replace("\n", " ")
+    for key, value in rows:
+        cell = mask_shapes(value).replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {key} | {cell} |")
     return "\n".join(lines)

@@ -35,15 +35,20 @@ class Device:
     """Processes of the job, on all hosts."""
     threads: int | None
     """CPU threads of this process; None leaves what OMP_NUM_THREADS says."""
+    fp16: bool = False
+
+    @property
+    def precision(self) -> str:
+        """Return the name of the precision of the training's products."""
+        return "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
 
     def describe(self) -> str:
-        """One line for the start of the log."""
-        precision = "bfloat16" if self.bf16 else "float32"
-        threads = f", {self.threads} thread(s) each" if self.threads and self.kind == "cpu" else ""
-        return (
-            f"device: {self.kind}, {self.processes} process(es){threads}; "
-            f"{precision}: {self.reason}"
-        )
+        """Return the kind, and how many processes and threads use it."""
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        threads = ""
+        if self.threads and self.kind == "cpu":
+            threads = f", {self.threads} thread{'s' * (self.threads > 1)} each"
+        return f"{self.kind}, {processes}{threads}"
 
 
 def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: bool) -> Device:
@@ -92,6 +97,7 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     return Device(
         kind=kind,
         bf16=decided,
+        fp16=fp16,
         reason=reason,
         processes=int(environ.get("WORLD_SIZE", "1")),
         threads=threads,

@@ -51,6 +51,11 @@ class Finding:
     """OK, WARNING or ERROR."""
     what: str
     detail: str
+    reason: str = ""
+    """Why it was decided so, if it is a decision."""
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.reason})" if self.reason else self.detail
 
 
 class Objective:

@@ -32,14 +32,15 @@ from recipe.batching.batches import Batch, Layout, Samples, World
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.plan import worlds
+from recipe.plan.worlds import Cut
 from recipe.runtime import ddp_hook, distribution, gathering
 from recipe.storage import checkpoints
 from recipe.tasks import base
 from recipe.tasks.base import Objective
-from recipe.training import job_identity, worlds
+from recipe.training import job_identity
 from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
-from recipe.training.worlds import Cut
 from recipe.value_ranges import REFUSED
 
 _WATCHED = 16

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -13,40 +11,12 @@ from transformers import PreTrainedModel
 from recipe.batching import samples as batching
 from recipe.batching.samples import Samples
 from recipe.console import say
-from recipe.data.layout import channels as layout
 from recipe.data.shards import Hosts
-from recipe.errors import DataError, DistributedError
-from recipe.hyperparameters import Hyperparameters
+from recipe.errors import DistributedError
 from recipe.runtime import device
 
 _UNEVEN = 1.1
 """Ratio of the largest to the smallest shard above which a line is logged."""
-
-
-def same_task(
-    hyperparameters: Hyperparameters, channels: Mapping[str, Path], hosts: Hosts
-) -> Hyperparameters:
-    """Set the task and learning rate that the hosts with training data detected.
-
-    Raises:
-        DistributedError: Hosts detected different tasks.
-    """
-    try:
-        requested = hyperparameters.dataset_config_name
-        has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
-    except DataError:
-        has_data = False  # reading the data reports the error
-    tasks = hosts.each((hyperparameters.task, has_data, hyperparameters.learning_rate))
-    rates_of_tasks = {task: rate for task, has, rate in tasks if has}
-    if len(rates_of_tasks) > 1:
-        detected = [f"{name}: {task}" for name, (task, *_) in zip(hosts.names, tasks, strict=True)]
-        raise DistributedError(
-            f"The hosts detect different tasks in their parts of the data: {', '.join(detected)}.",
-            "Set the hyperparameter task.",
-        )
-    unchanged = hyperparameters.task, hyperparameters.learning_rate
-    task, rate = next(iter(rates_of_tasks.items()), unchanged)
-    return dataclasses.replace(hyperparameters, task=task, learning_rate=rate)
 
 
 def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import TrainingArguments
 
-from recipe import arguments, task_table
+from recipe import arguments
 from recipe.batching import batches
 from recipe.batching.batches import Training
 from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import flat_attention, loading, packed_decoders, quantized
+from recipe.models import flat_attention, packed_decoders, quantized
 from recipe.paths import Places
-from recipe.runtime import device, distribution, memory, memory_estimate
-from recipe.runtime.distribution import Distribution
+from recipe.plan import resolution, trainer_arguments, worlds
+from recipe.plan.resolution import Loaded, Plan
+from recipe.plan.table import Table
+from recipe.runtime import memory, memory_estimate
 from recipe.storage import atomic
-from recipe.tasks import base, detection
-from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
-from recipe.training import run, worlds
+from recipe.tasks import base
+from recipe.tasks.base import ERROR, OK, WARNING, Finding
 
 _SAMPLE_ROWS = 2000
 _TRUNCATED_SHARE = 0.05
@@ -36,81 +35,48 @@ _DOUBT = 1.5
 """Factor by which the estimate from a sample of rows may be too high."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """The settings of a job that determine its memory."""
-
-    hyperparameters: Hyperparameters
-    args: TrainingArguments
-    processes: int
-    is_sharded: bool
-
-
 def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Finding]:
-    """Yield findings about the job; an error is the last one."""
+    """Yield the job's plan, then findings that cost time; an error is the last one."""
     quieten()
-    what = "hyperparameters"
+    new: list[Finding] = []
+    table = Table(new.append)
     try:
         hyperparameters = arguments.parse(argv, places)
-        passed = hyperparameters.passed
-        # As one process: several would need a process group, and the result does not depend on it.
-        named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES")
+        # Without RANK and WORLD_SIZE: the job's processes are not there.
+        named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES", "SM_FRAMEWORK_PARAMS", "CXX")
         environ = {name: os.environ[name] for name in named if name in os.environ}
-        precision = (hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False))
-        chosen = device.choose(environ, *precision)
-        # Raises if the Trainer refuses the combination.
-        args = run.training_arguments(hyperparameters, places, chosen, Distribution())
-        several = dataclasses.replace(chosen, processes=processes)
-        shared = distribution.choose(hyperparameters, several, os.environ).arguments
-        quantized.check(hyperparameters, chosen, shared)
-        yield Finding(level=OK, what=what, detail="every name and value is known")
-        for line in hyperparameters.notes:
-            yield Finding(level=OK, what=what, detail=line)
-        what = "task"
-        hyperparameters, why = detection.find(hyperparameters, places.channels)
-        yield Finding(level=OK, what=what, detail=why)
-        what = "data"
-        # Memory is estimated from the unquantized model: 4 bits need a GPU.
-        whole = dataclasses.replace(hyperparameters, load_in_4bit=False)
-        kind = task_table.load(hyperparameters.task)
-        task = kind(places.channels, whole)
-        for line in task.found:
-            yield Finding(level=OK, what=what, detail=line)
-        yield from task.findings()
-        what = "model"
-        source = loading.find(hyperparameters.model_name_or_path, places.channels)
-        where = "from a folder" if source.is_local else "needs the network: the Hugging Face hub"
-        model, tokenizer = task.load(source)
-        loading.check_precision(model, args.bf16, args.fp16)
-        size = model.num_parameters()
-        detail = f"{source.name} can be loaded ({where}), {size / 1e6:.1f} M parameters"
-        yield Finding(level=OK, what=what, detail=detail)
-        what = "lengths"
-        longest = task.longest(model, tokenizer)
-        rows = len(task.train)
-        drawn = random.Random(hyperparameters.seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
-        lengths = sorted(task.lengths(tokenizer, sorted(drawn)))
-        if lengths:
-            is_split = task.pieces(longest + 1, longest) > 1
-            yield from _length_findings(lengths, longest, is_split, hyperparameters)
+        plan = resolution.resolve(hyperparameters, places, environ, table, processes)
+        yield from (*new, *plan.task.findings())
+        new.clear()
+        loaded = resolution.load(plan, table)
+        yield from new
+        new.clear()
+        yield from _measures(plan, loaded)
     except RecipeError as error:
+        yield from new
+        what = type(error).__name__.removesuffix("Error").lower()
         yield Finding(level=ERROR, what=what, detail=str(error))
-        return
+
+
+def _measures(plan: Plan, loaded: Loaded) -> Iterator[Finding]:
+    """Yield what a sample of the data shows: lengths, steps, disk and memory."""
+    task, longest, seed = plan.task, loaded.max_length, plan.hyperparameters.seed
+    rows = len(task.train)
+    drawn = random.Random(seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
+    lengths = sorted(task.lengths(loaded.tokenizer, sorted(drawn)))
+    if lengths:
+        is_split = task.pieces(longest + 1, longest) > 1
+        yield from _length_findings(lengths, longest, is_split, plan.hyperparameters)
     pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
-    yield _steps(round(rows * pieces), hyperparameters, processes)
+    yield _steps(round(rows * pieces), plan)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
     yield from _room(sum(cut) / len(cut or [1]) * rows, rows)
-    job = _Job(
-        hyperparameters=hyperparameters,
-        args=args,
-        processes=processes,
-        is_sharded=processes > 1 and bool(passed.get("fsdp") or shared.get("fsdp")),
-    )
     # Enough rows for a few batches, so that packing fills them as with all the data.
-    wanted = max(len(drawn) if lengths else 0, 4 * args.per_device_train_batch_size)
+    size = plan.arguments.per_device_train_batch_size
+    wanted = max(len(drawn) if lengths else 0, 4 * size)
     count = len(task.data.train)
-    chosen_rows = random.Random(hyperparameters.seed).sample(range(count), min(wanted, count))
-    yield _memory(task, model, tokenizer, longest, sorted(chosen_rows), job)
+    chosen_rows = random.Random(seed).sample(range(count), min(wanted, count))
+    yield _memory(plan, loaded, sorted(chosen_rows))
 
 
 def _length_findings(
@@ -141,15 +107,14 @@ def _length_findings(
     yield Finding(level=OK, what="padding", detail=detail)
 
 
-def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Finding:
-    accumulation = int(hyperparameters.passed.get("gradient_accumulation_steps", 1))
-    at_once = hyperparameters.per_device_train_batch_size * processes * accumulation
+def _steps(rows: int, plan: Plan) -> Finding:
+    args = plan.arguments
+    at_once = (
+        args.per_device_train_batch_size * plan.device.processes * args.gradient_accumulation_steps
+    )
     per_epoch = math.ceil(rows / at_once)
-    total = hyperparameters.max_train_steps
-    if total in (None, -1):
-        total = math.ceil(per_epoch * hyperparameters.num_train_epochs)
-    of_processes = "1 process" if processes == 1 else f"{processes} processes"
-    detail = f"{per_epoch} an epoch, {total} in all ({at_once} texts a step, {of_processes})"
+    total = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
+    detail = f"{per_epoch} an epoch, {total} in all, {at_once} texts a step"
     return Finding(level=OK, what="steps", detail=detail)
 
 
@@ -166,29 +131,22 @@ def _room(tokens: float, rows: int) -> Iterator[Finding]:
         yield Finding(level=level, what="disk", detail=detail)
 
 
-def _memory(
-    task: Task,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    longest: int,
-    rows: Sequence[int],
-    job: _Job,
-) -> Finding:
+def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int]) -> Finding:
     """Estimate the peak memory of training, and compare it with what the device has free."""
-    args, size = job.args, job.args.per_device_train_batch_size
+    task, model, tokenizer, args = plan.task, loaded.model, loaded.tokenizer, plan.arguments
     try:
-        samples = task.some_samples(tokenizer, longest, rows)
+        samples = task.some_samples(tokenizer, loaded.max_length, rows)
         cut = worlds.of_arguments(args)
         training = Training(
-            samples=samples["train"], size=size, accumulation=cut.accumulation, seed=args.seed
+            samples=samples["train"], size=cut.size, accumulation=cut.accumulation, seed=args.seed
         )
-        packing = job.hyperparameters.packing
+        packing = plan.hyperparameters.packing
         training, _ = worlds.by_length(
             training, cut, args, model, tokenizer, packing, task.objective
         )
         evaluations = {"evaluation": samples["evaluation"]}
         layout, _ = base.lay_out(
-            model, tokenizer, args, job.hyperparameters, training, evaluations, task.objective
+            model, tokenizer, args, plan.hyperparameters, training, evaluations, task.objective
         )
         drawn = training.typical(layout.balanced)
         fullest = max(drawn, key=lambda rows: layout.places(training.samples, rows))
@@ -196,13 +154,13 @@ def _memory(
         setting = memory_estimate.Setting(
             on_gpu=args.device.type == "cuda",
             dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
-            optimizer=str(args.optim.value if hasattr(args.optim, "value") else args.optim),
-            processes=job.processes,
-            is_sharded=job.is_sharded,
+            optimizer=trainer_arguments.name_of(args.optim),
+            processes=plan.device.processes,
+            is_sharded=plan.is_sharded,
             accumulation=training.accumulation,
             checkpoints=_recomputes(args),
             smoothing=args.label_smoothing_factor,
-            in_4_bits=quantized.layers(model) if job.hyperparameters.load_in_4bit else (),
+            in_4_bits=quantized.layers(model) if plan.hyperparameters.load_in_4bit else (),
             bytes_of_4_bits=quantized.BYTES,
         )
         with contextlib.ExitStack() as stack:
@@ -221,7 +179,7 @@ def _memory(
         there, whole = torch.cuda.mem_get_info(args.device)
         name = f"the GPU has {memory.size(there)} free of {memory.size(whole)}"
     else:
-        there = (memory.available() or 0) // job.processes
+        there = (memory.available() or 0) // plan.device.processes
         name = f"this host or its container, shared by its processes, has {memory.size(there)}"
     parts = {
         "weights": estimate.weights,
@@ -232,7 +190,7 @@ def _memory(
     detail = f"about {memory.size(estimate.total)} for each process ({shown}); {name}"
     if estimate.total <= there:
         return Finding(level=OK, what="memory", detail=detail)
-    remedies = "; or ".join(_remedies(estimate, there, job))
+    remedies = "; or ".join(_remedies(estimate, there, plan))
     return Finding(level=WARNING, what="memory", detail=f"{detail}. Set {remedies}")
 
 
@@ -241,10 +199,10 @@ def _recomputes(args: TrainingArguments) -> bool:
     return bool(getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing)
 
 
-def _remedies(estimate: memory_estimate.Estimate, there: int, job: _Job) -> Iterator[str]:
+def _remedies(estimate: memory_estimate.Estimate, there: int, plan: Plan) -> Iterator[str]:
     """Yield hyperparameters that reduce the memory."""
     size, accumulation = (
-        job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
+        plan.arguments.per_device_train_batch_size, plan.arguments.gradient_accumulation_steps
     )  # fmt: skip
     left = there - (estimate.total - estimate.step)
     smaller = size * left // max(1, estimate.step)
@@ -254,10 +212,10 @@ def _remedies(estimate: memory_estimate.Estimate, there: int, job: _Job) -> Iter
             f"per_device_train_batch_size={smaller} (with gradient_accumulation_steps={more}, a "
             "step has as many texts)"
         )
-    if not _recomputes(job.args) and left > 0:
+    if not _recomputes(plan.arguments) and left > 0:
         yield "gradient_checkpointing=True"
-    if job.hyperparameters.lora_r is None and estimate.total - estimate.step > there // 2:
+    if plan.hyperparameters.lora_r is None and estimate.total - estimate.step > there // 2:
         yield "lora_r=16"
-    if job.processes > 1 and not job.is_sharded:
+    if plan.device.processes > 1 and not plan.is_sharded:
         yield "fsdp=full_shard"
     yield "a smaller max_length"

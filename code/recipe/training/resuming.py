@@ -24,12 +24,13 @@ from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from recipe.console import say
 from recipe.errors import CheckpointError
+from recipe.plan import worlds
 from recipe.runtime import memory, sharded, xla
 from recipe.runtime.device import everyones, leave_world
 from recipe.storage import checkpoints
 from recipe.storage.background import Background
 from recipe.storage.checkpoints import Checkpoint
-from recipe.training import snapshot, worlds
+from recipe.training import snapshot
 from recipe.training.interruptions import EXIT_CODE, Interrupted, Interruptions, evaluation_is_due
 from recipe.training.snapshot import Snapshot
 from recipe.training.xla_trainer import XlaTrainer

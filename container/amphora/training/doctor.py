@@ -39,6 +39,11 @@ class Finding:
     """'ok', 'warning' or 'error'."""
     what: str
     detail: str
+    reason: str = ""
+    """Why the recipe decided so, if it is a decision of its plan."""
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.reason})" if self.reason else self.detail
 
 
 def doctor(environ: Mapping[str, str], as_json: bool) -> int:
@@ -63,7 +68,7 @@ def doctor(environ: Mapping[str, str], as_json: bool) -> int:
             if number == 0
             else f"{'':5}  {'':{width}}  {line}"
             for finding in findings
-            for number, line in enumerate(finding.detail.splitlines() or [""])
+            for number, line in enumerate(str(finding).splitlines() or [""])
         ]
         total = f"{counts[ERROR]} errors, {counts[WARNING]} warnings"
         text = "\n".join([*rows, "", total])

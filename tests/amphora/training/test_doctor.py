@@ -76,12 +76,14 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
 @pytest.mark.parametrize(
     ("hyperparameters", "what", "says"),
     [
-        ({"learning_rat": "1"}, "hyperparameters", "learning_rate"),
-        pytest.param({"label_column": "lable"}, "task", "lable", marks=pytest.mark.heavy),
+        ({"learning_rat": "1"}, "hyperparameter", "learning_rate"),
+        pytest.param({"label_column": "lable"}, "data", "lable", marks=pytest.mark.heavy),
         pytest.param(
             {"model_name_or_path": "/nowhere"}, "model", "/nowhere", marks=pytest.mark.heavy
         ),
-        pytest.param({"max_length": "9999"}, "lengths", "max_length", marks=pytest.mark.heavy),
+        pytest.param(
+            {"max_length": "9999"}, "hyperparameter", "max_length", marks=pytest.mark.heavy
+        ),
     ],
 )
 def test_what_the_recipe_would_refuse(

@@ -14,7 +14,7 @@ from recipe.data.evidence import Evidence
 from recipe.data.files import head
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.tasks import detection
+from recipe.plan import detection
 from recipe.tasks.preference import data as preferences
 from recipe.tasks.preference.data import EMPTY, NO_PROMPT, OTHER_PROMPTS, SAME
 

@@ -3,6 +3,7 @@ reason; never read as something else."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from recipe import task_table
 from recipe.arguments import parse
 from recipe.data import language_modeling
 from recipe.errors import RecipeError
-from recipe.tasks import detection
+from recipe.plan import detection
 
 ENCODER, DECODER = "BertForMaskedLM", "LlamaForCausalLM"
 WRITER, CLASSIFIER, VIT = "T5Model", "BertForSequenceClassification", "ViTForImageClassification"
@@ -355,13 +356,18 @@ def test_a_public_shape_is_recognised_or_refused(name: str, tmp_path: Path) -> N
         table.to_parquet(data / "train-00000-of-00001.parquet")
     channels = {"train": data}
     argv = ["--model_id", str(model), "--eval_strategy", "no", *shape.argv]
+    given = parse(argv)
+
+    def read() -> tuple[str, Any]:
+        task, _ = detection.find(given, channels)
+        return task, task_table.load(task)(channels, dataclasses.replace(given, task=task))
+
     if shape.reads is None:
         with pytest.raises(RecipeError) as refusal:
-            found, _ = detection.find(parse(argv), channels)
-            task_table.load(found.task)(channels, found)
+            read()
         assert shape.task in str(refusal.value)
         return
-    found, _ = detection.find(parse(argv), channels)
-    assert found.task == shape.task
-    row = task_table.load(found.task)(channels, found).train[0]
+    task, made = read()
+    assert task == shape.task
+    row = made.train[0]
     assert {column: row[column] for column in shape.reads} == shape.reads

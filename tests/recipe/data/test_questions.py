@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from recipe.arguments import parse
 from recipe.errors import DataError
-from recipe.tasks import detection
+from recipe.plan import detection
 from recipe.tasks.question_answering import data as questions
 from recipe.tasks.question_answering import tokens as windows
 from recipe.tasks.question_answering.batches import NOWHERE, Windows
@@ -74,7 +74,7 @@ def test_every_spelling_is_found_and_read_as_the_same_questions(kind: str, tmp_p
     assert found.train["starts"][:] == [row["start"] for row in ROWS]
     assert set(found.train["context"][:]) == {CONTEXT}
     assert found.has_unanswerable
-    assert detection.find(parse([]), {"train": folder})[0].task == "question-answering"
+    assert detection.find(parse([]), {"train": folder})[0] == "question-answering"
 
 
 def test_starts_that_are_off_are_mended_and_counted(tmp_path: Path) -> None:

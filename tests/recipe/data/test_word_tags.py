@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from recipe.arguments import parse
 from recipe.errors import DataError
-from recipe.tasks import detection
+from recipe.plan import detection
 from recipe.tasks.token_classification import data as word_tags
 from recipe.tasks.token_classification.data import Tagged, iob2
 from recipe.tasks.token_classification.report import entities_of
@@ -82,7 +82,7 @@ def test_every_format_is_found_and_read_as_the_same_entities(kind: str, tmp_path
     assert found.train["tags"][:] == TAGS
     assert found.are_entities
     assert set(found.names) == set(NAMES)
-    assert detection.find(parse([]), {"train": folder})[0].task == "token-classification"
+    assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 
 ENTITIES = [["[", "Ada", "#1", "said", "]"], ["#", "in", "10\xa0000", "New", "York"]]
@@ -123,13 +123,13 @@ def test_a_named_task_reads_every_variant(
     else:
         assert found.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
         assert found.are_entities
-        assert detection.find(parse([]), {"train": folder})[0].task == "token-classification"
+        assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 
 def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
     lines = "__label__good __label__film fine work\n__label__bad __label__book dull pages\n"
     folder = written(tmp_path / "d", "train.txt", lines * 12)
-    assert detection.find(parse([]), {"train": folder})[0].task == "text-classification"
+    assert detection.find(parse([]), {"train": folder})[0] == "text-classification"
     with pytest.raises(DataError, match=r"to a whole text.*task=text-classification"):
         load(folder)
 

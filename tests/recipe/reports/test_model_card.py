@@ -29,8 +29,7 @@ def test_it_names_the_base_model_where_the_hub_has_it(
             hf_token="hf_planted", hub_model_id="https://me:hf_planted@host/a"
         ),
         about=model_card.of_labels(Labels(("no", "yes")), ("text",)),
-        found=["train data: 4 rows"],
-        device="device: cpu",
+        decisions=[("data", "4 rows")],
         metrics={"eval_accuracy": 0.25},
     )
     written = model_card.write(facts)

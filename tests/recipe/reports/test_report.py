@@ -42,8 +42,7 @@ def material(
         base_model="some/model",
         hyperparameters=Hyperparameters(hf_token="hf_planted"),
         about=model_card.of_labels((answers or SINGLE_LABEL).labels, ("text",)),
-        found=["train data: 4 rows"],
-        device="device: cpu",
+        decisions=[("data", "4 rows")],
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},
     )
     values: dict[str, Any] = {

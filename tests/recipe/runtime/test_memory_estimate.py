@@ -196,7 +196,12 @@ def test_what_to_change_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     args: Any = SimpleNamespace(
         per_device_train_batch_size=32, gradient_accumulation_steps=1, gradient_checkpointing=False
     )
-    job = preflight._Job(hyperparameters=parse([]), args=args, processes=2, is_sharded=False)
+    job: Any = SimpleNamespace(
+        hyperparameters=parse([]),
+        arguments=args,
+        device=SimpleNamespace(processes=2),
+        is_sharded=False,
+    )
     estimate = Estimate(weights=10, gradients=10, optimizer=20, step=320)
     assert list(preflight._remedies(estimate, 200, job)) == [
         "per_device_train_batch_size=16 (with gradient_accumulation_steps=2, a step has as many "

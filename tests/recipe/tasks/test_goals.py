@@ -90,5 +90,5 @@ def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) ->
     places = places_of(tmp_path, channels(tmp_path, "classes"))
     asked = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
     (only,) = preflight.inspect(asked, places, 2)
-    assert (only.level, only.what) == ("error", "hyperparameters")
+    assert (only.level, only.what) == ("error", "hyperparameter")
     assert "do not fit together: --load_best_model_at_end requires" in only.detail

@@ -91,7 +91,7 @@ def test_the_task_is_told_by_its_data(task: str, tmp_path: Path) -> None:
     places = ranking_jobs.places_of(tmp_path, {**channels, "model": model})
     findings = list(preflight.inspect(["--batch_size", "4", *job.argv], places, 1))
     assert [each.detail for each in findings if each.level == ERROR] == []
-    (found,) = [each.detail for each in findings if each.what == "task"]
-    assert found.startswith(f"{task} (")
-    assert "as given" not in found
+    (decided,) = [finding for finding in findings if finding.what == "task"]
+    assert decided.detail == task
+    assert "as given" not in decided.reason
     assert {"data", "model", "steps", "memory"} <= {each.what for each in findings}

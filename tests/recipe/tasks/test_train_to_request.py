@@ -176,7 +176,7 @@ def test_a_task_is_recognised_trained_and_served(
         for channel, count in flow.counts.items():
             ranking_jobs.write(tmp_path / "input" / "data" / channel, flow.rows(count))
     log = trained(tmp_path, {"model_name_or_path": str(model), **given})
-    assert f"task: {flow.task} (" in log
+    assert f"task            {flow.task} (" in log
     output = tmp_path / "output" / "data"
     metrics = json.loads((output / "metrics.json").read_text())
     assert metrics[flow.metric] > flow.least

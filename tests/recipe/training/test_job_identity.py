@@ -13,10 +13,11 @@ from recipe.arguments import parse
 from recipe.errors import CheckpointError
 from recipe.hyperparameters import Hyperparameters
 from recipe.paths import from_environment
+from recipe.plan import trainer_arguments
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
 from recipe.storage import checkpoints
-from recipe.training import job_identity, run
+from recipe.training import job_identity
 
 # A new hyperparameter: decide whether it changes the weights that training ends with. If so, add
 # it here; if not, to the table of job_identity that says why.
@@ -66,7 +67,7 @@ def job(tmp_path: Path, *argv: str) -> dict[str, object]:
     device = Device(kind="cpu", bf16=False, reason="", processes=1, threads=1)
     places = from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     shared = distribution.Distribution()
-    args = run.training_arguments(given, places, device, shared)
+    args = trainer_arguments.make(given, places, device, shared)
     found = job_identity.decisive(given, args)
     assert json.loads(json.dumps(found)) == found
     return found

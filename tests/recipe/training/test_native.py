@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 from recipe import paths
 from recipe.hyperparameters import Hyperparameters
+from recipe.plan import detection
 from recipe.training import run as training_run
 from tests.support.paths import CODE, ROOT
 from tests.support.task_cases import CASES, make
@@ -110,17 +111,18 @@ def test_the_process_group_is_started_before_anything_is_seeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seeding may start the runtime of a Neuron device, which assigns cores."""
-    joined = []
+    calls = []
 
-    def seed(number: int) -> None:
+    def find(*_: object) -> None:
         raise Stopped
 
-    monkeypatch.setattr(training_run.device, "join", lambda kind, _: joined.append(kind))
-    monkeypatch.setattr(training_run, "set_seed", seed)
+    monkeypatch.setattr(training_run.device, "join", lambda kind, _: calls.append(kind))
+    monkeypatch.setattr(training_run, "set_seed", lambda seed: calls.append("seed"))
+    monkeypatch.setattr(detection, "find", find)
     places = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     with pytest.raises(Stopped):
         training_run.run(Hyperparameters(), places, {})
-    assert joined == ["cpu"]
+    assert calls == ["cpu"]
 
 
 @pytest.mark.heavy
@@ -202,12 +204,12 @@ import torch_neuronx
 from pathlib import Path
 from recipe import arguments, paths
 from recipe.runtime import device, distribution
-from recipe.training import run
+from recipe.plan import detection, trainer_arguments
 given = arguments.parse(["--compile"])
 chosen = device.choose({{}}, bf16=None, use_cpu=False, fp16=False)
 there = paths.from_environment({{"SAGEMAKER_BASE_DIR": {str(tmp_path)!r}}})
 shared = distribution.choose(given, chosen, {{}})
-made = run.training_arguments(given, there, chosen, shared)
+made = trainer_arguments.make(given, there, chosen, shared)
 print(chosen.kind, made.device, made.bf16, made.optim.value, made.torch_compile_backend)
 """
     done = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipe.errors import HyperparameterError
-from recipe.training import tracking
+from recipe.reports import tracking
 from tests.support.trainings import train
 from tests.support.words import write_reviews
 

@@ -14,7 +14,7 @@ import pytest
 from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import DataError, HyperparameterError
-from recipe.tasks import detection
+from recipe.plan import detection, resolution
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 REVIEWS = [{"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20)]
@@ -29,13 +29,12 @@ def model(folder: Path, architecture: str) -> str:
 
 def found(
     tmp_path: Path, rows: Sequence[Any], architecture: str = "BertForMaskedLM", *argv: str
-) -> tuple[str | None, str]:
+) -> tuple[str, str]:
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     given = parse(["--model_id", model(tmp_path / "model", architecture), *argv])
-    resolved, why = detection.find(given, {"train": data})
-    return resolved.task, why
+    return detection.find(given, {"train": data})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
             (data / name).write_text("\n".join(map(json.dumps, turns)))
         else:
             pq.write_table(pa.Table.from_pylist(turns), data / name)
-        assert detection.find(parse([]), {"train": data})[0].task == "causal-lm"
+        assert detection.find(parse([]), {"train": data})[0] == "causal-lm"
 
 
 @pytest.mark.parametrize(
@@ -93,14 +92,12 @@ def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
         (["--task", "preference", "--lr", "5e-5"], 5e-5),
     ],
 )
-def test_a_learning_rate_that_is_not_given_is_the_tasks(
-    tmp_path: Path, argv: list[str], rate: float
-) -> None:
-    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, REVIEWS)))
-    given = parse(["--model_id", model(tmp_path / "model", "BertModel"), *argv])
-    resolved, why = detection.find(given, {"train": tmp_path})
-    assert resolved.learning_rate == rate
-    assert (f"learning_rate {rate:g}, its default" in why) == ("--lr" not in argv)
+def test_a_learning_rate_that_is_not_given_is_the_tasks(argv: list[str], rate: float) -> None:
+    given = parse(argv)
+    task = given.task or task_table.CLASSIFICATION
+    decided, why = resolution.learning_rate(given, task)
+    assert decided == rate
+    assert (f"the default of {task}" in why) == ("--lr" not in argv)
     assert ("with LoRA" in why) == ("--lora_r" in argv)
 
 

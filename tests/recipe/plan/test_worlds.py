@@ -19,10 +19,10 @@ from transformers import BertConfig
 from recipe.batching import batches, packing
 from recipe.batching.batches import World
 from recipe.errors import CheckpointError
+from recipe.plan import worlds
+from recipe.plan.worlds import Cut
 from recipe.storage import checkpoints
 from recipe.tasks.text_classification.task import CLASSES
-from recipe.training import worlds
-from recipe.training.worlds import Cut
 from tests.support.packed_batches import samples_of
 from tests.support.words import WORDS, reviews
 from tests.support.worlds import Training, run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,43 +24,23 @@ from recipe.tasks import judging
 _FILES = 3
 
 
-def find(
-    hyperparameters: Hyperparameters, channels: Mapping[str, Path]
-) -> tuple[Hyperparameters, str]:
-    """Return the hyperparameters with a task and a learning rate, and a line with the reasons.
+def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tuple[str, str]:
+    """Return the job's task and the reason.
 
-    The learning rate is the task's default if none is given.
+    A task that is named is taken; else the only one that takes all hyperparameters, or whose data
+    this certainly is. Text classification reads or refuses data that no other task recognises.
 
     Raises:
         HyperparameterError: several tasks can be meant; it lists them with their reasons.
         DataError: hyperparameters name columns that do not exist.
     """
-    hyperparameters, why = _with_task(hyperparameters, channels)
-    if hyperparameters.learning_rate is not None or not hyperparameters.trains:
-        return hyperparameters, why
-    adapts = hyperparameters.lora_r is not None
-    rate = task_table.learning_rate(hyperparameters.task, adapts)
-    why += f"; learning_rate {rate:g}, its default {'with LoRA' if adapts else 'for all weights'}"
-    return dataclasses.replace(hyperparameters, learning_rate=rate), why
-
-
-def _with_task(
-    hyperparameters: Hyperparameters, channels: Mapping[str, Path]
-) -> tuple[Hyperparameters, str]:
-    """Return the hyperparameters with a task, and which it is and why.
-
-    A task that is named is taken; else the only one that takes all hyperparameters, or whose data
-    this certainly is. Text classification reads or refuses data that no other task recognises.
-    """
     if hyperparameters.task is not None:
-        return hyperparameters, f"{hyperparameters.task} (as given)"
+        return hyperparameters.task, "as given"
     of_tasks = hyperparameters.of_tasks
     possible = all_tasks_of(of_tasks)
     if len(possible) == 1:
         alone = [name for name, tasks in of_tasks.items() if list(tasks) == possible]
-        reason = f"only this task takes {' and '.join(alone or of_tasks)}"
-        (task,) = possible
-        return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
+        return possible[0], f"only this task takes {' and '.join(alone or of_tasks)}"
     recognised = _recognised(possible, hyperparameters, channels)
     certain = [task for task, found in recognised.items() if found.certain]
     if len(certain) == 1:
@@ -86,8 +65,7 @@ def _with_task(
             f"{' and '.join(of_tasks)}.",
             f"Give task={' or task='.join(possible)}.",
         )
-    why = f"{task} ({reason}; set task to choose another)"
-    return dataclasses.replace(hyperparameters, task=task), why
+    return task, f"{reason}; set task to choose another"
 
 
 def _recognised(

@@ -7,6 +7,7 @@ refusal lists; or `! words & words` of a refusal. `encoder: x; t5: y` says it of
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -19,7 +20,7 @@ import pytest
 from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import RecipeError
-from recipe.tasks import detection
+from recipe.plan import detection
 
 ROWS = 60
 MODELS: dict[str, dict[str, Any]] = {
@@ -408,12 +409,12 @@ def read(folder: Path, rows: list[Any], model: str, *argv: str) -> tuple[str | N
     file.write_text(json.dumps(rows))
     channels = {"train": file.parent}
     given = parse(["--model_id", str(folder / "model"), "--eval_strategy", "no", *argv])
-    found, _ = detection.find(given, channels)
-    lines = task_table.load(found.task)(channels, found).found
+    task, _ = detection.find(given, channels)
+    lines = task_table.load(task)(channels, dataclasses.replace(given, task=task)).found
     for line in lines:
         used, _, unread = line.partition("; not read: ")
         assert not [name for name in unread.split(", ") if name and repr(name) in used]
-    return found.task, "\n".join(lines).replace(str(file), "FILE")
+    return task, "\n".join(lines).replace(str(file), "FILE")
 
 
 def rows_of(name: str) -> list[Any]:

@@ -1,0 +1,203 @@
+"""Decide how a job runs, before it does: task, data, device, precision, schedule, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+
+from recipe import task_table
+from recipe.data import shards
+from recipe.data.layout import channels as layout
+from recipe.data.shards import Hosts
+from recipe.errors import DataError, DistributedError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, quantized
+from recipe.models.loading import Source
+from recipe.paths import Places
+from recipe.plan import detection, trainer_arguments
+from recipe.plan.table import Table
+from recipe.runtime import device, distribution
+from recipe.runtime.device import Device
+from recipe.runtime.distribution import Distribution
+from recipe.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a job runs. The `Table` given to `resolve` has the reasons."""
+
+    hyperparameters: Hyperparameters
+    """With the task and the learning rate."""
+    device: Device
+    arguments: TrainingArguments
+    is_sharded: bool
+    """Whether weights are sharded over the processes (FSDP)."""
+    hosts: Hosts
+    task: Task
+    """With the data, whose columns and labels it has chosen."""
+    source: Source
+    """The model to start from."""
+
+
+def resolve(
+    hyperparameters: Hyperparameters,
+    places: Places,
+    environ: Mapping[str, str],
+    table: Table,
+    processes: int | None = None,
+) -> Plan:
+    """Read hyperparameters, host and data once, and decide how the job runs.
+
+    All processes of a job call it together; it makes them a process group.
+
+    Args:
+        table: Gets each decision with its reason.
+        processes: Plan for so many processes from outside the job (doctor). None is this job.
+
+    Raises:
+        RecipeError: The job cannot run.
+    """
+    chosen, arguments, shared = _host(hyperparameters, places, environ, processes)
+    for line in hyperparameters.notes:
+        table.add("hyperparameters", line)
+    table.add("device", chosen.describe())
+    table.add("precision", chosen.precision, chosen.reason)
+    for line in shared.said:
+        table.add("distribution", line)
+    hosts = shards.of_job(environ)
+    task, reason = _same_task(hyperparameters, places.channels, hosts)
+    table.add("task", task, reason)
+    rate, reason = learning_rate(hyperparameters, task)
+    # The rest of the arguments had to form the process group that agrees on the task.
+    arguments.learning_rate = rate
+    hyperparameters = dataclasses.replace(hyperparameters, task=task, learning_rate=rate)
+    if hyperparameters.trains:
+        table.add("learning rate", f"{rate:g}", reason)
+        table.add("schedule", trainer_arguments.schedule(arguments))
+        minutes = hyperparameters.save_minutes
+        table.add("checkpoints", trainer_arguments.checkpoint_policy(arguments, minutes))
+    kind = task_table.load(task)
+    if hosts.sharded and not kind.takes_shards:
+        raise DistributedError(
+            f"The channels {', '.join(sorted(hosts.sharded))} are sharded (ShardedByS3Key), and "
+            f"task {task} needs all rows on every host.",
+            "Set their S3DataDistributionType to FullyReplicated.",
+        )
+    # Doctor estimates memory from the unquantized model: 4 bits need a GPU.
+    in_4_bits = hyperparameters.load_in_4bit and processes is None
+    made = kind(places.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
+    for line in made.found:
+        table.add("data", line)
+    return Plan(
+        hyperparameters=hyperparameters,
+        device=chosen,
+        arguments=arguments,
+        is_sharded=chosen.processes > 1
+        and bool(hyperparameters.passed.get("fsdp") or shared.arguments.get("fsdp")),
+        hosts=hosts,
+        task=made,
+        source=loading.find(hyperparameters.model_name_or_path, places.channels),
+    )
+
+
+def _host(
+    hyperparameters: Hyperparameters,
+    places: Places,
+    environ: Mapping[str, str],
+    processes: int | None,
+) -> tuple[Device, TrainingArguments, Distribution]:
+    """Choose device, precision and distribution; in a job, form the process group."""
+    chosen = device.choose(
+        environ,
+        hyperparameters.bf16,
+        use_cpu=hyperparameters.passed.get("use_cpu", False),
+        fp16=hyperparameters.passed.get("fp16", False),
+    )
+    if processes is not None:
+        several = dataclasses.replace(chosen, processes=processes)
+        shared = distribution.choose(hyperparameters, several, environ)
+        quantized.check(hyperparameters, chosen, shared.arguments)
+        # As one process: several would need a group, and no other argument depends on it.
+        arguments = trainer_arguments.make(hyperparameters, places, chosen, Distribution())
+        return several, arguments, shared
+    device.join(chosen.kind, environ)
+    shared = distribution.choose(hyperparameters, chosen, environ)
+    quantized.check(hyperparameters, chosen, shared.arguments)
+    arguments = trainer_arguments.make(hyperparameters, places, chosen, shared)
+    device.settle_on_gpu(arguments.device, os.environ)
+    device.check_world(arguments.device, chosen.processes)
+    return chosen, arguments, shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The model to start from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    """Most tokens of a sample; 0 if samples are not cut."""
+
+
+def load(plan: Plan, table: Table) -> Loaded:
+    """Load the model of a job, and decide how long its samples are.
+
+    Raises:
+        RecipeError: The model cannot be loaded, or not be trained as planned.
+    """
+    task, given = plan.task, plan.hyperparameters
+    model, tokenizer = task.load(plan.source)
+    loading.check_precision(model, plan.arguments.bf16, plan.arguments.fp16)
+    max_length = task.longest(model, tokenizer)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    where = "a folder" if plan.source.is_local else "from the Hugging Face hub"
+    table.add("model", f"{plan.source.name}, {parameters / 1e6:.1f} M parameters", where)
+    if max_length:
+        is_split = task.pieces(max_length + 1, max_length) > 1
+        how = "split into pieces of" if is_split else "truncated to"
+        reason = "as given" if given.max_length else "the default; set max_length to change it"
+        table.add("length", f"texts are {how} at most {max_length} tokens", reason)
+    return Loaded(model=model, tokenizer=tokenizer, max_length=max_length)
+
+
+def learning_rate(hyperparameters: Hyperparameters, task: str) -> tuple[float, str]:
+    """Return the learning rate and its reason."""
+    if hyperparameters.learning_rate is not None:
+        return hyperparameters.learning_rate, "as given"
+    adapts = hyperparameters.lora_r is not None
+    trained = "with LoRA" if adapts else "for all weights"
+    return task_table.learning_rate(task, adapts), f"the default of {task} {trained}"
+
+
+def _same_task(
+    hyperparameters: Hyperparameters, channels: Mapping[str, Path], hosts: Hosts
+) -> tuple[str, str]:
+    """Return the task that the hosts with training data detect, and the reason.
+
+    Raises:
+        DistributedError: Hosts detect different tasks.
+    """
+    here = detection.find(hyperparameters, channels)
+    if not hosts.sharded:
+        return here
+    try:
+        requested = hyperparameters.dataset_config_name
+        has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
+    except DataError:
+        has_data = False  # reading the data reports the error
+    detected = hosts.each((here, has_data))
+    reasons_of_tasks = dict(found for found, has in detected if has)
+    if len(reasons_of_tasks) > 1:
+        listed = [
+            f"{name}: {task}" for name, ((task, _), _) in zip(hosts.names, detected, strict=True)
+        ]
+        raise DistributedError(
+            f"The hosts detect different tasks in their parts of the data: {', '.join(listed)}.",
+            "Set the hyperparameter task.",
+        )
+    return next(iter(reasons_of_tasks.items()), here)

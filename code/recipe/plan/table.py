@@ -1,0 +1,32 @@
+"""Collect the decisions on a job and their reasons, for the log, doctor and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from recipe.tasks.base import OK, Finding
+
+_WIDTH = 15
+
+
+class Table:
+    """Collects decisions in the order in which they are made.
+
+    Args:
+        log: Called with each decision.
+    """
+
+    def __init__(self, log: Callable[[Finding], None] = lambda decision: None) -> None:
+        self.rows: list[Finding] = []
+        self._log = log
+
+    def add(self, what: str, detail: str, reason: str = "") -> None:
+        """Add a decision."""
+        decision = Finding(level=OK, what=what, detail=detail, reason=reason)
+        self.rows.append(decision)
+        self._log(decision)
+
+
+def as_line(decision: Finding) -> str:
+    """Return a decision as an aligned line of a log."""
+    return f"{decision.what:{_WIDTH}} {decision}"

@@ -1,0 +1,105 @@
+"""The arguments of transformers.Trainer that follow from hyperparameters and device."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import transformers
+from transformers import TrainingArguments
+
+from recipe.console import has_terminal
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.paths import Places
+from recipe.reports import tracking
+from recipe.runtime import device
+from recipe.runtime.device import Device
+from recipe.runtime.distribution import Distribution
+
+
+def make(
+    hyperparameters: Hyperparameters, places: Places, chosen: Device, shared: Distribution
+) -> TrainingArguments:
+    """Return the Trainer's arguments: the recipe's defaults, overridden by the user's values.
+
+    All but the learning rate, whose default is the task's.
+
+    Raises:
+        HyperparameterError: The Trainer refuses a value or a combination of values.
+    """
+    on_cpu = chosen.kind == "cpu"
+    # The Trainer creates its folder even if it saves nothing.
+    unused = tempfile.gettempdir() if hyperparameters.passed.get("save_strategy") == "no" else None
+    kind = device.kind_of(chosen.kind)
+    steps = hyperparameters.warmup_steps
+    is_share = steps < 1 and steps != 0
+    # transformers 4 has another argument for a share of all steps.
+    is_older = transformers.__version__.startswith("4.")
+    warmup = "warmup_ratio" if is_share and is_older else "warmup_steps"
+    # The Trainer recognises only losses as lower-is-better; None leaves it the decision.
+    metric = str(hyperparameters.passed.get("metric_for_best_model"))
+    is_greater_better = False if metric.endswith(("perplexity", "mse")) else None
+    values: dict[str, Any] = {
+        "output_dir": hyperparameters.output_dir or unused or str(places.checkpoints),
+        "num_train_epochs": hyperparameters.num_train_epochs,
+        "max_steps": hyperparameters.max_train_steps or -1,
+        "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,
+        "per_device_eval_batch_size": hyperparameters.per_device_eval_batch_size,
+        warmup: steps if is_share else int(steps),
+        "weight_decay": hyperparameters.weight_decay,
+        "seed": hyperparameters.seed,
+        "save_total_limit": hyperparameters.save_total_limit,
+        "bf16": chosen.bf16,
+        "use_cpu": on_cpu,
+        # Without use_cpu and the backend, processes on a CPU silently train separate models.
+        "ddp_backend": "gloo" if on_cpu and chosen.processes > 1 else None,
+        "optim": "adamw_torch_fused" if kind.has_fused_optimizer else "adamw_torch",
+        "dataloader_pin_memory": kind.pins_memory,
+        # Every parameter gets a gradient in every step.
+        "ddp_find_unused_parameters": False,
+        # The filter synchronizes with the device in each step, to replace NaN losses.
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "epoch" if hyperparameters.evaluates else "no",
+        "save_strategy": "steps" if "save_steps" in hyperparameters.passed else "epoch",
+        # Early stopping counts evaluations.
+        "restore_callback_states_from_checkpoint": True,
+        "logging_steps": 0.05,
+        "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
+        "greater_is_better": is_greater_better,
+        "disable_tqdm": not has_terminal(),
+        **shared.arguments,
+        **hyperparameters.passed,
+        "report_to": tracking.names(hyperparameters.passed.get("report_to")),
+    }
+    try:
+        return TrainingArguments(**values)
+    except ValueError as error:
+        raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
+
+
+def schedule(arguments: TrainingArguments) -> str:
+    """Describe optimizer, schedule and warm-up."""
+    steps = arguments.warmup_steps or getattr(arguments, "warmup_ratio", None) or 0
+    warmup = f"{steps:.0%} of the steps" if 0 < steps < 1 else f"{steps:g} steps"
+    optimizer, kind = name_of(arguments.optim), name_of(arguments.lr_scheduler_type)
+    return f"{optimizer}, {kind}, warm-up for {warmup}"
+
+
+def checkpoint_policy(arguments: TrainingArguments, minutes: float | None) -> str:
+    """Describe when checkpoints are saved, where, and how many are kept."""
+    strategy = name_of(arguments.save_strategy)
+    if strategy == "no":
+        return "none"
+    when = "after an evaluation that is the best so far"
+    if strategy in ("steps", "epoch"):
+        when = f"every {arguments.save_steps:g} steps" if strategy == "steps" else "every epoch"
+    aged = f", and if the last one is {minutes:g} minutes old" if minutes is not None else ""
+    limit = arguments.save_total_limit
+    kept = f"the newest {limit} are kept" if limit else "all are kept"
+    return f"{when}{aged}, in {arguments.output_dir}; {kept}"
+
+
+def name_of(choice: Any) -> str:
+    """Return the value of one of transformers' enumerations, which may already be a string."""
+    return str(getattr(choice, "value", choice))
