@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.generation.prompts import Prompt
@@ -25,19 +23,13 @@ UNLIKELY = -9999.0
 
 @dataclass
 class Token:
-    """A generated token, or a candidate for its position."""
+    """A generated token."""
 
     id: int
     text: str
     """The text that it adds. U+FFFD stands for bytes that are no character by themselves."""
     is_special: bool
-    start: int = 0
-    """Characters of the text before it; the same for all bytes of a character."""
-    data: bytes | None = None
-    """Its bytes, if they are no character by themselves and the tokenizer names them."""
     logprob: float | None = None
-    likeliest: list[Token] = field(default_factory=list)
-    """The most likely tokens at its position."""
 
 
 @dataclass
@@ -105,24 +97,13 @@ class Writer:
         self._ids.append(number)
         written = self.written
         shown = written.text
-        token = Token(number, "", number in self._special, len(shown))
-        if self._follows:
-            token = self._token(number, len(shown))
+        text = self._text_of(number) if self._follows else ""
+        token = Token(number, text, number in self._special)
         if logprobs is not None:
             token.logprob = max(float(logprobs[number]), UNLIKELY)
-            best = logprobs.topk(min(self._prompt.settings.logprobs or 0, len(logprobs)))
-            for other, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-                # Tokens that the settings forbid are not candidates.
-                if value > UNLIKELY:
-                    likely = self._token(other, token.start)
-                    likely.logprob = value
-                    token.likeliest.append(likely)
         written.tokens.append(token)
         if self._follows:
             written.text += self._piece()
-            # The bytes before it may have become U+FFFD with it, instead of a character.
-            if token.text and written.text.endswith(token.text):
-                token.start = len(written.text) - len(token.text)
         tail = written.text[max(0, len(shown) - max(map(len, self._stop), default=0)) :]
         if any(stop in tail for stop in self._stop):
             written.finish = STOPPED
@@ -141,8 +122,8 @@ class Writer:
             self.written.finish = STOPPED
             self.written.text = self._first(self._ids)
 
-    def _token(self, number: int, start: int) -> Token:
-        """Return a token with its text behind another token, unless it is the first of a text: by
+    def _text_of(self, number: int) -> str:
+        """Return the text of a token behind another token, unless it is the first of a text: by
         themselves, tokens of some tokenizers lose the space before them."""
         if self._anchor is None:
             anchor = self._tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
@@ -150,9 +131,7 @@ class Writer:
         anchor, before = self._anchor
         both = self._decode([*anchor, number], keep=True) if self.written.tokens else ""
         is_behind = bool(both) and both.startswith(before)
-        text = both[len(before) :] if is_behind else self._first([number], keep=True)
-        data = _bytes_of(self._tokenizer, number) if _HALF in text else None
-        return Token(number, text, number in self._special, start, data)
+        return both[len(before) :] if is_behind else self._first([number], keep=True)
 
     def _first(self, ids: Sequence[int], *, keep: bool = False) -> str:
         """Return the text of the first tokens. SentencePiece tokenizers drop a leading space; it is
@@ -176,15 +155,6 @@ class Writer:
             return ""
         self._start, self._shown = self._shown, len(self._ids)
         return text[len(known) :]
-
-
-def _bytes_of(tokenizer: Any, number: int) -> bytes | None:
-    """Return the bytes of a token, or None if its name does not give them."""
-    name = tokenizer.convert_ids_to_tokens(number)
-    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
-        return bytes.fromhex(match[1])
-    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
-    return bytes(letters[letter] for letter in name) if set(name) <= set(letters) else None
 
 
 class Finite(LogitsProcessor):
@@ -238,7 +208,7 @@ class Penalties(LogitsProcessor):
             ids, values = zip(*settings.logit_bias, strict=True)
             scores = scores.clone()
             scores[:, list(ids)] += torch.tensor(values, device=scores.device, dtype=scores.dtype)
-        if settings.logprobs is not None:
+        if settings.logprobs:
             self.logprobs = scores.float().log_softmax(-1)
         return scores
 

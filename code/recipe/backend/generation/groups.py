@@ -135,7 +135,7 @@ def write(
         [Completion(prompt.place, place) for place in range(settings.sequences)]
         for prompt in prompts
     ]
-    follows = report is not None or settings.logprobs is not None
+    follows = report is not None or settings.logprobs
     writers = [
         Writer(text, loaded.tokenizer, prompt, ends, follows=follows)
         for prompt, some in zip(prompts, texts, strict=True)

@@ -40,8 +40,8 @@ class GenerationSettings:
     """Texts for each prompt."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    logprobs: int | None = None
-    """The most likely tokens to return at each position; None: no log-probabilities."""
+    logprobs: bool = False
+    """Whether each token has its log-probability."""
     truncate: int | None = None
     """Tokens of a prompt to keep, counted from its end."""
     long_prompts: str = CUT
@@ -100,7 +100,7 @@ PARAMETERS: Mapping[str, Rule] = {
     # Clients send these with the values that have no effect.
     "watermark": _OFF,
     "decoder_input_details": _OFF,
-    "top_n_tokens": Rule(lambda value: value == 0, "0: /v1/completions has logprobs"),
+    "top_n_tokens": Rule(lambda value: value == 0, "0: only the generated token is returned"),
     "num_beams": Rule(lambda value: value == 1, "1: only encoder-decoders are served with beams"),
     "best_of": Rule(lambda value: value == 1, "1: for several texts there is num_return_sequences"),
 }
@@ -143,7 +143,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         do_sample=samples,
         sequences=values.get("num_return_sequences", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=0 if values.get("details") else None,
+        logprobs=bool(values.get("details")),
         long_prompts=CUT if values.get("truncation", True) else REFUSE,
     )
     refuse_contradictions(settings)

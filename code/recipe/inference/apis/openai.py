@@ -82,8 +82,8 @@ _CHAT_RULES: Mapping[str, Rule] = {
     **_GENERATION,
     "messages": Rule(lambda value: isinstance(value, list) and bool(value), "a list of messages"),
     "max_completion_tokens": whole(1),
-    "logprobs": FLAG,
-    "top_logprobs": whole(0, 20),
+    "logprobs": _OFF,
+    "top_logprobs": Rule(lambda value: value == 0, "0: log-probabilities are not supported"),
     "response_format": Rule(
         lambda value: isinstance(value, dict) and value.get("type") == "text",
         '{"type": "text"}: other formats are not supported',
@@ -99,7 +99,7 @@ _COMPLETION_RULES: Mapping[str, Rule] = {
     **_REMARKS,
     **_GENERATION,
     "prompt": TEXTS_OR_IDS,
-    "logprobs": whole(0, 5),
+    "logprobs": _OFF,
     "echo": FLAG,
     "best_of": whole(1),
 }
@@ -136,7 +136,7 @@ def read(path: str, document: Any) -> Request:
     return make(body)
 
 
-def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) -> GenerationSettings:
+def _settings(body: Mapping[str, Any], *, default: int) -> GenerationSettings:
     if "stream_options" in body and not body.get("stream"):
         raise BadRequest("stream_options needs stream: true.", "stream_options")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
@@ -168,7 +168,6 @@ def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) ->
         sequences=body.get("n", 1) if samples else 1,
         seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=logprobs,
         long_prompts=REFUSE,
     )
     options.refuse_contradictions(settings)
@@ -180,12 +179,9 @@ def _chat(body: Mapping[str, Any]) -> Request:
         raise BadRequest(
             'tools are not supported: leave them out, or give tool_choice "none".', "tools"
         )
-    if body.get("top_logprobs") and not body.get("logprobs"):
-        raise BadRequest("top_logprobs needs logprobs: true.", "top_logprobs")
     if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise BadRequest("max_tokens and max_completion_tokens mean the same: give one of them.")
-    logprobs = body.get("top_logprobs", 0) if body.get("logprobs") else None
-    settings = _settings(body, default=_CHAT_TOKENS, logprobs=logprobs)
+    settings = _settings(body, default=_CHAT_TOKENS)
     messages = [_message(place, message) for place, message in enumerate(body["messages"])]
     form = TextsForm(body=body, settings=settings, writer=ChatChoices())
     streams = {"stream": True} if body.get("stream") else {}
@@ -214,12 +210,10 @@ def _message(place: int, message: Any) -> dict[str, Any]:
 def _completion(body: Mapping[str, Any]) -> Request:
     if body.get("best_of", 1) not in (1, body.get("n", 1)):
         raise BadRequest("best_of is supported only if it is n.")
-    if body.get("echo") and "logprobs" in body:
-        raise BadRequest("echo and logprobs together are not supported: prompts are not scored.")
     prompts = texts_or_ids(body["prompt"])
     if body.get("echo") and not are_texts(prompts):
         raise BadRequest("echo needs prompts that are texts, and not token ids.", "echo")
-    settings = _settings(body, default=_COMPLETION_TOKENS, logprobs=body.get("logprobs"))
+    settings = _settings(body, default=_COMPLETION_TOKENS)
     echoed = prompts if body.get("echo") else None
     form = TextsForm(body=body, settings=settings, writer=CompletionChoices(echoed))
     streams = {"stream": True} if body.get("stream") else {}

@@ -135,24 +135,6 @@ def test_what_is_sampled_is_the_same_with_the_same_seed_only(client: openai.Open
     assert len(set(draw())) > 1
 
 
-def test_log_probabilities_are_those_of_the_answer(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=2)
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    content = logprobs.content
-    assert content is not None
-    assert [each.token for each in content[:4]] == [*"Ciao"]
-    for each in content:
-        assert each.top_logprobs[0].logprob == each.logprob > each.top_logprobs[1].logprob
-        assert -0.5 < each.logprob < 0
-    plain = client.completions.create(
-        model="x", prompt="01", max_tokens=3, temperature=0, logprobs=1
-    )
-    noted = plain.choices[0].logprobs
-    assert noted is not None
-    assert (noted.tokens, noted.text_offset) == (["2", "3", "4"], [0, 1, 2])
-
-
 def test_prompts_are_completed_in_their_order(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="x", prompt=["01", "56"], max_tokens=3, temperature=0, n=2, echo=True
