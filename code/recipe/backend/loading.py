@@ -1,8 +1,7 @@
 """Loads a saved model, and chooses the layout that this host computes fastest without changing its
 answers.
 
-`AMPHORA_DTYPE` (float32, bfloat16, float16 or int8) overrides the precision; `AMPHORA_COMPILE=1`
-compiles the model with torch.compile.
+`AMPHORA_DTYPE` (float32, bfloat16, float16 or int8) overrides the precision.
 """
 
 from __future__ import annotations
@@ -89,10 +88,8 @@ def load(
     # Tokenizers without a limit report 1e30.
     loaded = around(model, tokenizer, int(min(tokenizer.model_max_length, positions_of(model))))
     loaded = replace(loaded, typed=has_types and types_alone(tokenizer))
-    is_compiled = _is_compiled(environ)
     if architecture in _WRITERS:
-        packed_rows.tell_padded("the model generates text", environ)
-        if kind == "cpu" and not (is_compiled or name == "int8"):
+        if kind == "cpu" and name != "int8":
             lay_out(model, environ, functools.partial(_generation_scores, loaded))
     else:
         if kind not in DEVICES:
@@ -104,8 +101,6 @@ def load(
         loaded = laid_out(loaded, kind, architecture, reading, environ, is_int8=name == "int8")
     if name == "int8":
         model = precision.in_int8(model)
-    if is_compiled and kind not in DEVICES:
-        model.forward = torch.compile(model.forward, dynamic=True)
     print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
     return replace(loaded, model=model)
 
@@ -143,7 +138,7 @@ def laid_out(
         kind: The kind of device.
         architecture: The Auto class that has its head.
         reading: What will be read of it.
-        environ: AMPHORA_ENGINE, AMPHORA_PACKING, AMPHORA_COMPILE, AMPHORA_BUCKETS.
+        environ: AMPHORA_ENGINE, AMPHORA_PACKING, AMPHORA_BUCKETS.
         is_int8: Whether its layers will be quantized to int8.
 
     Raises:
@@ -153,25 +148,17 @@ def laid_out(
     if kind in DEVICES:
         return _on_device(loaded, kind, reading, environ)
     loaded = _with_safe_merging(loaded, reading)
-    # int8 has one scale for a call's activations, and what torch.compile made is padded.
-    reasons = {
-        f"the model takes {loaded.padded.merging}": loaded.padded.merging != PADDED,
-        "AMPHORA_DTYPE is int8": is_int8,
-        "AMPHORA_COMPILE is set": _is_compiled(environ),
-    }
-    why_not = [reason for reason, holds in reasons.items() if holds]
+    why_not = []
+    if loaded.padded.merging != PADDED:
+        why_not.append(f"the model takes {loaded.padded.merging}")
+    if is_int8:
+        # int8 has one scale for a call's activations.
+        why_not.append("AMPHORA_DTYPE is int8")
     if conversion.is_requested(environ):
         if architecture is AutoModelForMaskedLM:
             why_not.append("of masked texts few tokens are read")
         return _by_openvino(loaded, why_not)
-    if why_not:
-        packed_rows.tell_padded(" and ".join(why_not), environ)
-        return loaded
-    return _packed(loaded, architecture.__name__, reading, environ)
-
-
-def _is_compiled(environ: Mapping[str, str]) -> bool:
-    return environ.get("AMPHORA_COMPILE", "") in ("1", "true")
+    return loaded if why_not else _packed(loaded, architecture.__name__, reading, environ)
 
 
 def _refuse_on_device(kind: str, architecture: Any) -> None:
@@ -269,7 +256,6 @@ def _on_device(
     merged = _with_safe_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
     if merged.padded.merging != PADDED:
         raise static.refused(kind, f"it takes {merged.padded.merging}, and texts are padded there")
-    packed_rows.tell_padded(f"the device is {kind}", environ)
     alone = loaded.alone()
     inputs = ProgramInputs(
         pad=loaded.padded.pad,

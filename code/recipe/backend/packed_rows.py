@@ -100,7 +100,7 @@ class PackedRows:
         elif kind == "cuda":
             why_not = flat_attention.why_not(model.config, model.device, model.dtype) or ""
         if family is None or why_not:
-            tell_padded(why_not, environ)
+            print(f"batches: texts are padded: {why_not}", flush=True)
             return None
         return cls(family, _HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
 
@@ -206,12 +206,6 @@ class PackedRows:
         else:
             positions[:real] = np.arange(real) - begins
         return positions
-
-
-def tell_padded(why: str, environ: Mapping[str, str]) -> None:
-    """Print why texts are padded, if AMPHORA_PACKING=1 asks for them end to end."""
-    if environ.get("AMPHORA_PACKING") == "1":
-        print(f"batches: AMPHORA_PACKING=1, but texts are padded: {why}", flush=True)
 
 
 def checked(

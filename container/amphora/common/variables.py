@@ -31,7 +31,6 @@ SETTINGS: Mapping[str, str] = {
         ("DTYPE", "float32, bfloat16, float16 or int8 (bfloat16 where the device computes in it)"),
         ("ENGINE", "torch or openvino: what computes encoders on a CPU (torch)"),
         ("GENERATION", "vllm or transformers: what generates text (vllm if it can)"),
-        ("COMPILE", "1 compiles the model with torch.compile (0)"),
         ("PACKING", "0 pads the texts of a call instead of joining them in one row (1)"),
         ("BLOCKED_WEIGHTS", "0 keeps PyTorch's layout of the weights on a CPU (1)"),
         ("BUCKETS", "Trainium: shapes to compile for, texts x tokens, such as 1x128,16x128"),
@@ -71,6 +70,7 @@ REMOVED = {
             " A retry policy of SageMaker Pipelines or Step Functions does this automatically.",
         ),
         ("MAX_WINDOWS", "Set AMPHORA_MAX_ROWS: windows are among its rows."),
+        ("COMPILE", "Call torch.compile in the model_fn of an inference.py."),
         ("SESSIONS", "Leave it out: a model has at most 1,024 open sessions."),
         (
             "CACHE_TOKENS",

@@ -69,20 +69,3 @@ def test_an_empty_text_is_refused_or_is_its_records_fault(
     assert answer[1] == answer[3]
     assert str(answer[0])[:12] == str(alone[0])[:12] == str(others[0])[:12]
     assert str(answer[2])[:12] == str(alone[1])[:12]
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("GPT2LMHeadModel", "the model generates text"),
-        ("GPT2ForSequenceClassification", "it is not known how texts share a row of GPT2ForSeq"),
-    ],
-)
-def test_packing_that_is_asked_for_in_vain_is_told(
-    kind: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = save(kind, tmp_path / "model")
-    Handlers(folder, AMPHORA_PACKING="1")
-    assert f"AMPHORA_PACKING=1, but texts are padded: {why}" in capsys.readouterr().out
-    Handlers(folder)
-    assert "AMPHORA_PACKING" not in capsys.readouterr().out

@@ -126,15 +126,8 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
     assert_close(served.ask(texts), expected)
 
 
-@pytest.mark.parametrize("environ", [{"AMPHORA_DTYPE": "int8"}, {"AMPHORA_COMPILE": "1"}])
-def test_what_depends_on_its_neighbours_or_on_shapes_is_padded(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda forward, **options: forward)
-    assert handlers(tmp_path, **environ).layout is None
-
-
-def test_a_model_of_no_known_family_is_padded(tmp_path: Path) -> None:
+def test_int8_and_models_of_no_known_family_are_padded(tmp_path: Path) -> None:
+    assert handlers(tmp_path / "int8", AMPHORA_DTYPE="int8").layout is None
     assert handlers(tmp_path, "GPT2ForSequenceClassification").layout is None
     assert handlers(tmp_path / "bert").layout is not None
 

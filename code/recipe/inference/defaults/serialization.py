@@ -1,7 +1,7 @@
-"""Predictions of any kind to the body of an answer: what stands behind a missing `output_fn`.
+"""Writes predictions of any kind as the body of an answer, if a file has no `output_fn`.
 
-Tensors and arrays become nested lists, other values what JSON has for them; `encode` says which. It
-never imports torch or pandas itself: a prediction that needs them has imported them.
+Tensors and arrays become nested lists, other values their form in JSON (`encode` lists them). torch
+and pandas are never imported here: a prediction that needs them has imported them.
 """
 
 from __future__ import annotations
@@ -33,26 +33,19 @@ _IMAGE_FORMATS = {
     "image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF",
     "image/bmp": "BMP", "image/tiff": "TIFF",
 }  # fmt: skip
-_NUMPY_DTYPES = {
-    f"torch.{name}"
-    for name in (
-        "float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32",
-        "uint16", "uint8", "bool", "complex64", "complex128",
-    )
-}  # fmt: skip
 
 
 class Unencodable(TypeError):
-    """A value that no answer can hold; the message names its type and its place."""
+    """A value that no answer can hold. The message names its type and its place."""
 
 
 def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str]:
-    """The body of an answer, and its type: the best of JSON, JSON Lines, CSV, NPY and plain text
-    that `accepted` takes and the prediction can be written in.
+    """Return the body of an answer and its type: the best of JSON, JSON Lines, CSV, NPY and plain
+    text that `accepted` names and the prediction can be written in.
 
-    - JSON: tensors of any device and dtype, arrays, numpy's numbers, DataFrames (a list of
+    - JSON: tensors of any device and dtype, arrays of numbers and strings, DataFrames (a list of
       records) and Series, dicts, dataclasses, ModelOutputs, lists, tuples, sets, strings, dates
-      (as `str` writes them), Decimals (as numbers), UUIDs, paths, enums, images (PNG in base64).
+      (as `str` writes them), Decimals (as floats), UUIDs, paths, enums, images (PNG in base64).
     - JSON Lines: an entry of a list, or a row of a table, on each line.
     - CSV: a row for each entry; of records with a line of their names first.
     - NPY: the array that the prediction is.
@@ -67,7 +60,7 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
             JSON was asked for: JSON has no such numbers, and null would hide a broken model.
     """
     if isinstance(prediction, (bytes, bytearray, memoryview)):
-        # As the client asked, unless it asked for JSON and the bytes are something else.
+        # The type that the client accepts, unless that is JSON and the bytes are not.
         body, kind = bytes(prediction), accept.best(accepted)
         if "*" in kind or kind == JSON:
             try:
@@ -101,7 +94,7 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
 
 
 def stream(pieces: Iterator[Any], accepted: str) -> tuple[Iterator[bytes], str]:
-    """The pieces as they come, and their type. The first is waited for: its kind is that of all."""
+    """Return the pieces and their type, which is that of the first: this waits for it."""
     first = next(pieces, None)
     whole = itertools.chain([] if first is None else [first], pieces)
     if not isinstance(first, (str, bytes)):
@@ -112,7 +105,7 @@ def stream(pieces: Iterator[Any], accepted: str) -> tuple[Iterator[bytes], str]:
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON, in the compact form of Hugging Face's image. Raises Unencodable."""
+    """Return a value as JSON, in the compact form of Hugging Face's image. Raise Unencodable."""
 
     def dumps(value: Any, ensure_ascii: bool = False) -> str:
         return json.dumps(
@@ -138,7 +131,7 @@ def to_json(value: Any) -> bytes:
 
 
 def unwritable(value: Any, place: str = "prediction") -> str:
-    """A sentence on the first number of a plain value that JSON does not have; '' if all are."""
+    """Return a sentence about the first number that JSON does not have; '' if there is none."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{place} is {value}, which JSON cannot hold."
     entries: Iterable[tuple[Any, Any]] = ()
@@ -150,7 +143,7 @@ def unwritable(value: Any, place: str = "prediction") -> str:
 
 
 def plain(value: Any, rounded: bool = False) -> Any:
-    """A value of dicts, lists, strings, numbers, booleans and None only.
+    """Return a value as dicts, lists, strings, numbers, booleans and None.
 
     Args:
         value: What a handler returned.
@@ -176,22 +169,18 @@ def plain(value: Any, rounded: bool = False) -> Any:
 
 
 def _key(key: Any) -> str:
-    """As json.dumps writes keys."""
-    if isinstance(key, Enum):
-        key = key.value
+    """Return a dict's key as json.dumps writes it."""
     if isinstance(key, np.generic):
         key = key.item()
-    if isinstance(key, str):
-        return key
     if key is None or isinstance(key, (bool, int, float)):
         return str(json.dumps(key))
-    if isinstance(key, (date, UUID)):
-        return str(key)
+    if isinstance(key, str):
+        return key
     raise Unencodable(f"A key of the prediction is a {_name(key)}, which no answer can hold.")
 
 
 def _simpler(value: Any) -> Any:
-    """One step towards plain values, for what JSON does not know."""
+    """Return a value that JSON does not know in a simpler form."""
     if is_tensor(value):
         return lists_of_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
@@ -208,7 +197,7 @@ def _name(value: Any) -> str:
 
 
 def _is_from(value: Any, library: str, *names: str) -> bool:
-    """Whether a value's class, or one that it inherits from, is one of a library's."""
+    """Return whether a value's class inherits from one of a library's classes."""
     return any(
         kind.__name__ in names and kind.__module__.partition(".")[0] == library
         for kind in type(value).__mro__
@@ -216,52 +205,40 @@ def _is_from(value: Any, library: str, *names: str) -> bool:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of torch, of any class that inherits from it."""
+    """Return whether a value is a tensor of torch."""
     return _is_from(value, "torch", "Tensor")
 
 
 def lists_of_tensor(tensor: Any) -> Any:
-    """A tensor's numbers in nested lists; the number itself if it has no dimensions."""
+    """Return a tensor's numbers in nested lists, or the number if it has no dimensions."""
     return lists_of_array(array_of_tensor(tensor))
 
 
 def array_of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor on the host; numpy has neither bfloat16 nor the types of 8 bits."""
-    if getattr(tensor, "is_nested", False):
-        raise Unencodable("The prediction is a nested tensor: return its parts as a list.")
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
+    """Return a tensor as an array; float32 for types that numpy lacks, such as bfloat16."""
     tensor = tensor.detach()
     if str(tensor.layout) != "torch.strided":
         tensor = tensor.to_dense()
-    tensor = tensor.cpu().resolve_conj().resolve_neg()
-    if str(tensor.dtype) not in _NUMPY_DTYPES:
-        tensor = tensor.float()
-    array: np.ndarray[Any, Any] = tensor.numpy()
+    tensor = tensor.cpu()
+    try:
+        array: np.ndarray[Any, Any] = tensor.numpy()
+    except TypeError:
+        array = tensor.float().numpy()
     return array
 
 
 def lists_of_array(array: np.ndarray[Any, Any]) -> Any:
-    """Python's numbers in nested lists; an array without dimensions is its number."""
-    if array.dtype.names is not None:
-        names = array.dtype.names
-        if array.ndim == 0:
-            return {name: array[name] for name in names}
-        return [lists_of_array(row) for row in array]
-    if array.dtype.kind == "c":
-        raise Unencodable(f"The prediction holds {array.dtype} numbers, which no answer can hold.")
-    if array.dtype.kind in "mM":
-        # Of nanoseconds tolist() makes bare numbers.
-        known = array.astype("timedelta64[us]") if array.dtype.kind == "m" else array.astype(str)
-        objects = known.astype(object)
-        return np.where(np.isnat(array), np.array(None), objects).tolist()
-    if array.dtype == np.longdouble:
-        array = array.astype(np.float64)
+    """Return an array's numbers in nested lists, or the number if it has no dimensions."""
+    if array.dtype.names is not None or array.dtype.kind in "mMc":
+        raise Unencodable(
+            f"The prediction holds an array of {array.dtype}, which no answer can hold: return"
+            " numbers or strings, for example by .astype(str)."
+        )
     return array.tolist()
 
 
 def records_of_frame(frame: Any) -> list[dict[Any, Any]]:
-    """A DataFrame's rows. Raises Unencodable if two columns have one name."""
+    """Return a DataFrame's rows. Raise Unencodable if two columns have one name."""
     names = list(frame.columns)
     if len(set(names)) < len(names):
         raise Unencodable(f"The DataFrame has columns of one name: {names}.")
@@ -270,25 +247,11 @@ def records_of_frame(frame: Any) -> list[dict[Any, Any]]:
 
 
 def list_of_column(column: Any) -> list[Any]:
-    """A column's values; what is missing is null. Only in a column of floats NaN is a number."""
+    """Return a column's values, None for missing ones. NaN in a column of floats stays NaN."""
     if getattr(column.dtype, "kind", "O") == "f":
         return list(column.tolist())
     pairs = zip(column.tolist(), column.isna(), strict=True)
     return [None if is_missing else value for value, is_missing in pairs]
-
-
-def list_of_set(values: Set[Any]) -> list[Any]:
-    """A set's values in an order that is the same each time, if they have one."""
-    try:
-        return sorted(values)
-    except TypeError:
-        return list(values)
-
-
-def number_of_decimal(value: Decimal) -> int | float:
-    """The same as a number of Python: whole if it is."""
-    is_whole = value.is_finite() and value == value.to_integral_value()
-    return int(value) if is_whole else float(value)
 
 
 def _image_bytes(image: Any, image_format: str) -> bytes:
@@ -301,7 +264,7 @@ _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
     (lambda value: isinstance(value, Enum), lambda value: value.value),
     (lambda value: type(value).__name__ in ("NaTType", "NAType"), lambda value: None),
     (lambda value: isinstance(value, (date, time, timedelta, UUID, PurePath)), str),
-    (lambda value: isinstance(value, Decimal), number_of_decimal),
+    (lambda value: isinstance(value, Decimal), float),
     (lambda value: _is_from(value, "pandas", "DataFrame"), records_of_frame),
     (lambda value: _is_from(value, "pandas", "Series", "Index", "ExtensionArray"), list_of_column),
     (
@@ -313,7 +276,7 @@ _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
         lambda value: {item.name: getattr(value, item.name) for item in dataclasses.fields(value)},
     ),
     (lambda value: isinstance(value, Mapping), dict),
-    (lambda value: isinstance(value, Set), list_of_set),
+    (lambda value: isinstance(value, Set), lambda value: sorted(value, key=str)),
     (lambda value: callable(getattr(value, "model_dump", None)), lambda value: value.model_dump()),
     (lambda value: callable(getattr(value, "toarray", None)), lambda value: value.toarray()),
     (lambda value: callable(getattr(value, "tolist", None)), lambda value: value.tolist()),
@@ -327,14 +290,14 @@ _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
 
 
 def to_json_lines(prediction: Any) -> bytes:
-    """A line of JSON for each entry of a list, or one line. Raises Unencodable."""
+    """Return a line of JSON for each entry of a list, or one line. Raise Unencodable."""
     value = plain(prediction)
     entries = value if isinstance(value, list) else [value]
     return b"".join(to_json(entry) + b"\n" for entry in entries)
 
 
 def to_csv(prediction: Any) -> bytes:
-    """A row for each entry of a list, or one row; a cell that is a list or a dict holds JSON.
+    """Return a row for each entry of a list, or one row. A list or dict in a cell is JSON.
 
     Raises:
         Unencodable: A value has a type that no answer can hold, or is None as a whole.
@@ -357,7 +320,7 @@ def to_csv(prediction: Any) -> bytes:
 
 
 def to_npy(prediction: Any) -> bytes:
-    """The array that the prediction is. Raises NotAcceptable if it is not one."""
+    """Return the prediction as an NPY array. Raise NotAcceptable if it is not an array."""
     if is_tensor(prediction):
         array = array_of_tensor(prediction)
     elif isinstance(prediction, (np.ndarray, np.generic)):

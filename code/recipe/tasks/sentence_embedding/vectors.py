@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from recipe.backend import bounds, loaded_model, loading, packed_rows, precision, turns
+from recipe.backend import bounds, loaded_model, loading, precision, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.engines import conversion
 from recipe.backend.loaded_model import LoadedModel, side_of
@@ -137,7 +137,6 @@ class SentenceVectors:
         elif conversion.is_requested(environ):
             raise conversion.refused(f"the model's modules are {_names(model)}")
         else:
-            packed_rows.tell_padded(f"the model's modules are {_names(model)}", environ)
             turns.pause_before_calls(model[0])
         return cls(model, loaded, normalizes=normalizes)
 
