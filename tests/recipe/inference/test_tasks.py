@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
         ("T5EncoderModel", None),
         ("ViTModel", "image-feature-extraction"),
         ("BertForPreTraining", None),
-        ("BertForMultipleChoice", None),
+        ("BertForMultipleChoice", "multiple-choice"),
     ],
 )
 def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> None:
