@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recipe.batching import flat, packing
 from recipe.batching.batches import Packed
-from recipe.batching.document_batches import Documents, PackedDocuments
+from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.batching.samples import Samples
 from recipe.models import flat_attention, losses, packed_decoders, packed_encoders
 
@@ -225,7 +225,7 @@ def packed_decoder(stage: Stage) -> Values:
     rows = np.arange(len(lengths))
 
     def laid(its: Any, shape: Any, rows: Any) -> Tensor:
-        layout = PackedDocuments(shape, len(rows), 1, 0, documents.weight(rows))
+        layout = DocumentLayout(Packed(shape, len(rows), 1, 0), documents.weight(rows))
         batch = layout.tensors(documents, rows)
         sums: Tensor = its(**_moved(batch, stage.device)).logits[:, 0]
         return sums / documents.weight(np.arange(len(lengths)))

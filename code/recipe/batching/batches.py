@@ -28,8 +28,9 @@ Batch = dict[str, Any]
 class Layout(Protocol):
     """How the samples of a batch are laid into tensors."""
 
-    balanced: ClassVar[bool]
-    """Whether batches need like sums of tokens, rather than samples of like length."""
+    @property
+    def balanced(self) -> bool:
+        """Whether batches need like sums of tokens, rather than samples of like length."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """What the model takes, for the samples at `rows`, at most `size` of them."""
@@ -154,6 +155,33 @@ class Padded:
     def places(self, samples: Samples, rows: Rows) -> int:
         """The tokens of all rows."""
         return self.size * self._length(samples, rows)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Base of layouts whose batches hold more than the tokens of their texts."""
+
+    texts: Packed | Padded
+
+    @property
+    def balanced(self) -> bool:
+        """Whether batches need like sums of tokens."""
+        return self.texts.balanced
+
+    def laid(self, samples: Samples, rows: Rows) -> tuple[Batch, Rows]:
+        """Return the tensors of the texts, and where in the flattened tokens each text begins."""
+        batch = self.texts.tensors(samples, rows)
+        if "first" in batch:
+            return batch, batch.pop("first").numpy()
+        return batch, np.arange(self.texts.size) * batch["input_ids"].shape[1]
+
+    def describe(self) -> str:
+        """Return the shapes of the texts, for the log."""
+        return self.texts.describe()
+
+    def places(self, samples: Samples, rows: Rows) -> int:
+        """Return the tokens computed for the texts, padding included."""
+        return self.texts.places(samples, rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recipe.batching.batches import Batch, Packed, Padded, Samples
+from recipe.batching.batches import Batch, Beside, Samples
 from recipe.batching.packing import Rows
 
 NOT_LEARNED = -100
@@ -48,40 +48,22 @@ class Documents(Samples):
 
 
 @dataclass(frozen=True)
-class PackedDocuments(Packed):
-    """Documents end to end in blocks of one shape."""
+class DocumentLayout(Beside):
+    """A layout of documents."""
 
     learned: int
     """Most learned tokens in a batch, but for a rare one."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Packed gives but `first`, and what is learned."""
-        batch = super().tensors(samples, rows)
-        return batch | _successors(samples, rows, batch.pop("first").numpy(), self.learned)
-
-
-@dataclass(frozen=True)
-class PaddedDocuments(Padded):
-    """A document in each row, padded to one of a few lengths."""
-
-    learned: int
-    """Most learned tokens in a batch, but for a rare one."""
-
-    def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Padded gives, and what is learned."""
-        batch = super().tensors(samples, rows)
-        first = np.arange(self.size) * batch["input_ids"].shape[1]
-        return batch | _successors(samples, rows, first, self.learned)
-
-
-def _successors(samples: Samples, rows: Rows, first: Rows, learned: int) -> Batch:
-    """What is learned of the documents at `rows`, whose first tokens stand at `first`."""
-    assert isinstance(samples, Documents)
-    source, owner, within = samples.places(rows)
-    at = np.flatnonzero(samples.learned[source])
-    # Where the token before it stands: the first one of a document is never learned.
-    places = (first[owner] + within)[at] - 1
-    return of_places(places, samples.token_ids[source[at]], owner[at], len(first), learned)
+        """Return the tensors of the documents, and what is learned."""
+        assert isinstance(samples, Documents)
+        batch, first = self.laid(samples, rows)
+        source, owner, within = samples.places(rows)
+        at = np.flatnonzero(samples.learned[source])
+        # Where the token before it stands: the first one of a document is never learned.
+        places = (first[owner] + within)[at] - 1
+        targets = samples.token_ids[source[at]]
+        return batch | of_places(places, targets, owner[at], len(first), self.learned)
 
 
 def of_places(places: Rows, targets: Rows, owners: Rows, documents: int, learned: int) -> Batch:

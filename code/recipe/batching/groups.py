@@ -10,13 +10,13 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from recipe.batching import packing
-from recipe.batching.batches import Batch, Layout, Packed, Padded
+from recipe.batching.batches import Batch, Beside, Packed, Padded
 from recipe.batching.packing import Rows
 from recipe.batching.samples import Samples
 
@@ -57,15 +57,6 @@ class Groups(Samples):
         return chosen[is_there], slots
 
 
-def layout(inner: Layout, size: int, batches: Batches) -> PackedGroups | PaddedGroups:
-    """The layout of groups, at most `size` in a batch, whose texts are laid out as `inner` does."""
-    most = max((len(samples.laid(rows)[0]) for samples, rows in batches
-                if isinstance(samples, Groups)), default=1)  # fmt: skip
-    kind = PackedGroups if isinstance(inner, Packed) else PaddedGroups
-    fields = {each.name: getattr(inner, each.name) for each in dataclasses.fields(inner)}  # type: ignore[arg-type]
-    return kind(**{**fields, "size": most}, groups=size)
-
-
 def text_batches(batches: Batches) -> list[tuple[Samples, Rows]]:
     """The texts of each of some batches of groups."""
     return [
@@ -74,54 +65,37 @@ def text_batches(batches: Batches) -> list[tuple[Samples, Rows]]:
     ]
 
 
-def _tensors(self: Any, lay: Any, samples: Samples, rows: Rows) -> Batch:
-    """The tensors of a batch's texts, and `slots`; a batch of more texts gets places for them."""
-    assert isinstance(samples, Groups)
-    texts, slots = samples.laid(rows)
-    if len(texts) > self.size:
-        self = dataclasses.replace(
-            self, size=-(-len(texts) // packing.ALIGNMENT) * packing.ALIGNMENT
-        )
-    batch: Batch = lay(self, samples.texts, texts)
-    placed = np.zeros((self.groups, slots.shape[1]), dtype=np.int64)
-    placed[: len(rows)] = slots
-    return {**batch, "slots": torch.from_numpy(placed)}
+def layout(texts: Packed | Padded, size: int, batches: Batches) -> GroupLayout:
+    """Return a layout of groups, at most `size` in a batch, with texts laid out as in `texts`."""
+    most = max((len(samples.laid(rows)[0]) for samples, rows in batches
+                if isinstance(samples, Groups)), default=1)  # fmt: skip
+    return GroupLayout(dataclasses.replace(texts, size=most), size)
 
 
 @dataclass(frozen=True)
-class PackedGroups(Packed):
-    """The texts of all samples end to end in blocks of one shape."""
+class GroupLayout(Beside):
+    """A layout of the texts of groups."""
 
-    groups: int = dataclasses.field(kw_only=True)
-    """Samples in a batch; `size` is that of their texts."""
-    balanced: ClassVar[bool] = True
-
-    def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Packed gives for the texts, and `slots`."""
-        return _tensors(self, Packed.tensors, samples, rows)
-
-    def describe(self) -> str:
-        """The block shape."""
-        return f"with all that belongs to them {super().describe()}"
-
-
-@dataclass(frozen=True)
-class PaddedGroups(Padded):
-    """A text in each row, padded to one of a few lengths."""
-
-    groups: int = dataclasses.field(kw_only=True)
-    """Samples in a batch; `size` is that of their texts."""
-    balanced: ClassVar[bool] = False
+    groups: int
+    """Samples in a batch; the size of `texts` counts their texts."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Padded gives for the texts, and `slots`."""
-        return _tensors(self, Padded.tensors, samples, rows)
+        """Return the tensors of the texts, and `slots`; more texts than usual get more places."""
+        assert isinstance(samples, Groups)
+        members, slots = samples.laid(rows)
+        texts = self.texts
+        if len(members) > texts.size:
+            size = -(-len(members) // packing.ALIGNMENT) * packing.ALIGNMENT
+            texts = dataclasses.replace(texts, size=size)
+        placed = np.zeros((self.groups, slots.shape[1]), dtype=np.int64)
+        placed[: len(rows)] = slots
+        return {**texts.tensors(samples.texts, members), "slots": torch.from_numpy(placed)}
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """The tokens of all rows."""
+        """Return the tokens computed for the texts."""
         assert isinstance(samples, Groups)
         return super().places(samples.texts, samples.laid(rows)[0])
 
     def describe(self) -> str:
-        """The lengths."""
+        """Return the shapes of the texts."""
         return f"with all that belongs to them {super().describe()}"

@@ -20,9 +20,8 @@ from transformers import (
 
 from recipe.batching import batches, flat, groups, packing
 from recipe.batching.batches import Layout, Packed, Padded, Samples
-from recipe.batching.flat import Row
 from recipe.batching.groups import Groups
-from recipe.batching.packing import Rows, Shape
+from recipe.batching.packing import Rows
 from recipe.console import say
 from recipe.data.held_out import DataSets
 from recipe.errors import HyperparameterError, ModelError
@@ -328,28 +327,24 @@ def text_layout(
     batches: Batches,
     in_blocks: bool = False,
 ) -> Packed | Padded:
-    """Return how texts or pairs of texts are laid out for an encoder.
+    """Return how texts or pairs of texts are laid out.
 
     Args:
         in_blocks: Whether packed texts stay in blocks, although the model's attention takes a row.
     """
-    typed, family = has_types(model, batches), packed_encoders.family_of(model.config)
-    lengths = lengths_of(batches)
-    if packed and family is not None:
-        shape = packing.shape(lengths) if in_blocks else shape_for(model, batches)
-        return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
-    return Padded(packing.buckets(lengths), size, pad_id, typed=typed)
+    typed, lengths = has_types(model, batches), [of.lengths[rows] for of, rows in batches]
+    if not packed:
+        return Padded(packing.buckets(lengths), size, pad_id, typed=typed)
+    family = packed_encoders.family_of(model.config)
+    first = 0 if family is None else family.first_position(model.config)
+    is_row = flat_attention.is_used(model.config) and not in_blocks
+    shape = flat.row(lengths) if is_row else packing.shape(lengths)
+    return Packed(shape, size, pad_id, first, typed=typed)
 
 
-def shape_for(model: PreTrainedModel, batches: Batches) -> Shape | Row:
-    """What some batches are packed into: blocks, or a row if the model's attention takes one."""
-    lengths = lengths_of(batches)
-    return flat.row(lengths) if flat_attention.is_used(model.config) else packing.shape(lengths)
-
-
-def lengths_of(batches: Batches) -> list[Rows]:
-    """Tokens of each sample of each batch."""
-    return [samples.lengths[rows] for samples, rows in batches]
+def learned_in(batches: Batches) -> int:
+    """Return the most learned tokens of a batch."""
+    return max((samples.weight(rows) for samples, rows in batches), default=1)
 
 
 def layouts(

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from recipe.batching import batches, flat
 from recipe.batching import packing as plan
-from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.batching.batches import Packed, Padded
+from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.models import flat_attention, packed_decoders
 from recipe.tasks.causal_lm import task as causal_lm
 from tests.support.packed_batches import documents_of, engine_of, gradients, spread
@@ -73,19 +74,19 @@ def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tenso
     return torch.stack([total, (logits.argmax(-1) == labels[1:]).sum()])
 
 
-def packed(documents: Documents, rows: Any, size: int = SIZE) -> PackedDocuments:
+def packed(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
     shape = plan.shape([documents.lengths[rows]])
-    return PackedDocuments(shape, size, PAD, 0, documents.weight(rows) + 3)
+    return DocumentLayout(Packed(shape, size, PAD, 0), documents.weight(rows) + 3)
 
 
-def padded(documents: Documents, rows: Any, size: int = SIZE) -> PaddedDocuments:
+def padded(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
     lengths = plan.buckets([documents.lengths[rows]])
-    return PaddedDocuments(lengths, size, PAD, documents.weight(rows) + 3)
+    return DocumentLayout(Padded(lengths, size, PAD), documents.weight(rows) + 3)
 
 
-def in_one_row(documents: Documents, rows: Any, size: int = SIZE) -> PackedDocuments:
+def in_one_row(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
     row = flat.row([documents.lengths[rows]])
-    return PackedDocuments(row, size, PAD, 0, documents.weight(rows) + 3)
+    return DocumentLayout(Packed(row, size, PAD, 0), documents.weight(rows) + 3)
 
 
 @pytest.mark.parametrize("lay", [packed, padded, in_one_row])

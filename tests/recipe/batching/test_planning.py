@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from recipe.batching import batches, packing
 from recipe.batching.batches import Packed, Padded, Samples, World
-from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.batching.packing import Rows, Shape
 from recipe.errors import CheckpointError
 from recipe.storage import checkpoints
@@ -224,8 +224,8 @@ def test_each_learned_token_has_its_place_also_where_there_are_more(
         for most in (1, documents.weight(rows), documents.weight(rows) + 5):
             of_rows = [documents.lengths[rows]]
             for layout in (
-                PackedDocuments(packing.shape(of_rows), size, PAD, 0, most),
-                PaddedDocuments(packing.buckets(of_rows), size, PAD, most),
+                DocumentLayout(Packed(packing.shape(of_rows), size, PAD, 0), most),
+                DocumentLayout(Padded(packing.buckets(of_rows), size, PAD), most),
             ):
                 learned_once(documents, rows, layout.tensors(documents, rows), most)
 

@@ -12,12 +12,13 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from recipe.batching import packing as plan
+from recipe.batching.batches import Packed, Padded
 from recipe.batching.document_batches import NOT_LEARNED
 from recipe.batching.packing import Rows
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_encoders, token_heads
-from recipe.tasks.question_answering.batches import PackedWindows, PaddedWindows, Windows
-from recipe.tasks.token_classification.batches import PackedTags, PaddedTags, TaggedSamples
+from recipe.tasks.question_answering.batches import WindowLayout, Windows
+from recipe.tasks.token_classification.batches import TaggedSamples, TagLayout
 from tests.support.packed_batches import KINDS, PAD, gradients, spread
 
 LENGTHS, SIZE = [30, 5, 17, 2, 41], 6
@@ -66,15 +67,15 @@ def check(model: PreTrainedModel, wanted: torch.Tensor, found: torch.Tensor) -> 
         torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=2e-5, msg=name)
 
 
-def layout_of(kinds: Any, packed: bool, model: PreTrainedModel, *more: Any) -> Any:
+def layout_of(kind: Any, packed: bool, model: PreTrainedModel, *more: Any) -> Any:
     lengths = [np.asarray(LENGTHS)]
     if not packed:
-        return kinds[1](plan.buckets(lengths), SIZE, PAD, *more)
+        return kind(Padded(plan.buckets(lengths), SIZE, PAD), *more)
     family = packed_encoders.family_of(model.config)
     assert family is not None
     shape = plan.shape(lengths)
     assert shape.rows > 1
-    return kinds[0](shape, SIZE, PAD, family.first_position(model.config), *more)
+    return kind(Packed(shape, SIZE, PAD, family.first_position(model.config)), *more)
 
 
 PAIRS = [*((kind, True) for kind in KINDS if kind != "modernbert, mean"), ("roberta", False)]
@@ -92,7 +93,7 @@ def test_words_are_tagged_as_alone(kind: str, packed: bool) -> None:
     ])  # fmt: skip
     token_heads.take_tags(model, 0.0)
     learned, words = samples.weight(ROWS), samples.words()
-    layout = layout_of((PackedTags, PaddedTags), packed, model, learned, words)
+    layout = layout_of(TagLayout, packed, model, learned, words)
     batch = layout.tensors(samples, ROWS)
     said = model(**batch).logits
     assert said.shape == (SIZE, 1 + 3 * words)
@@ -118,7 +119,7 @@ def test_answers_are_found_as_alone(kind: str, packed: bool) -> None:
         for each, span in zip(outputs, spans, strict=True)
     ])  # fmt: skip
     token_heads.take_spans(model)
-    layout = layout_of((PackedWindows, PaddedWindows), packed, model, max(LENGTHS), True)
+    layout = layout_of(WindowLayout, packed, model, max(LENGTHS), True)
     said = model(**layout.tensors(samples, ROWS)).logits
     for row in ROWS:
         both = said[row, 1:].reshape(2, max(LENGTHS))
@@ -134,11 +135,11 @@ def test_around_adapters_too(task: str) -> None:
     is_words = task == "TOKEN_CLS"
     samples: Any = tagged(True) if is_words else windows(True)
     more = (samples.weight(ROWS), samples.words()) if is_words else (max(LENGTHS), True)
-    kinds = (PackedTags, PaddedTags) if is_words else (PackedWindows, PaddedWindows)
+    kind = TagLayout if is_words else WindowLayout
     said = []
     for adapters in (None, 4):
         model: Any = make("bert", "TokenClassification" if is_words else "QuestionAnswering")
-        batch = layout_of(kinds, True, model, *more).tensors(samples, ROWS)
+        batch = layout_of(kind, True, model, *more).tensors(samples, ROWS)
         batch["token_type_ids"] = (batch["position_ids"] > 3).long()
         model = lora.wrap(model, Hyperparameters(lora_r=adapters), (), task, trains_head=True)
         (token_heads.take_tags(model, 0.0) if is_words else token_heads.take_spans(model))

@@ -17,7 +17,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from recipe.arguments import parse
 from recipe.batching import flat, packing
 from recipe.batching.batches import Packed, finish
-from recipe.batching.document_batches import PackedDocuments
+from recipe.batching.document_batches import DocumentLayout
 from recipe.models import flat_attention, lora, packed_decoders, packed_encoders
 from recipe.runtime import memory_estimate
 from recipe.runtime.memory_estimate import Estimate, Setting
@@ -64,7 +64,7 @@ def made(kind: str, size: int, is_flat: bool = False) -> tuple[Any, dict[str, An
         if kind == "lora":
             model = lora.wrap(model, parse(["--lora_r", "4"]), (), "CAUSAL_LM", trains_head=False)
         samples, objective = documents_of(tweet_lengths(size)), NEXT_TOKENS
-        layout: Any = PackedDocuments(shape, size, PAD, 0, samples.weight(rows))
+        layout: Any = DocumentLayout(Packed(shape, size, PAD, 0), samples.weight(rows))
         packed_decoders.take_documents(model)
     else:
         model = getattr(transformers, f"{family}ForSequenceClassification")(config)

@@ -21,7 +21,7 @@ from recipe.models import packed_encoders
 from recipe.models.loading import Source
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
-from recipe.tasks.masked_lm.batches import MaskedTexts, PackedMasked, PaddedMasked
+from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
 from tests.support import serving_kit
 from tests.support.packed_batches import spread
 
@@ -220,11 +220,13 @@ def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
     masked_models.take_masked(model)
     family = packed_encoders.family_of(config)
     lengths = [samples.lengths[rows]]
-    layouts: list[batches.Layout] = [PaddedMasked(packing.buckets(lengths), 6, 0, 9)]
+    layouts: list[batches.Layout] = [
+        MaskedLayout(batches.Padded(packing.buckets(lengths), 6, 0), 9)
+    ]
     if kind != "deberta-v2":
         assert family is not None
         first = family.first_position(config)
-        layouts.append(PackedMasked(packing.shape(lengths), 6, 0, first, 9))
+        layouts.append(MaskedLayout(batches.Packed(packing.shape(lengths), 6, 0, first), 9))
     for layout in layouts:
         model.zero_grad()
         sums = model(**layout.tensors(samples, rows)).logits

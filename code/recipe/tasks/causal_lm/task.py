@@ -9,9 +9,8 @@ from typing import Any
 import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
-from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.data import language_modeling
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_decoders
@@ -28,8 +27,8 @@ from recipe.tasks.base import (
     TokenLosses,
     can_answer,
     check_best,
-    lengths_of,
-    shape_for,
+    learned_in,
+    text_layout,
     unwrapped,
 )
 from recipe.tokenization import documents as document_tokens
@@ -46,10 +45,8 @@ class _NextTokens(TokenLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        learned = max((samples.weight(rows) for samples, rows in batches), default=1)
-        if packed:
-            return PackedDocuments(shape_for(model, batches), size, pad_id, 0, learned)
-        return PaddedDocuments(packing.buckets(lengths_of(batches)), size, pad_id, learned)
+        texts = text_layout(model, packed, size, pad_id, batches)
+        return DocumentLayout(texts, learned_in(batches))
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         packed_decoders.take_documents(model)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipe.batching.batches import Batch, Packed, Padded, Samples
+from recipe.batching.batches import Batch, Beside, Samples
 from recipe.batching.document_batches import of_places
 from recipe.batching.packing import Rows
 
@@ -146,39 +146,21 @@ def _uniform(key: int, positions: Rows, stream: int) -> npt.NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class PackedMasked(Packed):
-    """Texts end to end in blocks of one shape."""
+class MaskedLayout(Beside):
+    """A layout of texts, some of whose tokens are masked."""
 
     learned: int
     """Most masked tokens in a batch, but for a rare one."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Packed gives but `first`, masked; and what is learned."""
-        batch = super().tensors(samples, rows)
-        return _masked(batch, samples, rows, batch.pop("first").numpy(), self.learned)
-
-
-@dataclass(frozen=True)
-class PaddedMasked(Padded):
-    """A text in each row, padded to one of a few lengths."""
-
-    learned: int
-    """Most masked tokens in a batch, but for a rare one."""
-
-    def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Padded gives, masked; and what is learned."""
-        batch = super().tensors(samples, rows)
-        first = np.arange(self.size) * batch["input_ids"].shape[1]
-        return _masked(batch, samples, rows, first, self.learned)
-
-
-def _masked(batch: Batch, samples: Samples, rows: Rows, first: Rows, learned: int) -> Batch:
-    assert isinstance(samples, MaskedTexts)
-    source, owners, within = samples.places(rows)
-    at, instead = samples.masked(source)
-    places = (first[owners] + within)[at]
-    ids: Any = batch["input_ids"].flatten().numpy()
-    ids[places] = instead
-    batch["input_ids"] = torch.from_numpy(ids).view(batch["input_ids"].shape)
-    targets = samples.token_ids[source[at]]
-    return batch | of_places(places, targets, owners[at], len(first), learned)
+        """Return the tensors of the masked texts, and what is learned."""
+        assert isinstance(samples, MaskedTexts)
+        batch, first = self.laid(samples, rows)
+        source, owners, within = samples.places(rows)
+        at, instead = samples.masked(source)
+        places = (first[owners] + within)[at]
+        ids: Any = batch["input_ids"].flatten().numpy()
+        ids[places] = instead
+        batch["input_ids"] = torch.from_numpy(ids).view(batch["input_ids"].shape)
+        targets = samples.token_ids[source[at]]
+        return batch | of_places(places, targets, owners[at], len(first), self.learned)

@@ -9,7 +9,6 @@ from typing import Any
 import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
 from recipe.data import language_modeling
 from recipe.data.column_names import TEXT, TOKEN_IDS
@@ -29,14 +28,13 @@ from recipe.tasks.base import (
     TokenLosses,
     can_answer,
     check_best,
-    lengths_of,
-    shape_for,
+    text_layout,
     unwrapped,
 )
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import report as fillings
 from recipe.tasks.masked_lm import tokens as masked_texts
-from recipe.tasks.masked_lm.batches import MaskedTexts, PackedMasked, PaddedMasked
+from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
 from recipe.tokenization import encoding
 from recipe.value_ranges import TRUNCATE
 
@@ -48,12 +46,8 @@ class _MaskedTokens(EncoderObjective, TokenLosses):
         rooms = [
             samples.room(rows) for samples, rows in batches if isinstance(samples, MaskedTexts)
         ]
-        learned = max(rooms, default=1)
-        family = packed_encoders.family_of(model.config)
-        if packed and family is not None:
-            shape = shape_for(model, batches)
-            return PackedMasked(shape, size, pad_id, family.first_position(model.config), learned)
-        return PaddedMasked(packing.buckets(lengths_of(batches)), size, pad_id, learned)
+        texts = text_layout(model, packed, size, pad_id, batches)
+        return MaskedLayout(texts, max(rooms, default=1))
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:

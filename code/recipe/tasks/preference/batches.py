@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recipe.batching.batches import Batch, Samples
-from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.batching.packing import Rows
 
 Floats = npt.NDArray[np.float32]
@@ -78,37 +78,20 @@ def documents_of(batches: Sequence[tuple[Samples, Rows]]) -> list[tuple[Samples,
 
 
 @dataclass(frozen=True)
-class PackedPairs(PackedDocuments):
-    """Both documents of all pairs end to end in blocks of one shape; `size` is theirs."""
+class AnswerLayout(DocumentLayout):
+    """A layout of both documents of each pair."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What PackedDocuments gives."""
+        """Return the tensors of the documents, and `answers` by pairs."""
         assert isinstance(samples, AnswerPairs)
-        return _by_pair(super().tensors(samples.documents, samples.both(rows)))
+        batch = super().tensors(samples.documents, samples.both(rows))
+        return {**batch, "answers": batch["answers"].view(-1, 2, 2)}
 
     def describe(self) -> str:
-        """The block shape."""
-        return f"with two answers each {super().describe()}"
-
-
-@dataclass(frozen=True)
-class PaddedPairs(PaddedDocuments):
-    """A document in each row, padded to one of a few lengths; `size` is that of documents."""
-
-    def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What PaddedDocuments gives."""
-        assert isinstance(samples, AnswerPairs)
-        return _by_pair(super().tensors(samples.documents, samples.both(rows)))
-
-    def describe(self) -> str:
-        """The lengths."""
+        """Return the shapes of the documents."""
         return f"with two answers each {super().describe()}"
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """The tokens of all rows."""
+        """Return the tokens computed for both documents."""
         assert isinstance(samples, AnswerPairs)
         return super().places(samples.documents, samples.both(rows))
-
-
-def _by_pair(batch: Batch) -> Batch:
-    return {**batch, "answers": batch["answers"].view(-1, 2, 2)}

@@ -14,7 +14,6 @@ from safetensors.numpy import load, save
 from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
 from recipe.data.column_names import PROMPT
 from recipe.errors import CheckpointError, HyperparameterError
@@ -34,15 +33,15 @@ from recipe.tasks.base import (
     Task,
     can_answer,
     check_best,
-    lengths_of,
-    shape_for,
+    learned_in,
+    text_layout,
     unwrapped,
 )
 from recipe.tasks.preference import batches as preference_batches
 from recipe.tasks.preference import data as preferences
 from recipe.tasks.preference import report as preferred
 from recipe.tasks.preference import tokens
-from recipe.tasks.preference.batches import AnswerPairs, PackedPairs, PaddedPairs
+from recipe.tasks.preference.batches import AnswerLayout, AnswerPairs
 from recipe.tasks.preference.data import CHOSEN, REJECTED
 
 _LONGEST_DOCUMENT = 1024
@@ -74,10 +73,8 @@ class Preferring(Objective):
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
         documents = preference_batches.documents_of(batches)
-        learned = max((samples.weight(rows) for samples, rows in documents), default=1)
-        if packed:
-            return PackedPairs(shape_for(model, documents), 2 * size, pad_id, 0, learned)
-        return PaddedPairs(packing.buckets(lengths_of(documents)), 2 * size, pad_id, learned)
+        texts = text_layout(model, packed, 2 * size, pad_id, documents)
+        return AnswerLayout(texts, learned_in(documents))
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         packed_decoders.take_documents(model)

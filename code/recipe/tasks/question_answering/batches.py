@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recipe.batching.batches import Batch, Packed, Padded
+from recipe.batching.batches import Batch, Beside
 from recipe.batching.packing import Rows
 from recipe.batching.samples import Samples
 
@@ -44,43 +44,26 @@ class Windows(Samples):
 
 
 @dataclass(frozen=True)
-class PackedWindows(Packed):
-    """Windows end to end in blocks of one shape."""
+class WindowLayout(Beside):
+    """A layout of windows."""
 
     tokens: int
     """Of the longest window."""
     judged: bool
+    """Whether the model's answers are wanted, not only its losses."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Packed gives, and what is wanted."""
-        batch = super().tensors(samples, rows)
-        return batch | _wanted(samples, rows, self.size, self.tokens, self.judged)
-
-
-@dataclass(frozen=True)
-class PaddedWindows(Padded):
-    """A window in each row, padded to one of a few lengths."""
-
-    tokens: int
-    """Of the longest window."""
-    judged: bool
-
-    def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Padded gives, and what is wanted."""
-        batch = super().tensors(samples, rows)
-        first = np.arange(self.size) * batch["input_ids"].shape[1]
-        targets = _wanted(samples, rows, self.size, self.tokens, self.judged)
-        return batch | {"first": torch.from_numpy(first)} | targets
-
-
-def _wanted(samples: Samples, rows: Rows, size: int, tokens: int, judged: bool) -> Batch:
-    lengths, spans = np.zeros(size, dtype=np.int64), np.zeros((size, 2), dtype=np.int64)
-    lengths[: len(rows)] = samples.lengths[rows]
-    spans[: len(rows)] = samples.labels[rows, :2]
-    arrays = {"lengths": lengths, "spans": spans}
-    targets = torch.zeros((size, 1 + 2 * tokens if judged else 1), dtype=torch.int8)
-    at = torch.zeros(tokens, dtype=torch.int8)
-    return {name: torch.from_numpy(a) for name, a in arrays.items()} | {
-        "answers": targets,
-        "at": at,
-    }
+        """Return the tensors of the texts, and where their answers are."""
+        batch, first = self.laid(samples, rows)
+        lengths = np.zeros(self.texts.size, dtype=np.int64)
+        lengths[: len(rows)] = samples.lengths[rows]
+        spans = np.zeros((self.texts.size, 2), dtype=np.int64)
+        spans[: len(rows)] = samples.labels[rows, :2]
+        answers = (self.texts.size, 1 + 2 * self.tokens if self.judged else 1)
+        return batch | {
+            "first": torch.from_numpy(first),
+            "lengths": torch.from_numpy(lengths),
+            "spans": torch.from_numpy(spans),
+            "answers": torch.zeros(answers, dtype=torch.int8),
+            "at": torch.zeros(self.tokens, dtype=torch.int8),
+        }

@@ -16,7 +16,6 @@ from transformers import (
     Trainer,
 )
 
-from recipe.batching import packing
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.errors import DistributedError, HyperparameterError
@@ -36,13 +35,12 @@ from recipe.tasks.base import (
     TokenLosses,
     by_name,
     check_best,
-    has_types,
-    lengths_of,
+    text_layout,
 )
 from recipe.tasks.question_answering import data as questions
 from recipe.tasks.question_answering import report as found_answers
 from recipe.tasks.question_answering import tokens as windows
-from recipe.tasks.question_answering.batches import PackedWindows, PaddedWindows, Windows
+from recipe.tasks.question_answering.batches import WindowLayout, Windows
 from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.tasks.question_answering.report import Answer, FoundAnswers
 
@@ -58,17 +56,11 @@ class Spans(EncoderObjective, TokenLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        typed = has_types(model, batches)
         each = {id(samples): samples for samples, _ in batches}.values()
         tokens = max(int(one.lengths.max(initial=1)) for one in each)
         judged = any(isinstance(one, Windows) and one.judged for one in each)
-        family = packed_encoders.family_of(model.config)
-        if packed and family is not None:
-            first = family.first_position(model.config)
-            shape = packing.shape(lengths_of(batches))
-            return PackedWindows(shape, size, pad_id, first, tokens, judged, typed=typed)
-        lengths = packing.buckets(lengths_of(batches))
-        return PaddedWindows(lengths, size, pad_id, tokens, judged, typed=typed)
+        texts = text_layout(model, packed, size, pad_id, batches, in_blocks=True)
+        return WindowLayout(texts, tokens, judged)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import groups
-from recipe.batching.batches import Layout
+from recipe.batching.batches import Layout, Packed
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance
@@ -106,7 +106,8 @@ class Alike(EncoderObjective):
         if not any(isinstance(samples, Groups) for samples, _ in batches):
             return inner
         laid_out = groups.layout(inner, size, batches)
-        rows = laid_out.shape.rows if isinstance(laid_out, groups.PackedGroups) else laid_out.size
+        texts_laid = laid_out.texts
+        rows = texts_laid.shape.rows if isinstance(texts_laid, Packed) else texts_laid.size
         self._parts = min(-(-size // (self._at_once or size)), rows)
         return laid_out
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recipe.batching.batches import Batch, Packed, Padded
+from recipe.batching.batches import Batch, Beside
 from recipe.batching.document_batches import NOT_LEARNED, of_places
 from recipe.batching.packing import Rows
 from recipe.batching.samples import Samples
@@ -52,8 +52,8 @@ class TaggedSamples(Samples):
 
 
 @dataclass(frozen=True)
-class PackedTags(Packed):
-    """Tagged samples end to end in blocks of one shape."""
+class TagLayout(Beside):
+    """A layout of tagged samples."""
 
     learned: int
     """Most learned tokens in a batch, but for a rare one."""
@@ -61,25 +61,8 @@ class PackedTags(Packed):
     """Most words of a sample whose answers are wanted."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Packed gives but `first`, and what is learned."""
-        batch = super().tensors(samples, rows)
-        first = batch.pop("first").numpy()
-        return batch | _places(samples, rows, first, self.learned, self.words)
-
-
-@dataclass(frozen=True)
-class PaddedTags(Padded):
-    """A tagged sample in each row, padded to one of a few lengths."""
-
-    learned: int
-    """Most learned tokens in a batch, but for a rare one."""
-    words: int
-    """Most words of a sample whose answers are wanted."""
-
-    def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What Padded gives, and what is learned."""
-        batch = super().tensors(samples, rows)
-        first = np.arange(self.size) * batch["input_ids"].shape[1]
+        """Return the tensors of the texts, and what is learned."""
+        batch, first = self.laid(samples, rows)
         return batch | _places(samples, rows, first, self.learned, self.words)
 
 

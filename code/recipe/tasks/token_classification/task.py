@@ -17,7 +17,6 @@ from transformers import (
     Trainer,
 )
 
-from recipe.batching import packing
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.data.column_names import TAGS, TOKENS
@@ -37,12 +36,13 @@ from recipe.tasks.base import (
     Task,
     TokenLosses,
     check_best,
-    lengths_of,
+    learned_in,
+    text_layout,
 )
 from recipe.tasks.token_classification import data as word_tags
 from recipe.tasks.token_classification import report as entities
 from recipe.tasks.token_classification import tokens as words
-from recipe.tasks.token_classification.batches import PackedTags, PaddedTags, TaggedSamples
+from recipe.tasks.token_classification.batches import TaggedSamples, TagLayout
 from recipe.tasks.token_classification.report import Sentence, TaggedAnswers
 from recipe.tasks.token_classification.tokens import Tagging
 from recipe.tokenization import encoding
@@ -78,16 +78,10 @@ class Tags(EncoderObjective, TokenLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        learned = max((samples.weight(rows) for samples, rows in batches), default=1)
         each = {id(samples): samples for samples, _ in batches}.values()
         most = max((one.words() for one in each if isinstance(one, TaggedSamples)), default=0)
-        family = packed_encoders.family_of(model.config)
-        if packed and family is not None:
-            first = family.first_position(model.config)
-            return PackedTags(
-                packing.shape(lengths_of(batches)), size, pad_id, first, learned, most
-            )
-        return PaddedTags(packing.buckets(lengths_of(batches)), size, pad_id, learned, most)
+        texts = text_layout(model, packed, size, pad_id, batches, in_blocks=True)
+        return TagLayout(texts, learned_in(batches), most)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:
