@@ -205,7 +205,7 @@ def next_steps(base: Path) -> dict[str, str]:
         "serve the model, and open http://localhost:8080/ in a browser; Ctrl-C ends it": (
             f"SAGEMAKER_BASE_DIR={here} {binary}/amphora serve"
         ),
-        "train on a CSV of your own (columns text and label; here the demo's)": (
+        "train on your CSV (columns text and label; here the demo's)": (
             f"SM_CHANNEL_TRAIN={here}/input/data/train/sentences.csv "
             f"SAGEMAKER_BASE_DIR={shlex.quote(str(own))} HF_HUB_OFFLINE=1 "
             f"{binary}/python {train} --model_name_or_path {shlex.quote(str(encoder()))} --epochs 1"

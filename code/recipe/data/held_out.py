@@ -76,7 +76,7 @@ def assign(
     elif not (hyperparameters.evaluates or hyperparameters.predicts):
         # The engine lays out a batch of it, and never computes one.
         validation = train.select(range(min(1, len(train))))
-        rule = "evaluation: none was asked for, so that all rows train"
+        rule = "evaluation: none (eval_strategy=no); all rows train"
         sharded |= {"validation"} if "train" in sharded else set()
     else:
         train, validation, rule = _held_out(train, hyperparameters, strata, hosts)

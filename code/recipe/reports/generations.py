@@ -28,7 +28,7 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
     count = len(documents.starts) - 1  # of this host
     rows = documents.first + np.linspace(0, count - 1, min(_SHOWN, count)).astype(int)
     return Section(
-        title="How the model goes on, evaluation data",
+        title="Generated text, evaluation data",
         columns=[("prompt", TEXT), ("the model", TEXT), ("the data", TEXT)],
         rows=[_continuation(inner, tokenizer, documents, row) for row in rows.tolist()],
     )

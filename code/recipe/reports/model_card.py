@@ -1,4 +1,4 @@
-"""The model card: what a model was made of, how, and how good it turned out to be."""
+"""Write the model card: data, metrics, hyperparameters and versions of a trained model."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from recipe.secret_rules import is_secret_name, mask_shapes
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a model is for."""
+    """The purpose of a model, for its card and report."""
 
     title: str
     pipeline: str
     """The hub's name of its task."""
     purpose: str
-    """What it was fine-tuned to do: goes on after "to"."""
+    """What it was fine-tuned to do: continues the sentence "Fine-tuned to"."""
     metrics: str
-    """How the metrics are to be read."""
+    """How to read the metrics."""
     headline: Sequence[str]
     """The scores that a report shows first, best first, without the split's prefix."""
     library: str = "transformers"
-    """The hub's name of what loads it."""
+    """The hub's name of the library that loads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the card tells of a training run."""
+    """The facts of a training run that the card lists."""
 
     base_model: str
     base_is_local: bool = True
@@ -50,7 +50,7 @@ class Facts:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what trained the model."""
+    """Return the versions of the software that trained the model."""
     return {
         "Python": platform.python_version(),
         "torch": torch.__version__,
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def write(facts: Facts) -> str:
-    """The card as Markdown with the hub's YAML front matter."""
+    """Return the card as Markdown with the hub's YAML front matter."""
     metrics = {key: f"{value:.6g}" for key, value in facts.metrics.items()}
     front = ModelCardData(
         library_name=facts.about.library,
@@ -88,27 +88,28 @@ def write(facts: Facts) -> str:
 
 _MEANS = {
     SINGLE: "Precision and recall are means over the labels.",
-    SEVERAL: "A label counts as given from a probability of 0.5; accuracy is of the whole set.",
+    SEVERAL: "A label is predicted if its probability is at least 0.5. Accuracy counts texts whose "
+    "labels are all correct.",
     NUMBER: "The loss is the mean squared error.",
 }
 
 
 def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
-    """What a classifier of these labels is for, of texts or (from two columns) of pairs."""
+    """Describe a classifier of texts or, with two columns, of pairs."""
     names = ", ".join(f"`{name}`" for name in labels.names)
     purpose = {
         NUMBER: f"predict a number, {names}",
-        SEVERAL: f"tell which of {len(labels.names)} labels a text has: {names}",
-        SINGLE: f"tell {len(labels.names)} labels apart: {names}",
+        SEVERAL: f"assign any of {len(labels.names)} labels to a text: {names}",
+        SINGLE: f"classify texts by {len(labels.names)} labels: {names}",
     }[labels.problem]
     if len(text_columns) == 2:
         first, second = text_columns
         purpose += (
-            f", for pairs of texts: `{first}` and `{second}`, in this order. Ask it with both: "
+            f", for pairs of texts: `{first}` and `{second}`, in this order. Use it with both: "
             '`tokenizer(first, second)`, or `{"text": first, "text_pair": second}` in a pipeline'
         )
     return About(
-        title="Text classifier" if len(text_columns) == 1 else "Classifier of pairs of texts",
+        title="Text classifier" if len(text_columns) == 1 else "Text pair classifier",
         pipeline="text-classification",
         purpose=purpose,
         metrics=_MEANS[labels.problem],
@@ -117,7 +118,7 @@ def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
 
 
 def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
-    """Hyperparameters that have a value, as text; secrets such as hub_token left out."""
+    """Return the hyperparameters that are set, as text, without secrets such as hub_token."""
     values = dataclasses.asdict(hyperparameters)
     passed = values.pop("passed")
     del values["notes"]

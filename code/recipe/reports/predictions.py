@@ -101,7 +101,7 @@ class Predictions:
         sections.append(
             Section(
                 title=f"Worst mistakes, {self.split} data",
-                note="" if mistakes else f"None in {len(self.true)} texts.",
+                note="" if mistakes else f"None of {len(self.true)} texts.",
                 columns=[
                     ("text", section.TEXT),
                     ("true", section.LABEL),

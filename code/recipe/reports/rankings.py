@@ -53,7 +53,7 @@ def sections(
     sections_shown.append(
         Section(
             title=f"Worst queries, {split} data",
-            note="" if rows else f"None in {len(ranks)}: a right text stands first for each.",
+            note="" if rows else f"None of {len(ranks)}: a relevant text is ranked first for each.",
             columns=[
                 ("query", section.TEXT),
                 ("rank", section.NUMBER),

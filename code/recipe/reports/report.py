@@ -1,4 +1,4 @@
-"""The report on a training run: one HTML page that needs no other file, and its figures as PNG."""
+"""Write the report of a training run: a self-contained HTML page, and its figures as PNG."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from recipe.reports.section import RULE, Section
 from recipe.storage import atomic
 
 _BYTES = 1_000_000
-_REMEDY = "Free space there: the model and metrics.json are written."
+_REMEDY = "Free space there; the model and metrics.json are already written."
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What the report is made of."""
+    """The content of a report."""
 
     facts: Facts
     history: Sequence[Mapping[str, Any]]
     """The Trainer's log."""
     sections: Sequence[Section]
-    """What the task shows of the model's answers."""
+    """The task's sections about the model's answers."""
     lengths: Array
-    """Tokens of each training text, cut."""
+    """Tokens of each training text, truncated."""
     max_length: int
     places: int
     """Tokens computed in one pass over the training texts, padding included."""
     phases: Mapping[str, float]
     """Seconds of each phase of the job."""
     price_per_hour: float | None
-    """Of one host."""
+    """Price of one host."""
     hosts: int
     epochs: float
     """Passes over the training texts since this start of the job."""
 
 
 class FinishedRun(Protocol):
-    """What a report asks of the trainer that a run has ended with."""
+    """The trainer of a finished run."""
 
     args: TrainingArguments
     state: TrainerState
     before: TrainerState
-    """Where this start of the job began."""
+    """The state at the beginning of this run."""
 
     def training_lengths(self) -> Any: ...
 
@@ -68,11 +68,11 @@ def of_run(
     hosts: int,
     folder: Path,
 ) -> None:
-    """Write the report on a finished run to `folder`; where it cannot be, a line says so.
+    """Write the report of a finished run to `folder`, or log why it cannot be written.
 
     Args:
-        show: Gives what the task shows of the model's answers.
-        seconds: Of each phase; the one called training has the evaluations in it.
+        show: Returns the task's sections about the model's answers.
+        seconds: Seconds of each phase; training includes evaluations.
     """
     try:
         evaluating = sum(
@@ -98,13 +98,13 @@ def of_run(
         with atomic.results("The report", folder, _BYTES, _REMEDY) as aside:
             write(material, aside)
         say(f"report written to {folder}/report.html")
-    except Exception as error:  # the model is trained, whatever is wrong with its report
-        say(f"warning: there is no report: {type(error).__name__}: {error}")
+    except Exception as error:  # the trained model matters more than its report
+        say(f"warning: the report cannot be written: {type(error).__name__}: {error}")
 
 
 def write(material: Material, folder: Path) -> Path:
-    """Write report.html and a PNG of each of its figures to `folder`; returns the page's path."""
-    # jinja2 and matplotlib take a second, and no other module needs them.
+    """Write report.html and its figures as PNG to `folder`, and return the page's path."""
+    # Importing jinja2 and matplotlib takes a second; only reports need them.
     from jinja2 import Environment, FileSystemLoader
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,12 +112,12 @@ def write(material: Material, folder: Path) -> Path:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     )
     with warnings.catch_warnings(), figures.style():
-        warnings.simplefilter("ignore")  # a glyph that matplotlib's font lacks is no news
+        warnings.simplefilter("ignore")  # about glyphs that matplotlib's font lacks
         shown = {
             "loss": figures.loss(material.history),
             "evaluation": figures.evaluation(material.history),
         }
-        if material.max_length:  # pictures have no lengths
+        if material.max_length:  # images have no lengths
             shown["lengths"] = figures.lengths(material.lengths, material.max_length)
         shown["time"] = figures.phases(material.phases)
         of_task = [section.figure for section in material.sections if section.figure is not None]
@@ -140,7 +140,7 @@ def write(material: Material, folder: Path) -> Path:
 
 
 def _tiles(material: Material) -> dict[str, str]:
-    """The figures to see first."""
+    """Return the figures at the top of the report."""
     metrics, real = material.facts.metrics, int(material.lengths.sum())
     prefix = "test" if any(name.startswith("test_") for name in metrics) else "eval"
     tile_values = [
@@ -163,31 +163,31 @@ def _tiles(material: Material) -> dict[str, str]:
 
 
 def padding(material: Material) -> str:
-    """How much of what is computed is padding, here and laid out in the usual ways."""
+    """Compare the share of padding with that of other layouts, in a sentence."""
     lengths, most = material.lengths, material.max_length
     if not most:
         return ""
     real, size = int(lengths.sum()), material.facts.hyperparameters.per_device_train_batch_size
-    computed = f"Of the tokens computed, {1 - real / material.places:.1%} were padding."
-    if lengths.max(initial=0) > most:  # texts in windows: laid out otherwise, they would be cut
+    computed = f"{1 - real / material.places:.1%} of the computed tokens were padding."
+    if lengths.max(initial=0) > most:  # texts in windows: other layouts would truncate them
         return computed
     shuffled = np.random.default_rng(0).permutation(lengths)
     batches = [shuffled[at : at + size] for at in range(0, len(shuffled), size)]
     to_longest = sum(len(batch) * int(batch.max()) for batch in batches)
     return (
         f"{computed} It would have been {1 - real / (len(lengths) * most):.1%} with "
-        f"every text padded to {most} tokens, and {1 - real / to_longest:.1%} with random batches "
-        f"of {size} padded to their longest text."
+        f"all texts padded to {most} tokens, and {1 - real / to_longest:.1%} with random batches "
+        f"of {size}, padded to their longest text."
     )
 
 
 def _speed(material: Material) -> dict[str, str]:
-    """Of the training without its evaluations; real tokens only."""
+    """Return the speed of training without evaluations, in texts and tokens without padding."""
     per_second = material.epochs / material.phases["training"]
     if not per_second:
         return {}
     tokens = per_second * int(material.lengths.sum())
     speed = f"{per_second * len(material.lengths):,.1f}"
     if not material.max_length:
-        return {"pictures per second": speed}
+        return {"images per second": speed}
     return {"texts per second": speed, "tokens per second": f"{tokens:,.0f}"}

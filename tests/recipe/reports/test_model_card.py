@@ -37,5 +37,5 @@ def test_it_names_the_base_model_where_the_hub_has_it(
     assert card.data.base_model == said
     assert card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "text-classification"
-    assert f"Fine-tuned from `{name}` to tell 2 labels apart" in card.text
+    assert f"Fine-tuned from `{name}` to classify texts by 2 labels" in card.text
     assert "hf_planted" not in written

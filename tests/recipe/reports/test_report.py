@@ -81,8 +81,8 @@ def test_its_figures_are_right(tmp_path: Path) -> None:
     text = " ".join(words(report.write(material(), tmp_path).read_text()).split())
     assert "0.5 test accuracy" in text
     assert "1.0 texts per second 10 tokens per second 20% padding" in text
-    assert "20.0% were padding" in text
-    assert "50.0% with every text padded to 20 tokens, and 37.5% with random batches of 32" in text
+    assert "20.0% of the computed tokens were padding" in text
+    assert "50.0% with all texts padded to 20 tokens, and 37.5% with random batches of 32," in text
     assert "30.0 min time" in text
     assert "3 cost (3 x 2 an hour)" in text
     assert "1.000 0.333 0.500 3" in text, "precision, recall, F1 and rows of the second class"

@@ -394,7 +394,11 @@ def test_a_run_whose_model_is_served_at_once(tmp_path: Path) -> None:
     assert values["eval_perplexity"] == pytest.approx(np.exp(values["eval_loss"]))
     assert values["eval_token_accuracy"] == 1.0
     page = (tmp_path / "output" / "data" / "report.html").read_text()
-    for words in ("Perplexity, evaluation data", "How the model goes on", "eval perplexity"):
+    for words in (
+        "Perplexity, evaluation data",
+        "Generated text, evaluation data",
+        "eval perplexity",
+    ):
         assert words in page
     assert "Confusion" not in page
     card = (tmp_path / "model" / "README.md").read_text()

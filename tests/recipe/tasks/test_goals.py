@@ -81,7 +81,7 @@ def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
     declined = parse(["--eval_strategy", "no"])
     task = task_table.load(declined.task)(channels(tmp_path, "classes"), declined)
     assert task.train.num_rows == 12
-    assert "evaluation: none was asked for, so that all rows train" in task.found
+    assert "evaluation: none (eval_strategy=no); all rows train" in task.found
     usual = parse([])
     assert task_table.load(usual.task)(channels(tmp_path, "classes"), usual).train.num_rows < 12
 

@@ -99,7 +99,7 @@ def test_what_is_left_behind_tells_of_pairs(trained: Trained) -> None:
     model = trained.base / "model"
     assert json.loads((model / "config.json").read_text())["text_columns"] == list(HEADER[1:3])
     card = (model / "README.md").read_text()
-    assert "# Classifier of pairs of texts" in card
+    assert "# Text pair classifier" in card
     assert "`sentence1` and `sentence2`, in this order" in card
     report = (trained.base / "output" / "data" / "report.html").read_text()
     assert "There is no report" not in trained.output

@@ -283,7 +283,11 @@ def test_a_run_learns_what_is_preferred_and_is_served(
     assert at_start["eval_reward_margin"] == 0.0, "exactly: the references are of the same batches"
     assert at_start["eval_loss"] == pytest.approx(np.log(2))
     page = (base / "output" / "report.html").read_text()
-    for words in ("Margins, test data", "lowest and the highest", "How the model goes on"):
+    for words in (
+        "Margins, test data",
+        "lowest and the highest",
+        "Generated text, evaluation data",
+    ):
         assert words in page
     card = (base / "model" / "README.md").read_text()
     assert "pipeline_tag: text-generation" in card

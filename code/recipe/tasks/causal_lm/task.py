@@ -104,8 +104,8 @@ class CausalLm(Task):
         return About(
             title="Language model",
             pipeline="text-generation",
-            purpose="go on with texts like those of its data",
-            metrics="Losses are means over the learned tokens; the perplexity is e to that power.",
+            purpose="generate text like that of its data",
+            metrics="Losses are means over learned tokens; the perplexity is their exponential.",
             headline=("perplexity", "token_accuracy", "loss"),
         )
 

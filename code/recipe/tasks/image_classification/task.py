@@ -126,9 +126,9 @@ class ImageClassification(Task):
         """A classifier of these labels."""
         names = ", ".join(f"`{name}`" for name in self.data.labels.names)
         return About(
-            title="Classifier of pictures",
+            title="Image classifier",
             pipeline="image-classification",
-            purpose=f"tell {len(self.data.labels.names)} labels of pictures apart: {names}",
+            purpose=f"classify images by {len(self.data.labels.names)} labels: {names}",
             metrics=model_card.of_labels(self.data.labels, (PLACE,)).metrics,
             headline=("accuracy", "f1_macro", "loss"),
         )

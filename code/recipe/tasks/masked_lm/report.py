@@ -40,7 +40,7 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) 
         shown = tokenizer.decode([token for token in ids.tolist() if token not in ends])
         rows.append((str(shown), _listed(tokenizer, predicted), _listed(tokenizer, true.tolist())))
     return Section(
-        title="What the model fills in, evaluation data",
+        title="Predicted tokens, evaluation data",
         columns=[("text", TEXT), ("the model", TEXT), ("the data", TEXT)],
         rows=rows,
     )

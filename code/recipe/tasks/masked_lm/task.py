@@ -105,9 +105,9 @@ class MaskedLm(Task):
         return About(
             title="Masked language model",
             pipeline="fill-mask",
-            purpose="fill masks in texts like those of its data",
-            metrics="Losses are means over masked tokens, in an evaluation always the same ones; "
-            "the perplexity is e to that power.",
+            purpose="predict masked tokens in texts like those of its data",
+            metrics="Losses are means over masked tokens, which are the same in all evaluations; "
+            "the perplexity is their exponential.",
             headline=("perplexity", "token_accuracy", "loss"),
         )
 

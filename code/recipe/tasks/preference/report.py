@@ -38,7 +38,7 @@ def sections(
     return [
         Section(
             title=f"Margins, {split} data",
-            note=f"In {wrong} of {len(margins)} pairs the rejected answer gained as much, or more.",
+            note=f"{wrong} of {len(margins)} pairs have a margin of 0 or less.",
             figure=("margins", functools.partial(figures.margins, margins)),
         ),
         Section(

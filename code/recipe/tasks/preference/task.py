@@ -225,11 +225,11 @@ class Preference(Task):
         return About(
             title="Language model",
             pipeline="text-generation",
-            purpose="give answers like those that were chosen in its data, and not those that were "
-            f"rejected (DPO, {given.loss_type} loss, beta {given.beta:g})",
-            metrics="An answer's reward is beta times by how much training has raised its "
-            "log-probability; reward_accuracy is the share of pairs in which that of the chosen "
-            "answer is higher, reward_margin by how much it is on average.",
+            purpose="prefer the chosen answers of its data to the rejected ones (DPO, "
+            f"{given.loss_type} loss, beta {given.beta:g})",
+            metrics="An answer's reward is beta times the increase of its log-probability by "
+            "training. reward_accuracy is the share of pairs whose chosen answer has the higher "
+            "reward, and reward_margin the mean difference.",
             headline=(*_SCORES, "loss"),
         )
 

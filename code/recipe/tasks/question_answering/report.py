@@ -204,7 +204,7 @@ class FoundAnswers:
             ),
             Section(
                 title=f"Worst answers, {self.split} data",
-                note=f"{len(wrong)} of {len(self.answers)} answers are not wholly right.",
+                note=f"{len(wrong)} of {len(self.answers)} answers are not completely correct.",
                 columns=[
                     ("question", section.TEXT),
                     ("context", section.TEXT),

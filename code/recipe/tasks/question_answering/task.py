@@ -165,11 +165,11 @@ class QuestionAnswering(Task):
 
     def about(self) -> About:
         """An answerer of questions."""
-        none = ", or to tell that there is none" if self.data.has_unanswerable else ""
+        none = ", or report that there is none" if self.data.has_unanswerable else ""
         return About(
-            title="Answerer of questions",
+            title="Question answering model",
             pipeline="question-answering",
-            purpose=f"find the words of a context that answer a question{none}",
+            purpose=f"find the answer to a question in a context{none}",
             metrics="exact_match and f1 are in percent, as in SQuAD's official scripts.",
             headline=("f1", "exact_match", "no_answer", "loss"),
         )

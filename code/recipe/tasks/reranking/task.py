@@ -207,8 +207,8 @@ class Reranking(Task):
         return About(
             title="Reranker",
             pipeline="text-ranking",
-            purpose=f"say how well a text answers a query, of pairs `{query}` and `{text}`. Load "
-            "it by sentence-transformers' `CrossEncoder(folder)`",
+            purpose=f"score how well a text answers a query (`{query}`, `{text}`). Load it "
+            "by sentence-transformers' `CrossEncoder(folder)`",
             metrics="A query's texts are ranked among each other; queries whose texts have all the "
             "same label are left out.",
             headline=(*ranking_scores.RERANKING, "loss"),

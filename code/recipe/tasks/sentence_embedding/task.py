@@ -260,12 +260,12 @@ class SentenceEmbedding(Task):
         return About(
             title="Sentence embedding model",
             pipeline="sentence-similarity",
-            purpose="give texts vectors whose cosine says how well they belong together. Load it "
-            "by `SentenceTransformer(folder)`",
+            purpose="embed texts in vectors whose cosines measure similarity. Load it by "
+            "`SentenceTransformer(folder)`",
             metrics=(
-                "Correlations are of cosines with the data's scores."
+                "Correlations are those of the cosines with the data's scores."
                 if is_scored
-                else "A query's texts are looked for among all texts of the evaluation data."
+                else "The texts of a query are searched among all texts of the evaluation data."
             )
             + cut,
             headline=(*(SIMILARITY if is_scored else ranking_scores.RETRIEVAL[:3]), "loss"),

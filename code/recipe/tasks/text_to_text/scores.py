@@ -66,8 +66,8 @@ class Written:
         examples = self.pairs.texts.select(rows)
         texts = [self.texts[at] for at in chosen.tolist()]
         section = Section(
-            title="What the model writes, evaluation data",
-            note=f"Scores are of what it wrote for {len(self.rows)} of {len(self.pairs)} rows.",
+            title="Generated text, evaluation data",
+            note=f"The scores are of {len(self.rows)} of {len(self.pairs)} rows.",
             columns=[("source", TEXT), ("the model", TEXT), ("the data", TEXT)],
             rows=[
                 tuple(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

@@ -153,22 +153,22 @@ class TextToText(Task):
         """A writer of such texts."""
         hyperparameters = self._hyperparameters
         scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
-        purpose, title = "write texts like those of its data", "Writer of texts from texts"
+        purpose, title = "generate text from text, as in its data", "Text-to-text model"
         if hyperparameters.task == SUMMARIES:
-            purpose, title = "summarise texts like those of its data", "Summariser"
+            purpose, title = "summarize texts like those of its data", "Summarization model"
         if hyperparameters.task == TRANSLATIONS:
             scores = ("bleu", "chrf", "rougeLsum")
-            title, purpose = "Translator", "translate texts like those of its data"
+            title, purpose = "Translation model", "translate texts like those of its data"
             if hyperparameters.source_lang and hyperparameters.target_lang:
                 purpose += f", from {hyperparameters.source_lang} to {hyperparameters.target_lang}"
         if hyperparameters.source_prefix:
-            purpose += f". Each text is read with {hyperparameters.source_prefix!r} before it"
+            purpose += f". Each source has the prefix {hyperparameters.source_prefix!r}"
         return About(
             title=title,
             pipeline=str(hyperparameters.task),
             purpose=purpose,
             metrics="Losses are means over the tokens of targets. ROUGE (F-measure), BLEU and chrF "
-            "are from 0 to 100, of what the model wrote for some rows (generated_rows).",
+            "are from 0 to 100, for the text generated for some rows (generated_rows).",
             headline=(*scores, "perplexity", "loss"),
         )
 

@@ -178,14 +178,14 @@ class TokenClassification(Task):
         """A tagger with these tags."""
         names = ", ".join(f"`{name}`" for name in self._names)
         means = (
-            "Precision, recall and F1 are of whole entities (seqeval); accuracy is of words."
+            "Precision, recall and F1 count whole entities (seqeval); accuracy counts words."
             if self.data.are_entities
-            else "Accuracy is of words; f1_macro is the mean over tags."
+            else "Accuracy counts words; f1_macro is the mean over tags."
         )
         return About(
-            title="Tagger of entities" if self.data.are_entities else "Tagger of words",
+            title="Entity tagger" if self.data.are_entities else "Word tagger",
             pipeline="token-classification",
-            purpose=f"give each word one of {len(self._names)} tags: {names}",
+            purpose=f"assign one of {len(self._names)} tags to each word: {names}",
             metrics=means,
             headline=("f1", "precision", "recall", "accuracy", "loss"),
         )

@@ -210,7 +210,7 @@ def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
     roles = [turn["role"] for turn in asked(server)[-1]["inputs"]]
     assert roles == ["user", "assistant", "user"]
     assert "parameters" not in asked(server)[-1], "nothing is sampled unless somebody asks for it"
-    assert "answer was cut at its most tokens" in shown
+    assert "answer ended at its limit of tokens" in shown
     assert "chat.completions.create" in browser.code("openai")
     assert "max_tokens=64,\n    temperature=0," in browser.code("openai")
     # Until a field is changed, programs show what was sent, and sending it again is the same.
