@@ -109,7 +109,7 @@ def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
 
 
 def _is_link(folder: Path, name: str) -> bool:
-    """Return whether any part of a path is a link."""
+    """Return whether a path or one of its parents is a link."""
     return any((folder / part).is_symlink() for part in (Path(name), *Path(name).parents))
 
 

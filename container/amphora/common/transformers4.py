@@ -189,7 +189,7 @@ def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
         seen.add(file)
         try:
             tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):  # the import says so, with its place
+        except (SyntaxError, ValueError):  # The import reports it.
             continue
         yield file, tree
         for node in ast.walk(tree):

@@ -19,8 +19,7 @@ from amphora.common.errors import ConfigError
 DEFAULT_BASE_DIR = "/opt/ml"
 PREFIX = "sagemaker_"
 # Keys of the platform without its prefix.
-_TUNING_METRIC = "_tuning_objective_metric"
-_OWN_KEYS = frozenset({_TUNING_METRIC, "default_user_module_name"})
+_UNPREFIXED_KEYS = frozenset({"_tuning_objective_metric", "default_user_module_name"})
 # The platform's keys that are not `framework_params`.
 CORE_KEYS = frozenset(
     {
@@ -32,7 +31,7 @@ CORE_KEYS = frozenset(
         "sagemaker_job_name",
         "sagemaker_s3_output",
     }
-    | _OWN_KEYS
+    | _UNPREFIXED_KEYS
 )
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOMOGENEOUS = "homogeneousCluster"
@@ -101,7 +100,7 @@ class Job:
 
     paths: Paths
     hyperparameters: Mapping[str, Any]
-    """The user's own, without the platform's keys."""
+    """The user's, without the platform's keys."""
     arguments: Mapping[str, Any]
     """The same, for argv: a number that came as text keeps its spelling ('1.10')."""
     sagemaker: Mapping[str, Any]
@@ -112,7 +111,7 @@ class Job:
     """Sorted: the order is the rank."""
     current_host: str
     entry_point: str | None
-    """The user's script, or None: the image's recipe runs."""
+    """The user's script, or None if the image's recipe runs."""
     submit_directory: str
     """The source of the user's code: s3://, a tarball or a folder."""
     log_level: int = 20
@@ -182,15 +181,15 @@ def read_job(environ: Mapping[str, str]) -> Job:
         lambda: {"current_host": "algo-1", "hosts": ["algo-1"]},
     )
     platform: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    hyperparameters: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     for key, text in raw.items():
         value = decode(text)
         _check_representable(key, value)
-        if key.startswith(PREFIX) or key in _OWN_KEYS:
+        if key.startswith(PREFIX) or key in _UNPREFIXED_KEYS:
             platform[key] = value
         else:
-            own[key] = value
+            hyperparameters[key] = value
             keeps_spelling = isinstance(text, str) and type(value) in (int, float)
             arguments[key] = text.strip() if keeps_spelling else value
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
@@ -213,7 +212,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         ) from None
     return Job(
         paths=paths,
-        hyperparameters=own,
+        hyperparameters=hyperparameters,
         arguments=arguments,
         sagemaker=platform,
         input_data_config=input_data_config,
@@ -242,7 +241,7 @@ def decode(value: Any) -> Any:
 
 
 def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
-    """Read the JSON object in `path`; a missing file counts as the default, with a note."""
+    """Read the JSON object in `path`, or return the default with a note if there is no file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

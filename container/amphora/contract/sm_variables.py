@@ -20,13 +20,13 @@ from amphora.contract.job import Job
 DIFFERENCES: Mapping[str, str] = {
     "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
     "SM_USER_ARGS": "as SM_HP_*",
-    "SM_MODULE_DIR": "SAGEMAKER_SUBMIT_DIRECTORY is honoured; the toolkit reads and then drops it",
-    "SM_LOG_LEVEL": "SAGEMAKER_CONTAINER_LOG_LEVEL is honoured, likewise",
-    "SM_HOSTS": "sorted, so that a host's place is its rank wherever it is read",
-    "SM_CURRENT_INSTANCE_GROUP_HOSTS": "sorted; the toolkit keeps whatever order it was given",
+    "SM_MODULE_DIR": "SAGEMAKER_SUBMIT_DIRECTORY is applied; the toolkit reads it and drops it",
+    "SM_LOG_LEVEL": "SAGEMAKER_CONTAINER_LOG_LEVEL is applied, likewise",
+    "SM_HOSTS": "sorted, so that a host's index is its rank",
+    "SM_CURRENT_INSTANCE_GROUP_HOSTS": "sorted; the toolkit keeps the order of the file",
     "SM_INSTANCE_GROUPS_DICT": "the hosts of each group sorted, likewise",
     "SM_MODULE_NAME": "empty without an entry point; the toolkit writes 'None'",
-    "SM_TRAINING_ENV": "carries each of the above; is_modelparallel_enabled is a boolean, read from"
+    "SM_TRAINING_ENV": "has the values above; is_modelparallel_enabled is a boolean, read from"
     " the hyperparameter rather than from a variable that is not set yet",
     "SAGEMAKER_REGION": "without boto3: the hyperparameter, AWS_REGION or AWS_DEFAULT_REGION",
 }
@@ -131,10 +131,10 @@ def _training_env(
     job: Job, settings: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the object for SM_TRAINING_ENV, with the toolkit's names."""
-    elsewhere = {"hps", "framework_params", "channels", "user_args"}
+    renamed = {"hps", "framework_params", "channels", "user_args"}
     hosts = distribution_hosts(job)
     return {
-        **{name: value for name, value in settings.items() if name not in elsewhere},
+        **{name: value for name, value in settings.items() if name not in renamed},
         "hyperparameters": job.hyperparameters,
         "additional_framework_parameters": job.framework_params,
         "channel_input_dirs": {name: str(path) for name, path in job.channels.items()},

@@ -1,11 +1,11 @@
 """Runs at the start of every Python process of the user's script, since it is on PYTHONPATH.
 
-- Records the exception that ends a process, so that nobody has to guess it from stderr.
-- Puts secret hyperparameters, which must not stand in a command line, back into `sys.argv`.
+- Records the exception that ends a process.
+- Puts secret hyperparameters, which are not in the command line, back into `sys.argv`.
 - Makes stdout and stderr line-buffered.
-- After the script imports `accelerate`: `PartialState` respects ACCELERATE_USE_CPU.
+- Makes `PartialState` of accelerate apply ACCELERATE_USE_CPU.
 
-Uses the standard library only and imports as little as possible, because it runs in other people's
+It uses the standard library only and imports as little as possible, because it runs in the user's
 processes.
 """
 
@@ -36,7 +36,7 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     chain, handled = _causes(error)
     if _is_users_mistake(error):
         chain, handled, trace = [error.with_traceback(None)], None, None
-    # Which workers torchrun saw fail: the exception that ends it carries them.
+    # The exception that ends torchrun lists the workers that failed.
     failures = getattr(error, "failures", None)
     failures = failures if isinstance(failures, dict) else {}
     command = getattr(chain[-1], "cmd", None)
@@ -48,7 +48,7 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         "rank": next(filter(None, ranks), None),
         "host": os.environ.get("SM_CURRENT_HOST"),
         "script_dir": os.environ.get("AMPHORA_SCRIPT_DIR", ""),
-        "errors": [_as_json(each) for each in chain],
+        "errors": [_as_json(cause) for cause in chain],
         "handled": handled and _as_json(handled),
         "command": command if isinstance(command, str) else list(map(str, command or ())),
         "traceback": "".join(traceback.format_exception(kind, error, trace)) if trace else "",
@@ -71,9 +71,9 @@ def _causes(error: BaseException) -> tuple[list[BaseException], BaseException | 
     """
     chain: list[BaseException] = []
     inner: BaseException | None = error
-    while inner is not None and all(inner is not each for each in chain):
+    while inner is not None and all(inner is not known for known in chain):
         if chain and type(inner).__name__ == "CancelledError":
-            break  # asyncio's time-outs are caused by it, which says nothing.
+            break  # It causes asyncio's time-outs, but explains nothing.
         chain.append(error := inner)
         group, context = getattr(error, "exceptions", None), error.__context__
         if isinstance(group, tuple) and group and isinstance(group[0], BaseException):
@@ -145,7 +145,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
             _record(kind, error, trace)
             is_shown = not _is_users_mistake(error)
     except Exception:
-        pass  # Another host of mpirun lacks the folder. The traceback is always shown.
+        pass  # The folder does not exist on other hosts of mpirun. The traceback is shown.
     finally:
         if is_shown:
             _previous_hook(kind, error, trace)
@@ -215,7 +215,7 @@ if _ERROR_DIR:
     sys.excepthook = _hook
     atexit.register(_record_at_exit)
     if hasattr(sys, "argv") and not _IS_LAUNCHER:
-        # A secret hyperparameter is in the environment only; argv has a placeholder.
+        # argv has a placeholder for a secret hyperparameter, whose value is in the environment.
         for _index, _argument in enumerate(sys.argv):
             if _argument.startswith(_SECRET):
                 sys.argv[_index] = os.environ.get(_argument[len(_SECRET) :], _argument)

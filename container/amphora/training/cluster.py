@@ -49,7 +49,8 @@ class Link:
         """The folder in which mpirun's agent leaves a command for each of the other hosts."""
         self.command = ""
         """The command that the first host has sent to this one."""
-        self.own = Report(host=host, state="running")
+        self.local = Report(host=host, state="running")
+        """The report of this host."""
         self.decision: Report | None = None
         """The decision for all hosts, 'abort' or 'all done'; None while there is none."""
 
@@ -74,7 +75,9 @@ class Link:
         """
         if self.decision is not None:
             return
-        self.own = Report(host=self.host, state=state, reason=reason, is_consequence=is_consequence)
+        self.local = Report(
+            host=self.host, state=state, reason=reason, is_consequence=is_consequence
+        )
         if len(self.hosts) == 1:
             return
         if state == "done":
@@ -196,7 +199,7 @@ class _Listener:
 
     def run(self) -> None:
         """Talk to the other hosts until the job is over."""
-        last, beat = self.link.own, 0.0
+        last, beat = self.link.local, 0.0
         self._selector.register(self._server, selectors.EVENT_READ)
         with self._server, self._selector:
             while not self.stop.is_set():
@@ -206,12 +209,12 @@ class _Listener:
                     except Exception as error:  # A stranger must not end the job.
                         self._warn(f"{type(error).__name__}: {error}")
                         self.stop.wait(0.05)
-                own = self.link.own
-                if own != last or time.monotonic() - beat > BEAT_SECONDS:
-                    last, beat = own, time.monotonic()
-                    self._send_all(own)
+                local = self.link.local
+                if local != last or time.monotonic() - beat > BEAT_SECONDS:
+                    last, beat = local, time.monotonic()
+                    self._send_all(local)
                 self._send_commands()
-                decision = self._judge(own)
+                decision = self._judge(local)
                 if decision is not None:
                     self._send_all(decision)
                     self.link._decide(decision)
@@ -236,7 +239,7 @@ class _Listener:
         if peer.report is not None and not peer.ended:
             name = peer.report.host
             is_host = name in self.link.hosts[1:] and peer.address in self.link.addresses[name]
-            # The first connection that names a host from its own address is that host.
+            # The first connection that names a host from its local address is that host.
             if not is_host or self._peers.setdefault(name, peer) is not peer:
                 peer.ended = True
         if peer.ended:  # The peer of a host stays known as ended.
@@ -258,10 +261,10 @@ class _Listener:
         for peer in self._open:
             peer.connection.close()
 
-    def _judge(self, own: Report) -> Report | None:
+    def _judge(self, local: Report) -> Report | None:
         """Return the decision for the whole job, if there is one."""
         now = time.monotonic()
-        reports = {own.host: own}
+        reports = {local.host: local}
         reports |= {name: peer.report for name, peer in self._peers.items() if peer.report}
         failed = [report for report in reports.values() if report.state == "failed"]
         if any(report.is_consequence for report in failed):
@@ -286,7 +289,7 @@ class _Listener:
         """Send what mpirun's agent has left for hosts that are connected."""
         for path in self.link.outbox.iterdir() if self.link.outbox else ():
             if path.name in self._peers:
-                self._peers[path.name].send(replace(self.link.own, command=path.read_text()))
+                self._peers[path.name].send(replace(self.link.local, command=path.read_text()))
                 path.unlink()
 
 
@@ -307,10 +310,10 @@ class _Caller:
         beat = 0.0
         self._peer.connection.settimeout(0.2)
         while not self.stop.is_set():
-            own = self.link.own
-            if own != last or time.monotonic() - beat > BEAT_SECONDS:
-                last, beat = own, time.monotonic()
-                self._peer.send(own)
+            local = self.link.local
+            if local != last or time.monotonic() - beat > BEAT_SECONDS:
+                last, beat = local, time.monotonic()
+                self._peer.send(local)
             if self._peer.ended:
                 self.stop.wait(0.2)  # Reading would return at once.
             for report in () if self._peer.ended else self._peer.read():

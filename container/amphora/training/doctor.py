@@ -187,9 +187,9 @@ def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         for name in {name.split(".")[0] for name in names}:
-            beside = any((f / name).is_dir() or (f / f"{name}.py").is_file() for f in folders)
+            is_local = any((f / name).is_dir() or (f / f"{name}.py").is_file() for f in folders)
             is_built_in = name in sys.builtin_module_names
-            if not beside and not is_built_in and PathFinder.find_spec(name) is None:
+            if not is_local and not is_built_in and PathFinder.find_spec(name) is None:
                 yield name
 
 

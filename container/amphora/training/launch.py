@@ -36,7 +36,7 @@ TORCH_KEYS = {
         " with the smddp backend where it is installed"
     ),
 }
-"""Requests that start torchrun, with a note if they were made for something else."""
+"""Hyperparameters that start torchrun, with a note if they request another library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def plan(
     variables = sm_variables(job, devices, environ)
     dropped = too_long(variables)
     refuse_oversized(job, dropped)
-    notes = [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
+    notes = [f"{name} is left out: Linux allows at most 128 KiB for a variable" for name in dropped]
     variables = {name: value for name, value in variables.items() if name not in dropped}
     variables |= {_mark(name, value): to_argument(value) for name, value in _hidden(job).items()}
     folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
@@ -127,7 +127,7 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
     hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
     if inside and source.kind is ProgramKind.COMMAND and mpi.KEY not in keys:
         raise ConfigError(
-            f"{keys[0]} is on, but the entry point {source.name!r} is no Python program.",
+            f"{keys[0]} is on, but the entry point {source.name!r} is not a Python program.",
             "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
         )
     notes = [note for key, note in TORCH_KEYS.items() if key in keys and note]
@@ -135,7 +135,7 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
     if mpi.KEY in keys and job.entry_point is not None:
         launcher = "mpirun"
     elif mpi.KEY in keys:
-        notes.append("the recipe's processes are started by torchrun, though mpi was asked for")
+        notes.append("the recipe runs by torchrun, although the job requests mpi")
     if (
         not launcher
         and source.kind is not ProgramKind.COMMAND
@@ -239,7 +239,7 @@ def refuse_oversized(job: Job, dropped: Sequence[str]) -> None:
     ]
     if sizes:
         raise ConfigError(
-            f"Larger than the 128 KiB that Linux passes on in one argument: {', '.join(sizes)}.",
+            f"Larger than the 128 KiB that Linux allows for one argument: {', '.join(sizes)}.",
             "Put the value into a file of a channel, and pass the file's name.",
         )
 

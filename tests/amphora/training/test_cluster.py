@@ -46,7 +46,7 @@ def is_closed(connection: socket.socket) -> bool:
 def end(link: Link, other: Link) -> None:
     """Both hosts are done, and hear of the end of the job."""
     for host in (link, other):
-        host.own = Report(host=host.host, state="done")
+        host.local = Report(host=host.host, state="done")
     until(lambda: link.decision and other.decision)
 
 

@@ -249,7 +249,7 @@ CASES = {
         "", 2, ("sagemaker_program is '-c'",), "CodeError:", hyperparameters=(("sagemaker_program", "-c"),)
     ),
     "shell script that is distributed": Case(
-        "", 2, ("'run.sh' is no Python program",), "ConfigError:", files=(("run.sh", "true"),),
+        "", 2, ("'run.sh' is not a Python program",), "ConfigError:", files=(("run.sh", "true"),),
         hyperparameters=(("sagemaker_program", "run.sh"), ("sagemaker_torch_distributed_enabled", "true")),
     ),
     "hyperparameter larger than an argument": Case(
