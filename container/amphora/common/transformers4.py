@@ -235,19 +235,22 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
                     yield from _ignored(str(key.value), value)
         if not isinstance(node, ast.Call):
             continue
-        for keyword in node.keywords:
-            yield from _ignored(keyword.arg or "", keyword.value)
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if called in METHODS:
-            yield node.lineno, called, f"{called} is gone: {METHODS[called]}."
-        if called == "generate" and pads_sources and _leaves_out_mask(node):
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        name = node.func.id if isinstance(node.func, ast.Name) else method
+        # Tokenizers, models and pipelines are called as objects; a class may be of another library.
+        if not name[:1].isupper() or name.endswith("Pipeline"):
+            for keyword in node.keywords:
+                yield from _ignored(keyword.arg or "", keyword.value)
+        if method in METHODS:
+            yield node.lineno, method, f"{method} is gone: {METHODS[method]}."
+        if method == "generate" and pads_sources and _leaves_out_mask(node):
             yield node.lineno, _MASK, f"{_MASK_CHANGE}."
-        if isinstance(node.func, ast.Name) and re.fullmatch(_REBUILT, node.func.id):
+        if re.fullmatch(_REBUILT, name):
             for keyword in node.keywords:
                 if keyword.arg in _VOCABULARIES:
                     what = (
-                        f"{node.func.id} ignores {keyword.arg}, so that all words are unknown: give"
-                        " the path as its first argument, without the name, or use from_pretrained."
+                        f"{name} ignores {keyword.arg}, so that all words are unknown: give the"
+                        " path as its first argument, without the name, or use from_pretrained."
                     )
                     yield node.lineno, keyword.arg, what
 

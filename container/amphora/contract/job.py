@@ -241,7 +241,7 @@ def decode(value: Any) -> Any:
 
 
 def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
-    """Read the JSON object in `path`, or return the default with a note if there is no file."""
+    """Read the JSON object in `path`, or return the default, with a note, if it is missing."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

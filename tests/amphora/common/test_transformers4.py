@@ -73,6 +73,7 @@ def test_a_use_is_named_with_its_line_and_both_remedies(
         "def f(y, p, how): return roc_auc_score(y, p, multi_class=how)",
         "class Arguments:\n  pad_to_max_length: bool = False\n\nArguments(pad_to_max_length=True)",
         "def f(args): return args.additional_special_tokens",
+        "from another.library import Encoder\nEncoder(pad_to_max_length=True)",
         SUMMARIES.format(more="padding=True, ", arguments="encoded.input_features").replace(
             "AutoModelForSeq2SeqLM", "WhisperForConditionalGeneration"
         ),
