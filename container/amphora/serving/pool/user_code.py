@@ -80,7 +80,7 @@ class UserCode:
         is_model = name == "model.tar.gz" or settings.is_multi_model
         superfluous = is_prefix or (has_code and is_model)
         if superfluous:
-            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is not used: the model has its code.", place)
+            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is not used: it names no other code.", place)
         return superfluous
 
     def cancel(self) -> None:
