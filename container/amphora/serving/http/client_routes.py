@@ -22,7 +22,7 @@ from amphora.serving.http.invocations import (
     OPENAI_ROUTES,
     PREFIX,
     Invocations,
-    absent,
+    check_route,
     route_of,
 )
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
@@ -86,8 +86,7 @@ class ClientRoutes:
                 except (ValueError, AttributeError, RecursionError):
                     name = ""
             pool = self._models.select(str(name)).pool
-        if pool.is_ready and path not in (routes := pool.description.get("routes", [])):
-            raise absent(path, routes)
+        check_route(path, pool)
         return await self._invocations.invoke(request, pool, body)
 
     async def list_models(self, request: Request) -> Response:

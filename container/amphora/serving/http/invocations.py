@@ -109,7 +109,7 @@ class Invocations:
             if fault.code == "overloaded":
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        reply = await self.wait(request, pool, call)
+        reply = await self.wait(pool, call, request.scope[GONE])
         answer: dict[str, str] = {}
         # SageMaker's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
@@ -209,8 +209,10 @@ class Invocations:
             reply=loop.create_future(),
         )
 
-    async def wait(self, request: Request, pool: Backend, call: Call) -> Reply:
-        """Wait for the reply. Raises Fault at the deadline, ClientDisconnect without a client."""
+    async def wait(
+        self, pool: Backend, call: Call, gone: asyncio.Future[None] | None = None
+    ) -> Reply:
+        """Wait for the reply. Raises Fault at the deadline, ClientDisconnect if `gone` is done."""
 
         def give_up(error: Exception) -> None:
             if not call.reply.done():
@@ -223,13 +225,17 @@ class Invocations:
         loop = asyncio.get_running_loop()
         late = loop.call_at(call.deadline, give_up, too_late(self._settings.timeout))
         # A task that waits for the end of the connection would take a tenth of the front's time.
-        gone: asyncio.Future[None] = request.scope[GONE]
-        gone.add_done_callback(leave)
+        if gone is not None:
+            gone.add_done_callback(leave)
         try:
             return await call.reply
+        except asyncio.CancelledError:
+            pool.cancel(call)
+            raise
         finally:
             late.cancel()
-            gone.remove_done_callback(leave)
+            if gone is not None:
+                gone.remove_done_callback(leave)
 
     def _closing(self) -> dict[str, str]:
         return {"connection": "close"} if self.draining else {}
@@ -326,14 +332,21 @@ def _follow_attribute(request: Request, answered: Sequence[str]) -> None:
         return
     named = named.removeprefix(PREFIX)
     if named not in ("/invocations", *answered):
-        raise absent(named, answered)
+        raise _absent(named, answered)
     request.state.route = named
 
 
-def absent(path: str, answered: Sequence[str]) -> Fault:
+def _absent(path: str, answered: Sequence[str]) -> Fault:
     """Return the error for a route of another server's API that the model does not answer."""
     known = ", ".join(["/invocations", *answered])
     return Fault(404, "not_found", f"The loaded model does not answer {path}. Routes: {known}.")
+
+
+def check_route(path: str, pool: Backend) -> None:
+    """Raise Fault (404) if a model is loaded and does not answer a client's route."""
+    routes = pool.description.get("routes", [])
+    if pool.is_ready and path in CLIENT_ROUTES and path not in routes:
+        raise _absent(path, routes)
 
 
 def error_body(

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from amphora.serving.http.invocations import (
-    CLIENT_ROUTES,
-    Invocations,
-    absent,
-    chunks,
-    error_body,
-)
-from amphora.serving.pool.pool import too_late
+from amphora.serving.http.invocations import Invocations, check_route, chunks, error_body
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
@@ -74,19 +67,9 @@ class WebSocketInvocations:
             call = self._invocations.call(socket, identifier, body)
             if len(body) > self._settings.max_body:
                 raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
-            if call.path in CLIENT_ROUTES and self._pool.is_ready:
-                answered = self._pool.description.get("routes", [])
-                if call.path not in answered:
-                    raise absent(call.path, answered)
+            check_route(call.path, self._pool)
             self._pool.submit(call)
-            try:
-                reply = await asyncio.wait_for(call.reply, self._settings.timeout)
-            except asyncio.TimeoutError:
-                self._pool.cancel(call)
-                raise too_late(self._settings.timeout) from None
-            except asyncio.CancelledError:
-                self._pool.cancel(call)
-                raise
+            reply = await self._invocations.wait(self._pool, call)
             if reply.chunks is None:
                 await _send(socket, reply.body, reply.content_type)
             else:
