@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's six changes, followed to the letter on a copy of the code."""
+"""CONTRIBUTING.md's ten changes, followed to the letter on a copy of the code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.job_tree import Tree
 
 ROOT = Path(__file__).parents[2]
 STEP = re.compile(r"<!-- (file|before|after): (\S+?)(?:: (.*?))? -->\n```text\n(.*?)```", re.DOTALL)
@@ -159,3 +161,58 @@ def test_a_route(follow: Callable[[str], Copy]) -> None:
         "asyncio.run(ask())"
     )
     assert "amphora 0." in copy.run("-c", program)
+
+
+def test_a_default(follow: Callable[[str], Copy]) -> None:
+    program = (
+        "from recipe import task_table as t; print(t.learning_rate('token-classification', 0))"
+    )
+    assert follow("Change a default").run("-c", program) == "3e-05\n"
+
+
+def test_a_pooling(follow: Callable[[str], Copy]) -> None:
+    """Two samples share the first block, and one is in the second."""
+    program = (
+        "import torch\nfrom recipe.models import packed_encoders\n"
+        "from recipe.tasks.sentence_embedding import model\n"
+        "hidden = torch.arange(16.0).reshape(2, 4, 2)\n"
+        "segments = torch.tensor([[1, 1, 2, 0], [1, 1, 1, 0]])\n"
+        "pool = model._POOLS['max']\n"
+        "print(pool(hidden, segments, torch.tensor([0, 2, 4])).tolist())"
+    )
+    output = follow("Add a pooling").run("-c", program)
+    assert output == "[[2.0, 3.0], [4.0, 5.0], [12.0, 13.0]]\n"
+
+
+def test_a_launcher(follow: Callable[[str], Copy], tree: Tree) -> None:
+    copy = follow("Add a launcher")
+    hosts = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
+    tree.configure({"sagemaker_accelerate_enabled": "true"}, resourceconfig=hosts)
+    program = (
+        "import os, pathlib\nfrom amphora.common import devices\n"
+        "from amphora.contract.job import read_job\nfrom amphora.training import launch\n"
+        "from amphora.training.entry_point import ProgramKind, Source\n"
+        "script = Source(root=pathlib.Path('/code'), kind=ProgramKind.SCRIPT, name='own.py')\n"
+        "planned = launch.plan(read_job(os.environ), devices.detect(os.environ), script,\n"
+        "                      pathlib.Path('errors'), os.environ)\n"
+        "print(planned.is_launcher, *planned.argv[1:])"
+    )
+    output = copy.run("-c", program, SAGEMAKER_BASE_DIR=str(tree.base), PATH="/nowhere")
+    assert output.split() == [
+        *("True", "-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=2"),
+        *("--machine_rank=1", "--main_process_ip=algo-1", "--main_process_port=7777"),
+        "/code/own.py",
+    ]
+
+
+def test_a_section_of_a_report(follow: Callable[[str], Copy]) -> None:
+    program = (
+        "import numpy as np\nfrom recipe.data.labels import SINGLE, Labels\n"
+        "from recipe.reports.predictions import Predictions\n"
+        "outputs, true = np.array([[9, 0], [9, 0], [0, 0.1]]), np.array([0, 1, 1])\n"
+        "made = Predictions(split='test', labels=Labels(('a', 'b'), SINGLE), outputs=outputs,\n"
+        "                   true=true, texts=['x', 'y', 'z'])\n"
+        "print(*[(each.title, each.note) for each in made.sections()], sep='\\n')"
+    )
+    output = follow("Add a section to a report").run("-c", program)
+    assert "('Sure answers, test data', '2 of 3 are surer than 90%; 50% are right.')" in output

@@ -268,15 +268,19 @@ def states(
 
 
 def firsts(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
+    """Return [samples, hidden]: the state of each sample's first token."""
     return hidden.flatten(0, 1)[first]
 
 
 def means(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
-    """[samples, hidden]: the mean over each sample's tokens."""
-    length = segments.shape[1]
-    block = torch.arange(len(segments), device=segments.device)[:, None].expand_as(segments)
-    mine = (block.flatten() == (first // length)[:, None]) & (
-        segments.flatten() == segments.flatten()[first][:, None]
-    )
-    weights = mine.to(hidden.dtype)
+    """Return [samples, hidden]: the mean over each sample's tokens."""
+    weights = tokens_of_samples(segments, first).to(hidden.dtype)
     return weights @ hidden.flatten(0, 1) / weights.sum(dim=1, keepdim=True)
+
+
+def tokens_of_samples(segments: Tensor, first: Tensor) -> Tensor:
+    """Return [samples, rows * length]: which of the flattened tokens belong to each sample."""
+    rows, length = segments.shape
+    block = torch.arange(rows, device=segments.device)[:, None].expand_as(segments)
+    flat = segments.flatten()
+    return (block.flatten() == (first // length)[:, None]) & (flat == flat[first][:, None])

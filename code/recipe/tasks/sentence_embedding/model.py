@@ -35,6 +35,11 @@ AFTER = "after_encoder"
 QUERY, DOCUMENT = "query", "document"
 """What sentence-transformers calls the prompts of both sides."""
 _OF_ROWS = ("input_ids", "attention_mask", "position_ids", "segments")
+_POOLS = {
+    "mean": packed_encoders.means,
+    "cls": packed_encoders.firsts,
+}
+"""What makes a vector of each packed text, by the library's names."""
 _DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
 
 
@@ -131,7 +136,7 @@ def packs(model: Any) -> bool:
     """Whether `model` can be packed: its encoder, and how it pools."""
     inner = lora.bare(model)
     family = packed_encoders.family_of(inner.config)
-    return family is not None and _mode(getattr(inner, AFTER)[0]) in ("mean", "cls")
+    return family is not None and _mode(getattr(inner, AFTER)[0]) in _POOLS
 
 
 def take_texts(model: Any, parts: int) -> None:
@@ -190,8 +195,8 @@ def _vectors(
     else:
         assert family is not None
         states = packed_encoders.states(model, family, inputs, segments, usual).float()
-        pool = packed_encoders.means if _mode(pooling) == "mean" else packed_encoders.firsts
-        features = {"sentence_embedding": pool(states, segments, inputs["first"])}
+        vectors_of = _POOLS[_mode(pooling)]
+        features = {"sentence_embedding": vectors_of(states, segments, inputs["first"])}
     for module in others:
         features = module(features)
     vectors: Tensor = features["sentence_embedding"]

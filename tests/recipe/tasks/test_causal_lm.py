@@ -17,9 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from recipe import arguments
 from recipe.batching.document_batches import Documents
 from recipe.data import language_modeling
-from recipe.errors import DataError, HyperparameterError, ModelError
+from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading
 from recipe.tasks import evaluation
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
@@ -357,18 +356,6 @@ def test_what_does_not_go_together_is_refused(argv: list[str], words: list[str])
         arguments.parse(argv)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_what_is_no_decoder_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    asked = Hyperparameters(task="causal-lm")
-    with pytest.raises(ModelError, match="of type bert, an encoder"):
-        loading.load_causal(loading.find(str(tiny_model), {}), asked)
-    folder = causal_kit.make_model("llama", tmp_path / "small")
-    more = causal_kit.make_tokenizer()
-    more.add_tokens(["one more"])
-    more.save_pretrained(folder)
-    with pytest.raises(ModelError, match=r"has 260 tokens, and the model 259"):
-        loading.load_causal(loading.find(str(folder), {}), asked)
 
 
 def test_perplexity_is_of_all_tokens_alike() -> None:
