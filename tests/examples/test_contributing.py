@@ -184,10 +184,11 @@ def test_a_pooling(follow: Callable[[str], Copy]) -> None:
     assert output == "[[2.0, 3.0], [4.0, 5.0], [12.0, 13.0]]\n"
 
 
-def test_a_launcher(follow: Callable[[str], Copy], tree: Tree) -> None:
+def test_a_launcher(follow: Callable[[str], Copy], tmp_path: Path) -> None:
     copy = follow("Add a launcher")
     hosts = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
-    tree.configure({"sagemaker_accelerate_enabled": "true"}, resourceconfig=hosts)
+    job = {"sagemaker_accelerate_enabled": "true"}
+    tree = Tree(tmp_path / "ml").configure(job, resourceconfig=hosts)
     program = (
         "import os, pathlib\nfrom amphora.common import devices\n"
         "from amphora.contract.job import read_job\nfrom amphora.training import launch\n"
