@@ -229,7 +229,7 @@ def _choose(
     if label is None and _are_answers_labels(part, like):
         label = column_content.ANSWER
     part, label = values.with_indicators(accepted(part, label, notes), label)
-    return part, columns.choose(part, hyperparameters, label, like)
+    return part, columns.of_labelled_texts(part, hyperparameters, label, like)
 
 
 def _are_answers_labels(part: Part, like: Columns | None) -> bool:

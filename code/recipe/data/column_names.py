@@ -58,6 +58,9 @@ TWINS = (
     ("first", "second", "third"),
 )
 """What tells the names of a pair's columns apart, and what a third one would have."""
+_MARKS = "|".join(mark for marks in TWINS for mark in marks)
+TWIN = re.compile(rf"(?<![^_#\W])({_MARKS})(?=_|$)|({_MARKS})$")
+"""One of these in a name: `sentence_A_id`, `question1`."""
 
 METADATA = (
     *("id", "ids", "idx", "index", "guid", "uid", "uuid", "asin", "isbn", "doi", "hash", "md5"),

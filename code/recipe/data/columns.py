@@ -19,7 +19,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_content import (
     differs,
-    has_words,
     is_constant,
     is_metadata,
     is_text,
@@ -47,7 +46,7 @@ from recipe.data.column_names import (
     TEXT,
     TEXT_NAMES,
     TOKEN_IDS,
-    TOOLS,
+    TWIN,
     TWINS,
     plain,
 )
@@ -79,9 +78,12 @@ class Role:
     what: str
     names: Sequence[str]
     """What such columns are called (`plain`), most telling first."""
-    key: str
-    """The hyperparameter that names the column."""
+    key: str = ""
+    """The hyperparameter that names the column, if there is one."""
     is_optional: bool = False
+    parts: Collection[str] = ()
+    """What columns are called that belong to this one. One with values ends the job, unless the
+    hyperparameter names this column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,71 +126,91 @@ def check_named(part: Part, given: Hyperparameters) -> None:
         )
 
 
-def first_known(part: Part, known: Sequence[str]) -> str | None:
-    """Return the column with the first of the `known` names, or None."""
-    by_plain = {plain(name): name for name in reversed(part.table.column_names)}
+def first_known(part: Part, known: Sequence[str], taken: Collection[str] = ()) -> str | None:
+    """Return the column with the first of the `known` names, or None; none of those `taken`."""
+    free = [name for name in reversed(part.table.column_names) if name not in taken]
+    by_plain = {plain(name): name for name in free}
     return next((by_plain[name] for name in known if name in by_plain), None)
 
 
-def by_name(
+def choose(
     part: Part,
-    roles: Sequence[Role],
+    alternatives: Sequence[Sequence[Role]],
     given: Hyperparameters,
     like: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the column of each role: as its hyperparameter says, as in the training data (`like`),
-    or by its name.
+    """Return the column of each role of the first alternative that the table has.
+
+    A hyperparameter names a column; otherwise it is that of the training data (`like`), or the one
+    with a known name. If hyperparameters name columns, alternatives without any of them are out.
 
     Raises:
-        DataError: a column that is named does not exist, or some are not known by their names (all
-            of them in one message).
+        DataError: a column that is named does not exist; no alternative has its columns (the
+            message lists those of the first one); or others belong to them and would not be read.
     """
     check_named(part, given)
-    names = part.table.column_names
-    chosen: dict[str, str] = {}
+    names, like = part.table.column_names, like or {}
+    keys = {role.key for roles in alternatives for role in roles} - {""}
+    named = {key: getattr(given, key) for key in keys if getattr(given, key)}
     missing: list[Role] = []
-    named = {getattr(given, role.key) for role in roles}
-    for role in roles:
-        column = getattr(given, role.key) or (like or {}).get(role.what)
-        if column is None and not like:
-            free = [name for name in names if name not in {*named, *chosen.values()}]
-            by_plain = {plain(name): name for name in reversed(free)}
-            column = next((by_plain[name] for name in role.names if name in by_plain), None)
-        if column in names:
-            chosen[role.what] = str(column)
-        elif not role.is_optional or role.what in (like or {}):
-            missing.append(role)
-    if missing:
+    for roles in alternatives:
+        if not like.keys() <= {role.what for role in roles}:
+            continue
+        if named and not named.keys() & {role.key for role in roles}:
+            continue
+        chosen: dict[str, str] = {}
+        for role in roles:
+            column = named.get(role.key) or like.get(role.what)
+            if column is None and not like:
+                column = first_known(part, role.names, {*named.values(), *chosen.values()})
+            if column in names:
+                chosen[role.what] = str(column)
+        required = [role for role in roles if not role.is_optional or role.what in like]
+        absent = [role for role in required if role.what not in chosen]
+        if not absent:
+            break
+        missing = missing or absent
+    else:
         raise unknown(part, missing)
     if len(set(chosen.values())) < len(chosen):
         raise DataError(
             f"One column of {part.path} is named for two things: {chosen}.",
-            f"Name a column each in {', '.join(role.key for role in roles)}.",
+            f"Name a different column in each of {', '.join(role.key for role in roles)}.",
         )
+    for role in roles:
+        if role.parts and role.what in chosen and role.key not in named:
+            if len(roles) > 1:
+                check_choices(part)
+            check_parts(part, chosen.values(), role.parts, f"{role.key}={chosen[role.what]}")
     return chosen
 
 
 def unknown(part: Part, missing: Sequence[Role]) -> DataError:
     """Return the refusal of a table without a known column for each role."""
     plural = "s" if len(missing) > 1 else ""
+    pronoun = "them" if plural else "it"
+    keys = [role.key or role.names[0] for role in missing]
+    remedy = f"Name {pronoun} in the hyperparameter{plural} {' and '.join(keys)}."
+    if not all(role.key for role in missing):
+        remedy = f"Rename {pronoun} to {' and '.join(keys)}."
     return DataError(
         f"The {' and '.join(role.what for role in missing)} column{plural} of {part.path} "
         f"{'are' if plural else 'is'} not known by name: its columns are "
         f"{', '.join(part.table.column_names)}.",
-        f"Name {'them' if plural else 'it'} in the hyperparameter{plural} "
-        f"{' and '.join(role.key for role in missing)}.",
+        remedy,
     )
 
 
-_TEXT, _LABEL = Role("text", TEXT_NAMES, "text_column"), Role("label", LABEL_NAMES, "label_column")
+_TEXT, _LABEL = Role(TEXT, TEXT_NAMES, "text_column"), Role("label", LABEL_NAMES, "label_column")
 
 
-def given_texts(part: Part, text: str | None, pair: str | None) -> Texts | None:
+def given_texts(part: Part, given: Hyperparameters) -> Texts | None:
     """Return the columns that text_column (`a` or `a,b`) and text_pair_column name.
 
     Raises:
         DataError: they name other than one or two columns.
     """
+    text, pair = given.text_column, given.text_pair_column
     if text is None and pair is None:
         return None
     if text is None:
@@ -207,7 +229,9 @@ def given_texts(part: Part, text: str | None, pair: str | None) -> Texts | None:
     return requested[0], requested[1] if len(requested) > 1 else None
 
 
-def choose(part: Part, given: Hyperparameters, label: str | None, like: Columns | None) -> Columns:
+def of_labelled_texts(
+    part: Part, given: Hyperparameters, label: str | None, like: Columns | None
+) -> Columns:
     """Return the text and label columns of a classifier's data.
 
     Args:
@@ -220,36 +244,28 @@ def choose(part: Part, given: Hyperparameters, label: str | None, like: Columns 
     """
     check_named(part, given)
     names = part.table.column_names
-    texts = requested = given_texts(part, given.text_column, given.text_pair_column)
+    texts = requested = given_texts(part, given)
     if texts is None and like is not None and set(like.read) <= set(names):
         texts = requested = (like.text, like.pair)
     if texts is None:
         check_choices(part)
         texts = pair_by_name(part, label)
-    others = [name for name in names if name not in (texts or ())]
-    if label is None and like is not None and like.label in others:
+    if label is None and like is not None and like.label in {*names} - {*(texts or ())}:
         label = like.label
-    problems, has_rivals = Problems(), True
-    with problems.noted():
-        label = label or _label_by_name(part, others)
-        has_rivals = False
-    is_tokens = TOKEN_IDS in names and first_known(part, TEXT_NAMES) is None
-    if texts is None and is_tokens:
-        texts = requested = (TOKEN_IDS, None)
+    problems = Problems()
     with problems.noted():
         texts = texts or (text_alone(part, label), None)
-    if texts is not None and not has_rivals:
-        with problems.noted():
-            label = label or _label_left(part, texts)
+    with problems.noted():
+        label = label or _label(part, texts)
     if texts is not None and requested is None:
         with problems.noted():
             _check_other_texts(part, texts, label)
     problems.check()
     assert texts is not None and label is not None
-    if requested is None:
-        leave = f"text_column={','.join(name for name in texts if name)}"
-        check_parts(part, [*filter(None, texts), label], SPAN_PARTS, leave)
     chosen = Columns(text=texts[0], pair=texts[1], label=label)
+    if requested is None:
+        leave = f"text_column={','.join(chosen.read)}"
+        check_parts(part, [*chosen.read, label], SPAN_PARTS, leave)
     if like is not None and len(chosen.read) != len(like.read):
         raise DataError(
             f"{part.path} has the text columns {', '.join(chosen.read)}, and the training data "
@@ -259,36 +275,33 @@ def choose(part: Part, given: Hyperparameters, label: str | None, like: Columns 
     return chosen
 
 
-def _label_by_name(part: Part, names: Sequence[str]) -> str | None:
-    """Return the label column that is known by its name, or None.
-
-    Raises:
-        DataError: another column may be meant, too: one that is known as well, or, if the name is
-            not sure, one that has classes.
-    """
-    by_plain = {plain(name): name for name in reversed(names)}
-    known: list[str] = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
-    if not known:
-        return None
-    is_sure = plain(known[0]) in SURE_LABELS
-    rivals = [name for name in known[1:] if plain(name) in SURE_LABELS] if is_sure else [
-        *known[1:],
-        *(name for name in possible_labels(part, names)
-          if name not in known and plain(name) not in TEXT_NAMES),
-    ]  # fmt: skip
-    rivals = [name for name in rivals if not same_classes(part, name, known[0])]
-    if rivals:
-        raise _several_labels(part, [known[0], *rivals])
-    return known[0]
-
-
-def _label_left(part: Part, texts: Texts) -> str:
-    """Return the label column that has no usual name: the only other column, and one with classes.
+def _label(part: Part, texts: Texts | None) -> str | None:
+    """Return the label column: by its name, or the only other column, if it has classes.
 
     Columns that number the rows, have one value or read like texts do not count.
+
+    Args:
+        texts: The columns of texts. If they are not known, None is returned instead of a guess.
+
+    Raises:
+        DataError: none can be it, or another column may be meant, too: one that is known as well,
+            or, if the name is not sure, one that has classes.
     """
-    names = [name for name in part.table.column_names if name not in texts]
-    known: list[str] = [name for name in names if plain(name) in LABEL_NAMES_OF_PAIRS]
+    names = [name for name in part.table.column_names if name not in (texts or ())]
+    by_plain = {plain(name): name for name in reversed(names)}
+    known: list[str] = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
+    if known:
+        rivals = [name for name in known[1:] if plain(name) in SURE_LABELS]
+        if plain(known[0]) not in SURE_LABELS:
+            classes = [name for name in possible_labels(part, names) if name not in known]
+            rivals = known[1:] + [name for name in classes if plain(name) not in TEXT_NAMES]
+        rivals = [name for name in rivals if not same_classes(part, name, known[0])]
+        if rivals:
+            raise _several_labels(part, [known[0], *rivals])
+        return known[0]
+    if texts is None:
+        return None
+    known = [name for name in names if plain(name) in LABEL_NAMES_OF_PAIRS]
     if texts[1] is not None and known:
         if len(known) > 1:
             raise _several_labels(part, known)
@@ -331,39 +344,41 @@ def pair_by_name(part: Part, label: str | None) -> tuple[str, str] | None:
             has_label = label or any(name in by_plain for name in LABEL_NAMES if name != second)
             if has_label or differs(part, by_plain[second]):
                 return by_plain[first], by_plain[second]
-    for first in by_plain:
+    twins: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in by_plain:
+        for match in TWIN.finditer(name):
+            stem = f"{name[: match.start()]}*{name[match.end() :]}"
+            twins[stem][match[0]] = name
+    for stem, members in twins.items():
         for one, two, three in TWINS:
-            for match in re.finditer(rf"(?<![^_#\W]){one}(?=_|$)|{one}$", first):
-                start, end = first[: match.start()], first[match.end() :]
-                second = start + two + end
-                if start + three + end in by_plain or not holds_texts(first, second):
-                    continue
-                chosen = by_plain[first], by_plain[second]
+            if {one, two} <= members.keys() and three not in members:
+                chosen = by_plain[members[one]], by_plain[members[two]]
                 # Columns called sentence1 and sentence2 are a pair, even of single words.
-                is_known = (start + end).strip("_#") in TEXT_NAMES
-                if is_known or all(reads_like_text(part, name) for name in chosen):
+                is_known = stem.replace("*", "").strip("_#") in TEXT_NAMES
+                test = is_text if is_known else reads_like_text
+                if all(test(part, name) for name in chosen):
                     return chosen
     return None
 
 
 def text_alone(part: Part, label: str | None) -> str:
-    """Return the column of the texts, by its name, else the only one that it can be by content.
+    """Return the column of the texts: by its name, or the only one that can be it by its content.
 
     Raises:
         DataError: none can be it, or several can.
     """
-    named = first_known(part, TEXT_NAMES)
+    named = first_known(part, (*TEXT_NAMES, TOKEN_IDS))
     if named is not None and named != label:
         return named
-    strings = [name for name in part.table.column_names if name != label and is_text(part, name)]
-    candidates = [name for name in strings if not is_metadata(part, name)] or strings
-    for test in (reads_like_text, has_words, differs, is_text):
-        left: list[str] = [name for name in candidates if test(part, name)]
-        if len(left) > 1:
-            raise _several_texts(part, left, label)
-        if left:
-            return left[0]
-    raise unknown(part, [_TEXT])
+    names = [name for name in part.table.column_names if plain(name) not in LABEL_NAMES]
+    strings = [name for name in names if name != label and is_text(part, name)]
+    texts: list[str] = [name for name in strings if _is_other_text(part, name)]
+    candidates = texts or [name for name in strings if not is_metadata(part, name)] or strings
+    if not candidates:
+        raise unknown(part, [_TEXT])
+    if len(candidates) > 1:
+        raise _several_texts(part, candidates)
+    return candidates[0]
 
 
 def _check_other_texts(part: Part, chosen: Texts, label: str | None) -> None:
@@ -376,14 +391,14 @@ def _check_other_texts(part: Part, chosen: Texts, label: str | None) -> None:
         and not (label and same_classes(part, name, label))
     ]
     if others:
-        raise _several_texts(part, [*(name for name in chosen if name), *others], label)
+        raise _several_texts(part, [*filter(None, chosen), *others])
 
 
 def _is_other_text(part: Part, name: str) -> bool:
     return not is_metadata(part, name) and reads_like_text(part, name)
 
 
-def _several_texts(part: Part, names: Sequence[str], label: str | None) -> DataError:
+def _several_texts(part: Part, names: Sequence[str]) -> DataError:
     shown = []
     for name in names:
         text = next(iter(values_of(part, name)), "")
@@ -393,18 +408,19 @@ def _several_texts(part: Part, names: Sequence[str], label: str | None) -> DataE
         f"{part.path} has {len(names)} columns that may be the text: {'; '.join(shown)}. Which "
         "of them make a sample is not known.",
         f"Name one, as text_column={names[0]}, or two that are read as a pair, as "
-        f"text_column={','.join(names[:2])}"
-        + ("." if label else "; and the column to predict in label_column."),
+        f"text_column={','.join(names[:2])}.",
     )
 
 
 _DOCUMENTS: Mapping[str, Sequence[Role]] = {
-    MESSAGES: [Role(MESSAGES, MESSAGES_NAMES, "messages_column")],
+    MESSAGES: [
+        Role(MESSAGES, MESSAGES_NAMES, "messages_column", parts=DOCUMENT_PARTS[MESSAGES]),
+    ],
     PROMPT: [
-        Role(PROMPT, PROMPT_NAMES, "prompt_column"),
+        Role(PROMPT, PROMPT_NAMES, "prompt_column", parts=DOCUMENT_PARTS[PROMPT]),
         Role(COMPLETION, COMPLETION_NAMES, "completion_column"),
     ],
-    TEXT: [_TEXT],
+    TEXT: [Role(TEXT, TEXT_NAMES, "text_column", parts=DOCUMENT_PARTS[TEXT])],
     TOKEN_IDS: [Role(TOKEN_IDS, (TOKEN_IDS,), "text_column")],
 }
 """What a document may be made of; the first that is found is taken."""
@@ -426,29 +442,17 @@ def of_documents(
         DataError: a given column does not exist, none can be the one, or something that belongs to
             a document would not be read.
     """
-    check_named(part, given)
-    keys = [role.key for roles in _DOCUMENTS.values() for role in roles]
-    named = {key for key in keys if getattr(given, key)}
-    for kind, roles in _DOCUMENTS.items():
-        if kind not in kinds or (named and not named & {role.key for role in roles}):
-            continue
-        if like is not None and {*like} != {role.what for role in roles}:
-            continue
-        is_known = all(getattr(given, r.key) or first_known(part, r.names) for r in roles)
-        if not (is_known or named or like):
-            continue
-        chosen = by_name(part, roles, given, like)
-        leave = " and ".join(f"{role.key}={chosen[role.what]}" for role in roles)
-        if kind == MESSAGES:
-            others = [name for name in TEMPLATE_PARTS if name != TOOLS]
-            check_parts(part, chosen.values(), others, "")
-        if kind == PROMPT and not named:
-            check_choices(part)
-        if not named:
-            check_parts(part, chosen.values(), DOCUMENT_PARTS.get(kind, ()), leave)
-        return chosen
-    check_parts(part, (), DOCUMENT_PARTS[TEXT], "text_column")
-    return {TEXT: text_alone(part, None)}
+    alternatives = [roles for kind, roles in _DOCUMENTS.items() if kind in kinds]
+    keys = {role.key for roles in alternatives for role in roles}
+    is_known = any(all(first_known(part, role.names) for role in roles) for roles in alternatives)
+    if not (like or is_known or any(getattr(given, key) for key in keys)):
+        check_named(part, given)
+        check_parts(part, (), DOCUMENT_PARTS[TEXT], "text_column")
+        return {TEXT: text_alone(part, None)}
+    chosen = choose(part, alternatives, given, like)
+    if MESSAGES in chosen:
+        check_parts(part, chosen.values(), TEMPLATE_PARTS[1:], "")
+    return chosen
 
 
 def check_choices(part: Part) -> None:
@@ -496,7 +500,7 @@ def check_parts(part: Part, read: Collection[str], names: Collection[str], leave
         elif not leave:
             remedy = "Write them into a system message, or remove the column."
         elif name == "chosen":
-            remedy = f"Give task=preference to learn from both answers, or {leave}=one column."
+            remedy = "Give task=preference to learn from both answers, or remove the column."
         elif is_label:
             remedy = f"Keep the rows that are wanted, or give {leave} to learn all rows alike."
         elif name == TEXT:

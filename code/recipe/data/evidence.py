@@ -1,9 +1,8 @@
-"""What the task of a job can be told by: some rows of its data, and its model's configuration."""
+"""What the task of a job is recognised by: the first rows of its data, and its model."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,12 @@ from recipe.hyperparameters import Hyperparameters
 
 DECODER, WRITER, FILLER = "a decoder", "an encoder with a decoder", "an encoder with a masked head"
 CLASSIFIER, ENCODER = "a classifier", "an encoder"
+_ENDS = {
+    DECODER: ("ForCausalLM", "LMHeadModel"),
+    FILLER: ("ForMaskedLM", "ForPreTraining"),
+    CLASSIFIER: ("ForSequenceClassification",),
+}
+"""How the names of the classes of such models end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,34 +52,27 @@ class Evidence:
     part: Part | None
     """The first rows of a file of the training data; None if it is no table (plain texts,
     pictures), or cannot be read."""
-    read_model: Callable[[], Mapping[str, Any]]
+    config: Mapping[str, Any]
+    """The model's config.json; empty if it cannot be read."""
 
-    @functools.cached_property
+    @property
     def architectures(self) -> Sequence[str]:
-        """The names of the model's classes, such as BertForMaskedLM; none if it is not known."""
-        return self._config.get("architectures") or ()
-
-    @functools.cached_property
-    def _config(self) -> Mapping[str, Any]:
-        return self.read_model()
+        """Return the names of the model's classes, such as BertForMaskedLM."""
+        return self.config.get("architectures") or ()
 
     @property
     def model(self) -> str:
-        """What the base model is: DECODER, WRITER, FILLER, CLASSIFIER or (else) ENCODER."""
-        ends = {
-            DECODER: ("ForCausalLM", "LMHeadModel"),
-            FILLER: ("ForMaskedLM", "ForPreTraining"),
-            CLASSIFIER: ("ForSequenceClassification",),
-        }
-        if self._config.get("is_encoder_decoder"):
+        """Return what the base model is: DECODER, WRITER, FILLER, CLASSIFIER or (else) ENCODER."""
+        if self.config.get("is_encoder_decoder"):
             return WRITER
-        kinds = (kind for kind, end in ends.items()
-                 if any(name.endswith(end) for name in self.architectures))  # fmt: skip
-        return next(kinds, ENCODER)
+        for kind, end in _ENDS.items():
+            if any(name.endswith(end) for name in self.architectures):
+                return kind
+        return ENCODER
 
     @property
     def prompts(self) -> tuple[str, str] | None:
-        """The columns of prompts and of their completions, if there are texts in both."""
+        """Return the columns of prompts and of their completions, if there are texts in both."""
         given = self.hyperparameters
         prompt = given.prompt_column or self.named(PROMPT_NAMES)
         completion = given.completion_column or self.named(COMPLETION_NAMES)

@@ -235,7 +235,7 @@ def choose(
     label = hyperparameters.label_column
     listed = [each.strip() for each in (hyperparameters.negative_columns or "").split(",") if each]
     check_named(part, hyperparameters)
-    requested = given_texts(part, hyperparameters.text_column, hyperparameters.text_pair_column)
+    requested = given_texts(part, hyperparameters)
     if requested is not None and requested[1] is None:
         raise DataError(
             f"text_column has value {requested[0]!r}, one column, and this task takes two.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ def _recognised(
         channels=channels,
         hyperparameters=hyperparameters,
         part=_first_rows(hyperparameters, channels),
-        read_model=functools.partial(_configuration, hyperparameters, channels),
+        config=_configuration(hyperparameters, channels),
     )
     if evidence.part is not None:
         check_named(evidence.part, hyperparameters)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from recipe.batching import batches
 from recipe.batching.batches import Packed, Padded, Samples
 from recipe.data import classification
-from recipe.data.columns import Columns, choose
+from recipe.data.columns import Columns, of_labelled_texts
 from recipe.data.files.formats import read
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
@@ -138,12 +138,16 @@ def part_of(tmp_path: Path, header: str, *columns: Sequence[object]) -> Any:
 def test_a_user_s_word_decides(tmp_path: Path) -> None:
     part = part_of(tmp_path, "title,body,kind", FIRST, SECOND, LABELS)
     both = Columns(text="body", pair="title", label="kind")
-    assert choose(part, Hyperparameters(text_column="body, title"), None, None) == both
+    assert of_labelled_texts(part, Hyperparameters(text_column="body, title"), None, None) == both
     assert (
-        choose(part, Hyperparameters(text_column="body", text_pair_column="title"), None, None)
+        of_labelled_texts(
+            part, Hyperparameters(text_column="body", text_pair_column="title"), None, None
+        )
         == both
     )
-    assert choose(part, Hyperparameters(text_column="title"), None, None).read == ("title",)
+    assert of_labelled_texts(part, Hyperparameters(text_column="title"), None, None).read == (
+        "title",
+    )
     for text, pair, words in [
         ("body,titel", None, "text_column has value 'titel'"),
         ("body", "titel", "text_pair_column has value 'titel'"),
@@ -152,7 +156,9 @@ def test_a_user_s_word_decides(tmp_path: Path) -> None:
         ("title,body,kind", None, "title, body, kind"),
     ]:
         with pytest.raises(DataError, match=words):
-            choose(part, Hyperparameters(text_column=text, text_pair_column=pair), None, None)
+            of_labelled_texts(
+                part, Hyperparameters(text_column=text, text_pair_column=pair), None, None
+            )
 
 
 def test_all_files_are_pairs_or_none_is(tmp_path: Path) -> None:
@@ -160,12 +166,12 @@ def test_all_files_are_pairs_or_none_is(tmp_path: Path) -> None:
     other = part_of(tmp_path, "sentence1,sentence2,label", FIRST, SECOND, LABELS)
     single = part_of(tmp_path, "text,label", FIRST, LABELS)
     given = Hyperparameters()
-    like = choose(pairs, given, None, None)
-    assert choose(other, given, None, like).read == ("sentence1", "sentence2")
+    like = of_labelled_texts(pairs, given, None, None)
+    assert of_labelled_texts(other, given, None, like).read == ("sentence1", "sentence2")
     with pytest.raises(DataError, match="training data premise, hypothesis"):
-        choose(single, given, None, like)
+        of_labelled_texts(single, given, None, like)
     with pytest.raises(DataError, match="training data text"):
-        choose(pairs, given, None, choose(single, given, None, None))
+        of_labelled_texts(pairs, given, None, of_labelled_texts(single, given, None, None))
 
 
 def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_names import PROMPT, PROMPT_NAMES, PROMPT_PARTS, TEMPLATE_PARTS, plain
-from recipe.data.columns import Role, by_name, check_choices, check_parts
+from recipe.data.columns import Role, check_parts, choose
 from recipe.data.conversations import common_prefix, conversation
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
@@ -37,6 +37,7 @@ _ROLES = (
         (*PROMPT_NAMES, "input", "query", "context", "conversations"),
         "prompt_column",
         is_optional=True,
+        parts=PROMPT_PARTS,
     ),
     Role(
         CHOSEN,
@@ -93,7 +94,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
     is_prefixed = True
     for split, part in read_parts(places, notes):
         with problems.noted():
-            columns = _columns(part, hyperparameters, like)
+            columns = choose(part, [_ROLES], hyperparameters, like)
             like = like or columns
             usable = _usable(part, columns)
             kinds.setdefault(usable.are_talks, part.path)
@@ -135,17 +136,6 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
         found=[*notes, *found, rule.replace("queries", "prompts")],
         are_talks=are_talks,
     )
-
-
-def _columns(
-    part: Part, hyperparameters: Hyperparameters, like: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the columns of `part`, as the training data has them; maybe without one of prompts."""
-    chosen = by_name(part, _ROLES, hyperparameters, like)
-    if PROMPT in chosen and hyperparameters.prompt_column is None:
-        check_choices(part)
-        check_parts(part, chosen.values(), PROMPT_PARTS, f"prompt_column={chosen[PROMPT]}")
-    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)

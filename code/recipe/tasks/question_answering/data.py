@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
-from recipe.data.columns import first_known
+from recipe.data.columns import Role, choose
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
@@ -45,6 +45,14 @@ _KINDS = {
     ANSWERS: pa.list_(pa.string()),
     STARTS: pa.list_(pa.int64()),
 }
+_ROLES = (
+    Role(QUESTION, _QUESTIONS),
+    Role(CONTEXT, _CONTEXTS),
+    Role(ANSWERS, _TEXTS),
+    Role(STARTS, _STARTS, is_optional=True),
+    Role(ID, _IDS, is_optional=True),
+    Role("is_impossible", _NONE_THERE, is_optional=True),
+)
 _Row = tuple[str, str, str, list[str], list[int]]
 
 
@@ -89,7 +97,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
-            of_part, mended = _rows(part)
+            of_part, mended = _rows(part, hyperparameters)
             tables.setdefault(split, []).append(of_part)
             columns_of_split.setdefault(split, []).append(
                 f"{of_part.num_rows} questions from {part.path}"
@@ -132,7 +140,7 @@ def _unanswered(split: datasets.Dataset) -> int:
     return sum(int((each == 0).sum()) for each in counts)
 
 
-def _rows(part: Part) -> tuple[pa.Table, int]:
+def _rows(part: Part, given: Hyperparameters) -> tuple[pa.Table, int]:
     """The questions of a part, and how many answers' starts were mended."""
     mended = unsure = answers = 0
     problems = Problems()
@@ -140,7 +148,7 @@ def _rows(part: Part) -> tuple[pa.Table, int]:
     def question_rows() -> Iterator[_Row]:
         nonlocal mended, unsure, answers
         nested = _nested_column(part)
-        records = _flat(part) if nested is None else _nested(part, nested)
+        records = _flat(part, given) if nested is None else _nested(part, nested)
         for number, (row, name, question, context, texts, starts) in enumerate(records):
             with problems.noted():
                 if not isinstance(question, str) or not question.strip():
@@ -220,15 +228,11 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
                     texts, starts  # fmt: skip
 
 
-def _flat(part: Part) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
-    known = (_QUESTIONS, _CONTEXTS, _TEXTS, _STARTS, _IDS, _NONE_THERE)
-    names = [first_known(part, some) for some in known]
-    if None in names[:3]:
-        raise DataError(
-            f"{part.path} has the columns {', '.join(part.table.column_names)}: questions, "
-            "contexts or answers are not among them.",
-            "Give question, context and answers (text, answer_start), or SQuAD's own files.",
-        )
+def _flat(
+    part: Part, given: Hyperparameters
+) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
+    chosen = choose(part, [_ROLES], given)
+    names = [chosen.get(role.what) for role in _ROLES]
     has_starts, says_impossible = names[3] is not None, names[5] is not None
     read = list(dict.fromkeys(name for name in names if name is not None))
 

@@ -16,7 +16,7 @@ from recipe.data.column_names import (
     SURE_LABELS,
     plain,
 )
-from recipe.data.columns import Role, check_choices, check_named, check_parts, unknown
+from recipe.data.columns import Role, choose
 from recipe.data.evidence import WRITER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
@@ -91,14 +91,14 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     notes = list(places.notes)
     built: dict[str, list[pa.Table]] = {}
     findings: dict[str, str] = {}
-    like: tuple[str, str] | None = None
+    like: dict[str, str] | None = None
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
-            like_here = _columns(part, hyperparameters, like)
-            like = like or like_here
-            built.setdefault(split, []).append(_texts(part, *like_here, notes))
-            source, target = like_here
+            columns = _columns(part, hyperparameters, like)
+            like = like or columns
+            source, target = columns[SOURCE], columns[TARGET]
+            built.setdefault(split, []).append(_texts(part, source, target, notes))
             findings.setdefault(
                 split,
                 f"{split} data: {part.format}; source column {source!r}, target column {target!r}",
@@ -116,42 +116,41 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
 
 
 def _columns(
-    part: Part, hyperparameters: Hyperparameters, like: tuple[str, str] | None
-) -> tuple[str, str]:
+    part: Part, given: Hyperparameters, like: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the columns of the source and of the target.
 
     Raises:
         DataError: a given column is not there, or they are not known by their names.
     """
-    check_named(part, hyperparameters)
+    known = [*_of_languages(given), *SUMMARIES, *PAIRS]
     names = part.table.column_names
-    text, label = hyperparameters.text_column, hyperparameters.label_column
-    if text is not None and label is not None:
-        return text, label
-    by_plain = {plain(name): name for name in reversed(names)}
-    candidates = [like] if like is not None else []
-    candidates += _of_languages(by_plain, hyperparameters)
-    candidates += [
-        (by_plain[source], by_plain[target])
-        for source, target in (*SUMMARIES, *PAIRS)
-        if source in by_plain and target in by_plain
-    ]
-    for source, target in candidates:
-        if text in (None, source) and label in (None, target) and {source, target} <= set(names):
-            if text is None:
-                leave = f"text_column={source} and label_column={target}"
-                check_choices(part)
-                check_parts(part, (source, target), _PARTS, leave)
-                _refuse_several_languages(part, source)
-            return source, target
     languages = [name.partition(".")[2] for name in names if name.startswith(f"{_TRANSLATION}.")]
-    if languages:
+    is_given = given.text_column is not None or given.label_column is not None
+    if is_given:
+        # A column that is named stands for its own pair only.
+        named = (given.text_column, given.label_column)
+        known = [
+            pair
+            for pair in known
+            if all(
+                column is None or plain(column) == name
+                for column, name in zip(named, pair, strict=True)
+            )
+        ]
+    elif languages and not _of_languages(given):
         raise DataError(
             f"{part.path} has translations between {' and '.join(languages)}, and which is the "
             "source is not said.",
             f"Give source_lang={languages[0]} and target_lang={languages[-1]}, or the reverse.",
         )
-    raise unknown(part, [Role("source", (), "text_column"), Role("target", (), "label_column")])
+    alternatives = [[Role(SOURCE, (source,), "text_column", parts=_PARTS),
+                     Role(TARGET, (target,), "label_column")]
+                    for source, target in [*known, ("", "")]]  # fmt: skip
+    chosen = choose(part, alternatives, given, like)
+    if given.text_column is None:
+        _refuse_several_languages(part, chosen[SOURCE])
+    return chosen
 
 
 def _refuse_several_languages(part: Part, source: str) -> None:
@@ -167,23 +166,18 @@ def _refuse_several_languages(part: Part, source: str) -> None:
             )
 
 
-def _of_languages(
-    by_plain: Mapping[str, str], hyperparameters: Hyperparameters
-) -> list[tuple[str, str]]:
-    """The columns that source_lang and target_lang name: `translation.en`, `en`, or of `en_XX`."""
-    if hyperparameters.source_lang is None or hyperparameters.target_lang is None:
+def _of_languages(given: Hyperparameters) -> list[tuple[str, str]]:
+    """Return the names of columns that source_lang and target_lang may stand for.
+
+    They are `translation.en` or `en`, for `en` or `en_XX`.
+    """
+    if given.source_lang is None or given.target_lang is None:
         return []
-    pairs = []
-    for form in (str, lambda code: code.split("_")[0]):
-        source, target = (
-            form(code) for code in (hyperparameters.source_lang, hyperparameters.target_lang)
-        )
-        for stem in (f"{_TRANSLATION}.", ""):
-            read = by_plain.get(plain(stem + source))
-            written = by_plain.get(plain(stem + target))
-            if read is not None and written is not None and read != written:
-                pairs.append((read, written))
-    return pairs
+    codes = (given.source_lang, given.target_lang)
+    forms = dict.fromkeys((codes, (codes[0].split("_")[0], codes[1].split("_")[0])))
+    pairs = [(plain(stem + source), plain(stem + target))
+             for source, target in forms for stem in (f"{_TRANSLATION}.", "")]  # fmt: skip
+    return [pair for pair in pairs if pair[0] != pair[1]]
 
 
 def _texts(part: Part, source: str, target: str, notes: list[str]) -> pa.Table:
@@ -227,10 +221,10 @@ def recognise_translations(evidence: Evidence) -> Recognised | None:
     """Return that the first rows hold translations, for an encoder with a decoder."""
     if evidence.model != WRITER or evidence.part is None:
         return None
-    names = {plain(name): name for name in evidence.part.table.column_names}
-    if _of_languages(names, evidence.hyperparameters):
+    pairs = _of_languages(evidence.hyperparameters)
+    if any(evidence.named([source]) and evidence.named([target]) for source, target in pairs):
         return Recognised(reason="source_lang and target_lang name columns")
-    if any(name.startswith(f"{_TRANSLATION}.") for name in names):
+    if any(plain(name).startswith(f"{_TRANSLATION}.") for name in evidence.part.table.column_names):
         return Recognised(reason=f"column {_TRANSLATION} holds a text in several languages")
     return None
 

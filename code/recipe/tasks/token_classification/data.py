@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS, plain
-from recipe.data.columns import Role, by_name
+from recipe.data.columns import Role, choose
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import fasttext, formats
 from recipe.data.files.part import TAG, Part
@@ -227,7 +227,7 @@ def _columns(
     ]
     others = dataclasses.replace(part, table=part.table.select(readable))
     known = None if like is None else dict(zip(("words", "tags"), like, strict=True))
-    chosen = by_name(others, _ROLES, hyperparameters, known)
+    chosen = choose(others, [_ROLES], hyperparameters, known)
     return chosen["words"], chosen["tags"]
 
 

@@ -217,7 +217,7 @@ def test_when_it_is_recognised(
         channels={"train": tmp_path},
         hyperparameters=Hyperparameters(),
         part=head.read(tmp_path / "a.jsonl"),
-        read_model=lambda: {"architectures": classes},
+        config={"architectures": classes},
     )
     found = preferences.recognise(evidence)
     assert (found and found.certain) is expected
