@@ -1,8 +1,8 @@
-"""Look at a training job's hyperparameters, data and model, without training.
+"""Check a training job's hyperparameters, data and model without training.
 
     SM_CHANNEL_TRAIN=data/train python code/check.py 1 --model_name_or_path path/to/model
 
-The first argument is the number of processes that would train, the rest is what `train.py` takes.
+The first argument is the number of training processes, the others are those of `train.py`.
 Prints lines `amphora-check {"level": "ok|warning|error", "what": ..., "detail": ...}`.
 """
 
@@ -16,7 +16,7 @@ import sys
 
 
 def main(argv: list[str]) -> None:
-    """Print every finding; a fault of the job is a finding, not an exception."""
+    """Print all findings. Errors of the job are findings, not exceptions."""
     # As in train.py.
     gc.disable()
     from recipe import paths

@@ -1,9 +1,9 @@
-"""The handlers that a user's file leaves out, as in the image that the file was written for.
+"""Default handlers for the functions that a user's file does not define.
 
-Two images serve such files: Hugging Face's, where a request is a dict and the model a pipeline, and
-PyTorch's, where a request is a tensor. Which of them a file means is decided by the model, by what
-the file imports, and by the model's folder, and is printed once; AMPHORA_HANDLER_DEFAULTS
-(huggingface, pytorch) sets it.
+They follow the image for which the file was written: Hugging Face's, where a request is a dict and
+the model a pipeline, or PyTorch's, where a request is a tensor. The image is inferred from the
+loaded model, the file's imports and the model's folder, and printed once;
+AMPHORA_HANDLER_DEFAULTS (huggingface, pytorch) sets it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TENSOR_METHODS = {"to", "shape", "size", "dim", "long", "int", "float", "cuda",
 
 
 def leads(model_dir: str) -> bool:
-    """Whether a folder without handlers is one that only PyTorch's image would serve."""
+    """Return whether only PyTorch's image would serve this folder without handlers."""
     is_saved = any(
         (Path(model_dir) / name).is_file() for name in ("config.json", "adapter_config.json")
     )
@@ -42,11 +42,11 @@ def leads(model_dir: str) -> bool:
 
 
 def for_file(own: frozenset[str], path: str) -> Defaults:
-    """The defaults for one file of handlers.
+    """Return the defaults for a file of handlers.
 
     Args:
-        own: The functions that it defines.
-        path: Where it is; empty if there is none.
+        own: The functions that the file defines.
+        path: The path of the file; empty if there is none.
 
     Raises:
         ValueError: AMPHORA_HANDLER_DEFAULTS is not one of its values.
@@ -66,7 +66,7 @@ def for_file(own: frozenset[str], path: str) -> Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What one file's missing functions are."""
+    """The default functions of one file."""
 
     own: frozenset[str]
     path: str
@@ -79,10 +79,10 @@ class Defaults:
         return huggingface.make_pipeline(model_dir, os.environ)
 
     def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
-        """The functions that the file leaves out, for its loaded model.
+        """Return the functions that the file does not define, for its loaded model.
 
         Raises:
-            ValueError: Without a function that the file lacks, the model answers nothing.
+            ValueError: The model needs a function that the file does not define.
         """
         missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.own)
         if "transform_fn" in self.own or not missing:
@@ -97,8 +97,8 @@ class Defaults:
             reads_tokens = getattr(model, "main_input_name", "") == "input_ids"
             if "input_fn" not in self.own and reads_tokens and "transformers" in packages_of(model):
                 raise ValueError(
-                    f"model_fn of {self.path} returned a {kind}, and nothing in the file makes"
-                    " tokens of a request: return transformers.pipeline(...) from model_fn, or"
+                    f"model_fn of {self.path} returned a {kind}, and nothing in the file"
+                    " tokenizes requests: return transformers.pipeline(...) from model_fn, or"
                     " define input_fn or predict_fn."
                 )
         family, reason = self.family(model, model_dir)
@@ -119,7 +119,7 @@ class Defaults:
                 raise BadRequest(f"{error}{advice}") from error
 
         def output_fn(prediction: Any, accept: str) -> Any:
-            # PyTorch's image makes lists of a tensor first, so that NPY holds float64 or int64.
+            # PyTorch's image converts tensors to lists first, so NPY holds float64 or int64.
             if family == PYTORCH and serialization.is_tensor(prediction):
                 prediction = serialization.lists_of_tensor(prediction)
             return serialization.encode(prediction, accept)
@@ -127,8 +127,8 @@ class Defaults:
         return {"input_fn": input_fn, "predict_fn": predict, "output_fn": output_fn}
 
     def advice(self, model: Any, model_dir: str) -> str:
-        """Return what an error of the file's own predict_fn adds: which input_fn gave it its data,
-        and how to have the other one; "" if there is no other."""
+        """Return advice for an error in the file's predict_fn: which default input_fn was used, and
+        how to select the other one. Return "" if there is no choice."""
         if self.setting or {"input_fn", "transform_fn"} & self.own or "predict_fn" not in self.own:
             return ""
         if self.family(model, model_dir)[0] == PYTORCH:
@@ -136,10 +136,10 @@ class Defaults:
         return f"Its data is the request's JSON; {VARIABLE}={PYTORCH} makes a tensor of numbers."
 
     def family(self, model: Any, model_dir: str) -> tuple[str, str]:
-        """Which image the file was written for, HUGGING_FACE or PYTORCH, and why."""
+        """Return the image for which the file was written, HUGGING_FACE or PYTORCH, and why."""
         if self.setting:
             return self.setting, f"{VARIABLE} is {self.setting}"
-        parts = [model]  # (model, tokenizer) and {"model": ...} are seen through
+        parts = [model]  # also look inside (model, tokenizer) and {"model": ...}
         if isinstance(model, Mapping):
             parts = list(model.values())
         elif isinstance(model, (list, tuple)):
@@ -206,8 +206,8 @@ def predict(data: Any, model: Any) -> Any:
 
 
 def library_call(model: Any) -> Callable[..., Any] | None:
-    """How sentence-transformers' models answer texts, instead of by a call of the model itself;
-    None for other models."""
+    """Return the method by which a model of sentence-transformers answers texts; None for other
+    models, which are called."""
     if "sentence_transformers" not in packages_of(model):
         return None
     return next(
@@ -216,12 +216,12 @@ def library_call(model: Any) -> Callable[..., Any] | None:
 
 
 def packages_of(value: Any) -> set[str]:
-    """The top packages of a value's class and of the classes that it inherits from."""
+    """Return the top-level packages of a value's class and its base classes."""
     return {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
 
 
 def imports_of(path: str) -> set[str]:
-    """The top packages that a file imports, anywhere in it; empty if there is no file."""
+    """Return the top-level packages that a file imports; empty if the file does not exist."""
     if not path or not Path(path).is_file():
         return set()
     names: set[str] = set()
@@ -234,19 +234,19 @@ def imports_of(path: str) -> set[str]:
 
 
 def takes_tensor(path: str) -> bool:
-    """Whether predict_fn of a file uses its data as a tensor, and never as JSON: it calls the model
-    with it as it is, or one of a tensor's methods."""
+    """Return whether predict_fn of a file uses its data as a tensor and never as JSON: it passes
+    the data to the model unchanged, or calls a tensor's method."""
     tree = ast.parse(Path(path).read_bytes()) if Path(path).is_file() else ast.Module([], [])
     for function in tree.body:
         if not isinstance(function, ast.FunctionDef) or function.name != "predict_fn":
             continue
-        data, model = ([each.arg for each in function.args.args] + ["", ""])[:2]
+        data, model = ([argument.arg for argument in function.args.args] + ["", ""])[:2]
         as_tensor = False
         for node in ast.walk(function):
             value: Any = getattr(node, "value", None)
             of_data = isinstance(value, ast.Name) and value.id == data
             if isinstance(node, ast.Assign) and data in map(ast.unparse, node.targets):
-                # `data = data.to(device)`, and nothing else that is made of it
+                # Only assignments such as `data = data.to(device)` keep the data a tensor.
                 made_by = getattr(value, "func", None)
                 if not ast.unparse(made_by or value).startswith(f"{data}."):
                     return False
@@ -257,7 +257,7 @@ def takes_tensor(path: str) -> bool:
                     return False
                 as_tensor = True
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                given = [each.id for each in node.args if isinstance(each, ast.Name)]
+                given = [arg.id for arg in node.args if isinstance(arg, ast.Name)]
                 as_tensor |= node.func.id == model and data in given
         return as_tensor
     return False

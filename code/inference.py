@@ -1,14 +1,14 @@
-"""Serve a model: what `amphora serve` calls if a model has no code of its own.
+"""The handlers that `amphora serve` uses if a model has no code.
 
-Tasks: those of transformers' pipelines, and question answering, summarization, translation,
-text2text-generation and sentence-similarity. HF_TASK chooses; without it the model's head does.
+HF_TASK, or else the head of the model, selects the task: those of transformers' pipelines, and
+question answering, summarization, translation, text2text-generation and sentence-similarity.
 
 Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, pairs,
 questions with their contexts, a bare string or list, JSON Lines, CSV with a record in each row,
-plain text, an NPY array of texts, or the bytes of an image or a sound. Answers have the shape that
-Hugging Face's image gives (docs/SERVING.md has the table). Texts longer than the model reads are
-cut, and the answer's header X-Amphora-Truncated names their places. A record of JSON Lines or CSV
-that cannot be read has an error in its place, named in X-Amphora-Failed; if no record can be read,
+plain text, an NPY array of texts, or the bytes of an image or a sound. Answers have the shape of
+Hugging Face's image (docs/SERVING.md has the table). Texts beyond the model's limit are truncated;
+the header X-Amphora-Truncated of the answer lists their positions. An invalid record of JSON Lines
+or CSV is answered by an error in its place, listed in X-Amphora-Failed. If all records are invalid,
 or lines have different parameters, the request is refused.
 """
 
@@ -48,7 +48,7 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
     for length in (1, 16):
         request = model.example("A sentence to warm up with. " * length)
         if request is None:
-            print("warm-up: none, since no request is known that this task answers", flush=True)
+            print("warm-up: skipped, since this task has no example request", flush=True)
             break
         answers.write_answer(predict_fn(request, model), payloads.JSON)
     if (engine := registry.engine_of(model)) is not None:
@@ -78,7 +78,7 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
     """
     if name := getattr(context, "headers", {}).get(_ADAPTER, ""):
         raise UnknownModel(
-            f"{_ADAPTER} is {name!r}, and this model has no adapters: vLLM alone serves them by "
+            f"{_ADAPTER} is {name!r}, and this model has no adapters: only vLLM serves adapters by "
             "name. Leave the header out."
         )
     return reading.read(body, content_type, getattr(context, "path", "/invocations"))

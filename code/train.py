@@ -3,9 +3,9 @@
     SM_CHANNEL_TRAIN=data/train SM_CHANNEL_TEST=data/test SM_MODEL_DIR=model \\
         python code/train.py --model_name_or_path path/to/model --epochs 1
 
-Several processes: the same command with `torchrun --nproc_per_node 2` for `python`.
-Stopped by SIGTERM, it ends its step, saves, and leaves with exit code 75; started again, it goes on
-from the newest whole checkpoint and ends with the weights of a run that was never stopped.
+For several processes, replace `python` by `torchrun --nproc_per_node 2`.
+On SIGTERM, the script ends its step, saves a checkpoint and exits with code 75. Started again, it
+resumes from the newest intact checkpoint and ends with the weights of an uninterrupted run.
 `--help` lists the hyperparameters. Without SM_* variables, the /opt/ml tree is used.
 """
 
@@ -17,8 +17,8 @@ import sys
 
 
 def main(argv: list[str]) -> None:
-    """Train as `argv` says; an error is raised, with a message for the job's owner."""
-    # Imports leave nothing to collect, and looking for it takes a quarter of their time.
+    """Train with the hyperparameters in `argv`; exit with the message of a RecipeError."""
+    # Imports create no garbage, and collecting takes a quarter of their time.
     gc.disable()
     from recipe import arguments, errors, paths
     from recipe.training import run
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     try:
         run.run(arguments.parse(argv, places), places, os.environ)
     except errors.RecipeError as error:
-        if sys.excepthook is not sys.__excepthook__:  # that of a supervisor, which logs it
+        if sys.excepthook is not sys.__excepthook__:  # a supervisor's hook, which logs the error
             raise
         sys.exit(f"{type(error).__name__}: {error}")
 

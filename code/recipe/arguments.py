@@ -1,4 +1,4 @@
-"""Hyperparameters from a script's argv, whose names may be those of other trainers."""
+"""Parse hyperparameters from argv, with the names of this recipe and of other trainers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ _KEY = re.compile(r"--?[A-Za-z]")
 
 
 def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
-    """Hyperparameters from `--key value` arguments.
+    """Parse `--key value` arguments.
 
-    A key may be written with `-` or `_`, by any of its aliases, or as other trainers call it
-    (`foreign_names`). A flag without a value is True; an empty value, `None` or `null` leaves the
-    default. Fields of transformers.TrainingArguments that are not the recipe's own are converted
-    to their type and kept in `passed`.
+    A key may have `-` or `_`, and may be an alias or the name of another trainer (`foreign_names`).
+    A flag without a value is True. An empty value, `None` or `null` means the default. Other
+    fields of transformers.TrainingArguments are converted to their type and stored in `passed`.
 
     Args:
-        places: Where the job's data lies and its results go: a name that says the same is no error.
+        places: Folders of the job; arguments of other trainers that name the same ones are allowed.
 
     Raises:
-        HyperparameterError: names every key that is unknown or given with two values, and every
-            value that cannot be.
+        HyperparameterError: Lists all unknown keys, keys with two values, and invalid values.
     """
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
@@ -44,7 +42,7 @@ def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
     problems: list[str] = []
     for written, text in _pairs(argv):
         try:
-            name, value = _understood(written, text, notes, places)
+            name, value = _translated(written, text, notes, places)
             converted = _convert(name, value) if name else None
         except HyperparameterError as error:
             problems.append(str(error))
@@ -59,10 +57,10 @@ def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
         values.setdefault(name, converted)
         written_as.setdefault(name, written)
     notes += _notes_of(values, places)
-    own = {name: value for name, value in values.items() if name in own_fields()}
-    passed = {name: value for name, value in values.items() if name not in own}
+    of_recipe = {name: value for name, value in values.items() if name in own_fields()}
+    passed = {name: value for name, value in values.items() if name not in of_recipe}
     try:
-        parsed = Hyperparameters(**own, passed=passed, notes=tuple(notes))
+        parsed = Hyperparameters(**of_recipe, passed=passed, notes=tuple(notes))
     except HyperparameterError as error:
         _, *several = str(error).split("\n- ")
         problems += several or [str(error)]
@@ -88,20 +86,20 @@ def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _understood(
+def _translated(
     written: str, value: str, notes: list[str], places: Places | None
 ) -> tuple[str, str]:
-    """The name and the value as they are called here; no name where it changes nothing.
+    """Return this recipe's name and value for an argument; an empty name if it has no effect.
 
     Args:
-        notes: What is said of such a name is added to it.
+        notes: Receives a note for an argument without effect.
 
     Raises:
-        HyperparameterError: it is not known, or asks for what is not done here.
+        HyperparameterError: The name is unknown, or the recipe does not support what it requests.
     """
     if not _KEY.match(written):
         raise HyperparameterError(
-            f"Argument {written!r} belongs to no hyperparameter.", "Write --key value."
+            f"Argument {written!r} does not belong to a hyperparameter.", "Write --key value."
         )
     written = written.lstrip("-")
     name = written.replace("-", "_")
@@ -124,11 +122,11 @@ def _understood(
             else {},
         )
         if remedy:
-            raise HyperparameterError(f"{what} is not one of this recipe's.", remedy)
+            raise HyperparameterError(f"{what} is not a hyperparameter of this recipe.", remedy)
         notes.append(note)
         return "", ""
     if name not in _training_fields():
-        # A name that is less alike means something else, as val_set_size and eval_batch_size do.
+        # Less similar names have other meanings, such as val_set_size and eval_batch_size.
         accepted = {*own_fields(), *_aliases(), *_training_fields()} - {*value_ranges.REFUSED}
         raise HyperparameterError(
             f"{what} is not known.",
@@ -138,32 +136,30 @@ def _understood(
 
 
 def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
-    """What is said of values that do not go together; checkpoints leave the model's folder."""
+    """Yield notes about conflicting values, and move output_dir out of the model's folder."""
     steps = values.get("max_train_steps") or -1
     if steps > 0 and "num_train_epochs" in values:
-        yield (
-            f"max_train_steps={steps} decides when training ends, not num_train_epochs="
-            f"{values['num_train_epochs']:g}"
-        )
+        yield (f"max_train_steps={steps} overrides num_train_epochs={values['num_train_epochs']:g}")
     if values.get("hub_model_id") and not values.get("push_to_hub"):
-        yield f"hub_model_id={values['hub_model_id']} is not pushed to: push_to_hub is not given"
+        yield f"hub_model_id={values['hub_model_id']} has no effect: push_to_hub is not set"
     elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
-        yield "the model is pushed to the hub once, when the training has ended, not at every save"
+        yield "hub_strategy=every_save: the model is pushed to the hub only once, after training"
     folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
     model = places.model_dir.absolute() if places else None
     if places and folder and model and model in (folder, *folder.parents):
         del values["output_dir"]
         yield (
-            f"output_dir={folder} is packed with the model: checkpoints go to {places.checkpoints}"
+            f"output_dir={folder} would be packed with the model: checkpoints are saved in "
+            f"{places.checkpoints}"
         )
 
 
 def _convert(name: str, value: str) -> Any:
-    """The value as its field has it, or None for no value."""
+    """Convert the value to the type of its field; return None for no value."""
     if value.lower() in foreign_names.UNSET:
         return None
     if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
-        return True  # as text it is taken for a list of options
+        return True  # a string would be parsed as a list of options
     kind = _OwnValues if name in own_fields() else TrainingArguments
     try:
         return getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
@@ -175,7 +171,7 @@ def _convert(name: str, value: str) -> Any:
 
 
 def describe() -> str:
-    """The recipe's own hyperparameters with their aliases and documentation, as text."""
+    """Return the recipe's hyperparameters with aliases and help, as text."""
     lines = []
     for item in dataclasses.fields(Hyperparameters):
         if item.metadata:
@@ -195,16 +191,16 @@ def _training_fields() -> frozenset[str]:
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    own = {
+    of_recipe = {
         alias.lstrip("-"): item.name
         for item in dataclasses.fields(Hyperparameters)
         for alias in item.metadata.get("aliases", ())
     }
-    return {**foreign_names.RENAMED, **own}
+    return {**foreign_names.RENAMED, **of_recipe}
 
 
 class _Parser(HfArgumentParser):
-    """Converts a string to a field's type; says what is wrong by an exception, not by exiting."""
+    """Converts strings to the types of fields; raises an exception instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -212,7 +208,7 @@ class _Parser(HfArgumentParser):
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnValues(Hyperparameters):
-    """Hyperparameters without `passed` and `notes`, which no string converts to."""
+    """Hyperparameters without `passed` and `notes`, which are not parsed from strings."""
 
     passed: Mapping[str, Any] = field(default_factory=dict, init=False)
     notes: tuple[str, ...] = field(default=(), init=False, compare=False)

@@ -1,4 +1,4 @@
-"""What the recipe says while it works: lines on stdout, from the first process only."""
+"""Print the recipe's log lines on stdout, from the first process only."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tqdm import tqdm
 
 
 def is_first_process() -> bool:
-    """Whether this is rank 0 of the job, or its only process."""
+    """Return whether this is rank 0 of the job, or its only process."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def has_terminal() -> bool:
-    """Whether somebody watches: a progress bar is drawn then, and lines are printed otherwise."""
+    """Return whether stderr is a terminal, on which a progress bar is drawn."""
     return sys.stderr.isatty()
 
 
 def say(line: str) -> None:
-    """Print one line at once, on rank 0 only, so that a job's log has each line once."""
+    """Print one line and flush it, on rank 0 only, so that a job's log has each line once."""
     if not is_first_process():
         return
     if has_terminal():
-        tqdm.write(line)  # above the bar, which is drawn again
+        tqdm.write(line)  # above the bar
     else:
         print(line, flush=True)

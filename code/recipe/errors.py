@@ -11,15 +11,15 @@ from safetensors import SafetensorError
 
 
 class RecipeError(Exception):
-    """Something the user can mend.
+    """An error that the user can fix.
 
     Args:
         message: What is wrong; it names the key or file, and the value.
-        remedy: What to do instead, as a sentence; empty where the message says it.
+        remedy: What to do instead, as a sentence; empty if the message says it.
     """
 
     is_users_mistake = True
-    """A supervisor that records it shows the message alone, without the frames of the recipe."""
+    """Lets the supervisor log the message without the recipe's stack frames."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(f"{message} {remedy}".strip())
@@ -39,7 +39,7 @@ class DataError(RecipeError):
 
 
 class Problems:
-    """Collects what is wrong with data, so that one message tells all of it."""
+    """Collects errors in data, to report them in one message."""
 
     _MOST = 10
 
@@ -48,14 +48,14 @@ class Problems:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """A block whose DataError waits for `check`."""
+        """Collect a DataError of the block for `check`."""
         try:
             yield
         except DataError as error:
             self._found.append(error)
 
     def check(self) -> None:
-        """Raises DataError: all that was noted, if anything was."""
+        """Raise the collected errors as one DataError, if there are any."""
         if len(self._found) == 1:
             raise self._found[0]
         if self._found:
@@ -84,38 +84,38 @@ class CheckpointError(RecipeError):
 
 
 class OutputError(RecipeError):
-    """What a job leaves behind cannot be written."""
+    """The results of a job cannot be written."""
 
 
 class DivergedError(RecipeError):
-    """The loss is no number any more."""
+    """The loss is NaN or infinite."""
 
 
 UNLOADABLE = (OSError, ValueError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError)
-"""What loading a model raises whose files are missing, damaged, or not what they say."""
+"""Raised when model files are missing, damaged or of another format."""
 
 
 def why_unloadable(error: Exception) -> str:
-    """The first line of what loading a model raised; of a pickle torch's own advises to run it."""
+    """Return the first line of an error in loading; torch's text advises to run pickles."""
     if isinstance(error, pickle.UnpicklingError):
         return "its weights are a pickle of more than tensors, which could run code."
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if "TokenizersBackend" in reason:
-        reason += " transformers 5 has saved it: use an image without `--transformers 4`."
+        reason += " It was saved by transformers 5: use an image without `--transformers 4`."
     return reason
 
 
 def listed(names: Sequence[object], most: int = 20) -> str:
-    """The first names for a message, and how many more there are."""
+    """Join the first names for a message, and count the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
 
 def near(name: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """A sentence naming what `name` may have been meant to be: 'Did you mean a or b?', or ''.
+    """Return 'Did you mean a or b?' for similar known names, or ''.
 
     Args:
-        alike: The share of characters in common from which it may.
+        alike: The smallest similarity, from 0 to 1.
     """
     matches = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=alike)
     return f"Did you mean {' or '.join(matches)}?" if matches else ""

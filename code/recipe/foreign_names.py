@@ -1,11 +1,10 @@
-"""What hyperparameters of other trainers are called here, or why this recipe has none of them.
+"""Translate the hyperparameters of other trainers, or explain why they are not supported.
 
-The names are those of transformers' example scripts (run_glue.py, run_clm.py, run_qa.py ...), of
-older releases of its TrainingArguments, of TRL, Axolotl, LLaMA-Factory, AutoTrain, SetFit and
-SageMaker JumpStart, and of notebooks that Hugging Face and AWS show for SageMaker. A name is of one
-of three kinds: it means what a name of this recipe means (`RENAMED`, `REWRITTEN`); it changes
-nothing here, for some or all of its values, which is said (`LEFTOVERS`, `PLACES`); or it asks for
-what is not done here (`ADVICE`).
+The names come from transformers' example scripts (run_glue.py, run_clm.py, run_qa.py ...), older
+releases of TrainingArguments, TRL, Axolotl, LLaMA-Factory, AutoTrain, SetFit, SageMaker JumpStart,
+and notebooks of Hugging Face and AWS. There are three kinds: names with an equivalent in this
+recipe (`RENAMED`, `REWRITTEN`); names that have no effect for some or all values, which is logged
+(`LEFTOVERS`, `PLACES`); and names that are refused with advice (`ADVICE`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 
 
 def _rows(table: str) -> Iterator[list[str]]:
-    """Each name of a row with the row's cells; a row goes on where the next line is indented."""
+    """Yield each name of a row with the row's cells; indented lines continue a row."""
     for line in re.sub(r"\n +", " ", table.strip()).splitlines():
         names, *cells = line.split(" | ")
         for name in names.split():
@@ -34,8 +33,8 @@ model_checkpoint pretrained_model_name_or_path base_model | model_name_or_path
 label_column_name target_column | label_column
 image_column_name | image_column
 text_column_name dataset_text_field | text_column
-max_input_length max_source_length max_sequence_length sequence_length sequence_len cutoff_len
-  | max_length
+max_input_length max_source_length max_sequence_length sequence_length sequence_len cutoff_len |
+  max_length
 generation_max_length val_max_target_length | max_target_length
 prompt_text_column | prompt_column
 rejected_text_column | rejected_column
@@ -52,11 +51,11 @@ dpo_loss_type pref_loss | loss_type
 dpo_label_smoothing | label_smoothing
 sample_packing neat_packing | packing
 """)}  # fmt: skip
-"""Names of the same meaning."""
+"""Names with the same meaning."""
 
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 UNSET = ("", "none", "null")
-"""What stands, in any case, for no value."""
+"""Texts, in lower case, that mean no value."""
 
 
 _SHARES = ("warmup_ratio", "warmup_proportion")
@@ -71,12 +70,12 @@ _VALUES: Mapping[str, Mapping[tuple[str, ...], tuple[str, str]]] = {
     "do_regression": {_TRUE: ("problem_type", "regression"), _FALSE: ("problem_type", "")},
     "adafactor": {_TRUE: ("optim", "adafactor"), _FALSE: ("optim", "")},
 }
-"""Names that are another name with another value."""
+"""Names whose values are translated, too."""
 REWRITTEN = frozenset({*_SHARES, *_VALUES})
 
 
 def rewritten(name: str, value: str) -> tuple[str, str] | str:
-    """Return name and value here of a name in `REWRITTEN`, or a remedy if it has none."""
+    """Translate a name in `REWRITTEN` and its value; return a remedy for other values."""
     if name in _SHARES:
         is_share = re.fullmatch(r"0?\.\d+|0", value) is not None
         return ("warmup_steps", value) if is_share else (
@@ -97,8 +96,8 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
         "".join(remedy),
     )
     for name, values, line, *remedy in _rows("""
-overwrite_output_dir | any | a stopped job goes on from its checkpoints, and
-  resume_from_checkpoint=False starts anew
+overwrite_output_dir | any | a stopped job resumes from its checkpoints, unless
+  resume_from_checkpoint=False
 logging_dir | any | TensorBoard's files go to output/tensorboard
 save_safetensors | on | weights are saved as safetensors | Leave it out: pickled weights are not
   written.
@@ -106,24 +105,23 @@ group_by_length | any | batches are balanced by length already
 pad_to_max_length pad_to_multiple_of pad_to_sequence_len | any | texts are packed, or padded to few
   lengths
 overwrite_cache skip_prepare_dataset | any | nothing is cached between jobs
-cache_dir dataset_prepared_path | any | the variable HF_HOME says where the hub's files are kept
-preprocessing_num_workers dataset_num_proc dataset_processes | any | the tokenizer takes all cores
-  by itself
+cache_dir dataset_prepared_path | any | the variable HF_HOME sets the folder of the hub's files
+preprocessing_num_workers dataset_num_proc dataset_processes | any | the tokenizer uses all cores
 use_auth_token hf_use_auth_token | on off | a model that needs a token takes it from hf_token or the
   variable HF_TOKEN | Give it as hf_token.
-use_fast_tokenizer use_fast tokenizer_use_fast | on | a text becomes tokens by the tokenizer that
-  comes with the model | Leave it out: only fast tokenizers are used.
-ignore_mismatched_sizes | any | a head that does not fit the labels is made anew
+use_fast_tokenizer use_fast tokenizer_use_fast | on | the model's tokenizer is used | Leave it out:
+  only fast tokenizers are used.
+ignore_mismatched_sizes | any | a head that does not fit the labels is newly initialised
 ignore_pad_token_for_loss | on | padding is never learned | Leave it out.
 resize_position_embeddings | off | positions are the model's | Leave it out.
-line_by_line | any | sample_by says what is a text of a .txt file, and several texts are packed into
-  one row
-mlm | on | the task says so | Give task=masked-lm, or task=causal-lm.
+line_by_line | any | sample_by sets the unit of .txt files, and several texts are packed into one
+  row
+mlm | on | the task implies it | Give task=masked-lm, or task=causal-lm.
 shuffle_train_dataset shuffle_dataset shuffle_merged_datasets | any | the texts of each epoch are
   shuffled
 low_cpu_mem_usage | any | the model is loaded once for each process
-model_revision revision_of_model | main | main is what is loaded | Download that revision and give
-  it as the channel model.
+model_revision revision_of_model | main | main is loaded | Download that revision and give it as the
+  channel model.
 load_in_8bit int8_quantization quantization use_int4 | off | no weights are quantized | Leave it
   out: lora_r trains with little memory, and load_in_4bit=True with less.
 torch_dtype dtype | auto float32 torch.float32 fp32 | weights are loaded in float32 | Leave it out:
@@ -135,74 +133,74 @@ use_peft peft use_lora peft_type adapter | off | all weights are trained | Give 
   LoRA's adapters.
 train_only_top_layer | off | all weights are trained | Leave it out: all weights are trained, or
   LoRA's with lora_r.
-reinitialize_top_layer | on auto | a head that does not fit the labels is made anew | Leave it out:
-  a head that fits the labels is kept, another one made anew.
+reinitialize_top_layer | on auto | a head that does not fit the labels is newly initialised | Leave
+  it out: a head that fits the labels is kept, any other is newly initialised.
 train_from_scratch | off | training starts from the model's weights | Leave it out.
-instruction_tuned | off | the columns say what is learned | Give task=causal-lm and a channel with
-  columns prompt and completion.
-precompute_ref_log_probs | on | what the model says before training is computed once | Leave it out:
-  what the model says before training is computed once.
-precompute_ref_batch_size | any | it is computed in the batches of the training
+instruction_tuned | off | the columns determine what is learned | Give task=causal-lm and a channel
+  with columns prompt and completion.
+precompute_ref_log_probs | on | the reference model's log-probabilities are computed once | Leave it
+  out: the reference model's log-probabilities are computed once.
+precompute_ref_batch_size | any | the reference uses the batches of the training
 padding_free | any | several texts are packed into one row
 disable_dropout | on | dropout is off in task=preference | Leave it out.
-truncation_mode | keep_start | what is long is cut at its end | Leave it out.
+truncation_mode | keep_start | long texts are truncated at their end | Leave it out.
 f_divergence_type | reverse_kl | it is the divergence of DPO | Leave it out.
 reference_free | off | the reference is the model before training | Leave it out.
-sync_ref_model | off | what the model says before training is computed once | Leave it out: what the
-  model says before training is computed once.
-use_weighting | off | each pair counts alike | Leave it out.
-chat_dataset | off | the columns say what is learned | Give task=causal-lm and a channel with a
-  column messages.
+sync_ref_model | off | the reference model does not change | Leave it out: the reference model does
+  not change.
+use_weighting | off | all pairs have the same weight | Leave it out.
+chat_dataset | off | the columns determine what is learned | Give task=causal-lm and a channel with
+  a column messages.
 enable_fsdp | off | weights are not sharded | Give fsdp=True.
 validation_split_ratio val_set_size val_size test_split_size | 0.1 | a tenth of the training data is
-  held out where there is no evaluation data | Leave it out (a tenth is held out), or give
-  evaluation data in a channel called test.
+  held out if there is no evaluation data | Leave it out (a tenth is held out), or give evaluation
+  data in a channel called test.
 add_eos_token | on | the end token follows each text | Leave it out.
-local_rank | any | torchrun says which process this is
+local_rank | any | torchrun sets the rank
 tpu_num_cores | any | there is no TPU
 past_index | off | no state is kept between batches | Leave it out.
 fp16_opt_level half_precision_backend fp16_backend | any | torch's own mixed precision is used
 jit_mode_eval | off | compile=True compiles the model | Give compile=True.
 use_ipex | off | torch's own kernels are used | Leave it out.
 save_steps_to_hub | off | nothing is pushed | Leave it out.
-project_name | any | the model goes where SageMaker keeps the job's
-train_split train_split_name dataset_train_split | train | channels and files say what is which |
-  Data comes in channels: give the file in a channel called train, and leave this out.
+project_name | any | SageMaker stores the model with the job
+train_split train_split_name dataset_train_split | train | channels and files name the splits | Data
+  comes in channels: give the file in a channel called train, and leave this out.
 valid_split validation_split_name dataset_test_split | validation valid test | channels and files
-  say what is which | Data comes in channels: give the file in a channel called test, and leave this
+  name the splits | Data comes in channels: give the file in a channel called test, and leave this
   out.
-test_split_name | test | channels and files say what is which | Data comes in channels: give the
-  file in a channel called test, and leave this out.
-n_gpu num_gpus device_map ddp | any | there is a process for each GPU that is there
-use_cuda | on | a GPU that is there is used | Give use_cpu=True.
+test_split_name | test | channels and files name the splits | Data comes in channels: give the file
+  in a channel called test, and leave this out.
+n_gpu num_gpus device_map ddp | any | there is one process for each GPU
+use_cuda | on | available GPUs are used | Give use_cpu=True.
 finetuning_type | full | all weights are trained | Give lora_r, the rank of LoRA's adapters.
 assistant_only_loss completion_only_loss | on | completions and the assistant's turns are learned |
   Leave it out: only these are learned. To learn prompts, too, write both into a column text.
 train_on_inputs train_on_prompt | off | completions and the assistant's turns are learned | Leave it
   out: only these are learned. To learn prompts, too, write both into a column text.
-version_2_with_negative | any | the data says which questions have no answer
-n_best_size | 20 | it is what evaluations do | Leave it out: it is 20.
-max_answer_length | 30 | it is what evaluations do | Leave it out: it is 30 tokens; a served model
-  takes max_answer_len.
-null_score_diff_threshold | 0 0.0 | it is what evaluations do | Leave it out: no answer wins if its
-  score is the highest.
+version_2_with_negative | any | the data shows which questions have no answer
+n_best_size | 20 | it is the value of evaluations | Leave it out: it is 20.
+max_answer_length | 30 | it is the value of evaluations | Leave it out: it is 30 tokens; a served
+  model takes max_answer_len.
+null_score_diff_threshold | 0 0.0 | it is the value of evaluations | Leave it out: no answer wins if
+  its score is the highest.
 lora_target_linear | on | all linear layers are adapted | Give lora_target_modules.
-lora_task_type | any | the task says so
+lora_task_type | any | the task implies it
 use_bnb_nested_quant double_quantization | on | scales are quantized | Leave it out: scales are
   quantized.
 bnb_4bit_quant_type quantization_type | nf4 | weights are NF4 | Leave it out: weights are NF4.
-auto_resume_from_checkpoints | on | a stopped job goes on by itself | Give
+auto_resume_from_checkpoints | on | a stopped job resumes automatically | Give
   resume_from_checkpoint=False.
 """)
 }
-"""Values that change nothing here (None: all), what is said of them, what to do with another."""
+"""Values without effect (None: all), the note about them, and the remedy for other values."""
 
 ADVICE: Mapping[str, str] = {name: advice[0] for name, *advice in _rows("""
 dataset_name dataset datasets test_datasets eval_dataset pretraining_dataset data_files
   tokenized_path | Data comes in channels: save the data set (to_parquet, save_to_disk) to S3 and
   give that prefix as the channel called train, evaluation data as the channel called test.
-task_name | The data says what the task is: give GLUE's files as channels train and test.
-tokenizer_name | Leave it out: a text becomes tokens by the tokenizer that comes with the model.
+task_name | The data determines the task: give GLUE's files as channels train and test.
+tokenizer_name | Leave it out: the model's tokenizer is used.
 config_name | Leave it out: the configuration is the model's.
 config_overrides model_init_kwargs rope_scaling overrides_of_model_config | Change config.json in
   the channel called model.
@@ -219,7 +217,7 @@ validation_split_percentage | Leave it out (a tenth is held out), or give evalua
   channel called test.
 metric_name metric | Give metric_for_best_model: all metrics of the task are computed.
 shuffle_seed | Give seed, or data_seed for the order of the texts alone.
-train_data_split_seed | Give seed, which the hold-out is drawn by.
+train_data_split_seed | Give seed, which determines the held-out rows.
 text_column_names | Give text_column: one column, or a,b for a pair of texts.
 checkpoints checkpoint_dir checkpoint_path | Give output_dir, or leave it out: /opt/ml/checkpoints.
 text_column_delimiter | Put the texts together in the data, or name columns of a pair.
@@ -231,16 +229,16 @@ keep_linebreaks | Give sample_by: line, paragraph or document.
 labels label_list | Leave it out: the labels are found in the data; class_names names numbers.
 num_classes | Give num_labels, or leave it out: the labels are found in the data.
 num_iterations head_learning_rate body_learning_rate end_to_end | This recipe trains the whole
-  classifier; SetFit's contrastive phase has no part in it.
+  classifier; SetFit's contrastive phase is not supported.
 l2_weight | Give weight_decay.
 use_amp | Give bf16=True or fp16=True.
 backend dist_backend | Leave it out, or give ddp_backend.
-world_size | The instances and their devices say how many processes there are.
+world_size | The instances and their devices determine the number of processes.
 nproc_per_node | Set the variable AMPHORA_NPROC_PER_NODE.
 username repo_id | Leave it out: nothing is pushed to the hub.
 chat_template | Put it into the tokenizer_config.json of the model.
 trainer | Give task=causal-lm, and columns by their names. NeuronTrainer, which neither evaluates
-  nor resumes, takes a script of your own (docs/TRAINIUM.md).
+  nor resumes, needs your own script (docs/TRAINIUM.md).
 disable_gradient_checkpointing | Give gradient_checkpointing.
 max_prompt_length max_completion_length | Give max_length: prompt and answer together are cut at its
   end.
@@ -255,18 +253,17 @@ eos_token pad_token bos_token unk_token additional_special_tokens special_tokens
   add_special_tokens new_special_tokens_config resize_vocab tokenizer_config tokenizer_type
   chat_template_path chat_template_jinja template | Leave it out: it is the tokenizer's own
   (tokenizer_config.json in the channel called model).
-num_generations reward_model reward_funcs reward_weights generation_batch_size
-  steps_per_generation scale_rewards epsilon epsilon_high use_vllm vllm_mode desirable_weight
-  undesirable_weight ppo_epochs center_rewards_coefficient mask_truncated_completions temperature
-  top_p top_k min_p repetition_penalty importance_sampling_level | GRPO, PPO, KTO, reward models and
-  the texts they draw are not trained here: take a script of your own (TRL; docs/TRAINING.md, Your
-  own script).
-stage rl | Give task=causal-lm (sft, pt) or task=preference (dpo); others take a script of your own.
+num_generations reward_model reward_funcs reward_weights generation_batch_size steps_per_generation
+  scale_rewards epsilon epsilon_high use_vllm vllm_mode desirable_weight undesirable_weight
+  ppo_epochs center_rewards_coefficient mask_truncated_completions temperature top_p top_k min_p
+  repetition_penalty importance_sampling_level | The recipe does not train by GRPO, PPO or KTO, nor
+  reward models: use your own script (TRL; docs/TRAINING.md, Your own script).
+stage rl | Give task=causal-lm (sft, pt) or task=preference (dpo); others need your own script.
 use_dora use_rslora peft_use_dora peft_use_rslora use_galore use_badam use_apollo use_llama_pro
   use_unsloth relora loraplus_lr_ratio loraplus_lr_embedding lora_modules_to_save additional_target
   lora_target_parameters freeze_trainable_layers unfrozen_parameters lisa_n_layers embedding_lr
-  adam_beta3 adam_epsilon2 | Leave it out: the weights that are trained are all, or LoRA's by
-  lora_r; for others take a script of your own (docs/TRAINING.md).
+  adam_beta3 adam_epsilon2 | Leave it out: all weights are trained, or LoRA's with lora_r; for
+  others use your own script (docs/TRAINING.md).
 lora_model_dir adapter_name_or_path | Merge the adapter into its model, and give that as the channel
   called model.
 quantization_bit qlora_sharded_model_loading | Give load_in_4bit=True with lora_r and
@@ -276,27 +273,27 @@ pure_bf16 bfloat16 float16 | Leave it out: weights are kept in float32, and bf16
 wandb_project wandb_entity wandb_name wandb_mode use_wandb use_mlflow use_tensorboard use_comet
   use_swanlab use_trackio | Give report_to, such as mlflow, tensorboard or wandb.
 saves_per_epoch evals_per_epoch | Give save_steps, or eval_steps: below 1 a share of all steps.
-profile_steps profiler_steps profiler_steps_start enable_torch_profiler | Leave it out: a script of
-  your own can record its steps by torch.profiler.
+profile_steps profiler_steps profiler_steps_start enable_torch_profiler | Leave it out: your own
+  script can record its steps by torch.profiler.
 eval_packing eval_sample_packing | Leave it out: packing holds for evaluation, too.
 packing_strategy | Leave it out: whole texts are packed.
 lora_target | Give lora_target_modules: all-linear, or names with commas.
 mask_history roles_to_train train_on_eos train_on_eot | Give train: False on the turns of messages
-  that are not to be learned.
+  that are not learned.
 pooling pooling_mode | Give the folder of a sentence-transformers model whose pooling is the one you
   want; an encoder is pooled by the mean.
 fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap auto_wrap_policy
   fsdp_auto_wrap_policy fsdp_min_num_params | Give fsdp=True: each layer of the model is sharded.
 context_parallel_size cp_size sequence_parallel_size ulysses_degree | A text is not split between
-  GPUs: give a lower max_length or gradient_checkpointing=True, or a script of your own with
-  accelerate's ParallelismConfig.
+  GPUs: give a lower max_length or gradient_checkpointing=True, or your own script with accelerate's
+  ParallelismConfig.
 activation_offloading layer_offloading selective_checkpointing | Give gradient_checkpointing=True.
 streaming streaming_rows streaming_files dataset_streaming streaming_multipack_buffer_size | Leave
   it out: tokens are made before the first step, once for a host, and mapped from its disk. Larger
-  data needs a script of your own, with datasets' IterableDataset (load_dataset(streaming=True)).
-ms_hub_token om_hub_token | Only the Hugging Face hub is known: give hf_token.
+  data needs your own script, with datasets' IterableDataset (load_dataset(streaming=True)).
+ms_hub_token om_hub_token | Only the Hugging Face hub is supported: give hf_token.
 default_system default_system_message dataset_kwargs chat_template_kwargs tool_format
-  enable_thinking | Leave it out: the conversation's own messages are what is learned.
+  enable_thinking | Leave it out: only the messages of the data are learned.
 """)}  # fmt: skip
 """Names that are refused, and what to do instead."""
 
@@ -312,13 +309,13 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("train_file", "train_data_file", "training_file"), _TRAIN),
     **dict.fromkeys(("validation_file", "test_file", "eval_file", "eval_data_file"), _OTHER),
 }
-"""Names that say where data lies, and the channels that it may lie in (none named: all)."""
+"""Names of data folders, and the channels that they may mean (none: all)."""
 OUTPUTS: Mapping[str, str] = {
     "model_dir": "SM_MODEL_DIR",
     "model_output_dir": "SM_MODEL_DIR",
     "output_data_dir": "SM_OUTPUT_DATA_DIR",
 }
-"""Names that say where results go, and the variable that says it here."""
+"""Names of output folders, and the variables that set them here."""
 
 KNOWN = frozenset({*RENAMED, *REWRITTEN, *LEFTOVERS, *ADVICE, *PLACES, *OUTPUTS})
 
@@ -326,7 +323,7 @@ KNOWN = frozenset({*RENAMED, *REWRITTEN, *LEFTOVERS, *ADVICE, *PLACES, *OUTPUTS}
 def said_of(
     name: str, value: str, channels: Mapping[str, Path], outputs: Mapping[str, Path]
 ) -> tuple[str, str]:
-    """What is said of a name in `KNOWN` that changes nothing, or what to do instead: one is ''.
+    """Return a note for a name without effect, or the remedy for a refused one; else ""."""
 
     Args:
         name: A name of `LEFTOVERS`, `ADVICE`, `PLACES` or `OUTPUTS`.
@@ -339,23 +336,23 @@ def said_of(
         return "", ADVICE[name]
     if name in PLACES:
         if _is_in_place(Path(value), name, channels):
-            return f"{name} is where a channel lies", ""
+            return f"{name} is the folder of a channel", ""
         return "", _BY_CHANNELS.format(next(iter(PLACES[name]), "train"))
     if name in OUTPUTS:
         variable = OUTPUTS[name]
         if outputs.get(variable) == Path(value):
-            return f"{name} is where results go", ""
-        return "", f"Leave it out: the variable {variable} says where results go."
+            return f"{name} is the folder of the results", ""
+        return "", f"Leave it out: the variable {variable} sets the folder of the results."
     values, line, remedy = LEFTOVERS[name]
     if values is None or value.lower() in values:
-        return f"{name}={value} changes nothing: {line}", ""
+        return f"{name}={value} has no effect: {line}", ""
     return "", remedy
 
 
 def _is_in_place(path: Path, name: str, channels: Mapping[str, Path]) -> bool:
-    """Whether what lies at `path` is all that the recipe reads of the channels it may lie in."""
+    """Return whether `path` is all that the recipe reads from the channels that it may mean."""
     place = PLACES[name]
-    # A channel of any name is for training where it is the only one.
+    # A single channel holds training data, whatever its name.
     is_only = len(channels) == 1
     fitting = [
         folder
@@ -366,8 +363,8 @@ def _is_in_place(path: Path, name: str, channels: Mapping[str, Path]) -> bool:
         return path in fitting or {folder.parent for folder in fitting} == {path}
     holding = [folder for folder in fitting if folder in path.parents]
     visible = [
-        each
-        for each in (holding[0].rglob("*") if holding else ())
-        if each.is_file() and not each.name.startswith((".", "_"))
+        file
+        for file in (holding[0].rglob("*") if holding else ())
+        if file.is_file() and not file.name.startswith((".", "_"))
     ]
     return visible == [path]

@@ -1,4 +1,4 @@
-"""Modules that a library imports for one function that hardly anybody calls: imported by the call.
+"""Defer imports that libraries need for one rarely used function, until that function is called.
 
 transformers' losses of object detectors import scipy.optimize, whatever the model is, and a command
 of accelerate's boto3: 0.25 CPU-seconds and 30 MB of each start of a server (docs/LAB.md).
@@ -17,12 +17,13 @@ from typing import Any
 
 @contextlib.contextmanager
 def imported_by_call(name: str, function: str) -> Iterator[None]:
-    """While it is open, `from name import function` gives a function that imports `name` when it is
-    called. Whatever else is asked of the module imports it at once, as ever.
+    """Let `from name import function` return a function that imports `name` when it is called.
+
+    Any other attribute of the module imports it immediately.
 
     Args:
-        name: The module. Nothing changes if it is imported already, or is not there.
-        function: The only name of it that need not be there at once.
+        name: The module. Nothing changes if it is already imported or not installed.
+        function: The name whose import is deferred.
     """
     spec = None if name in sys.modules else _spec_of(name)
     if spec is None:
@@ -37,7 +38,7 @@ def imported_by_call(name: str, function: str) -> Iterator[None]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return getattr(load(), function)(*args, **kwargs)
 
-    # Who looks through all modules (inspect) asks for its file, which the specification tells.
+    # inspect looks at the file of all modules, which the specification provides.
     stand_in = importlib.util.module_from_spec(spec)
     stand_in.__dict__.update(
         {function: call, "__getattr__": lambda attribute: getattr(load(), attribute)}
@@ -46,7 +47,7 @@ def imported_by_call(name: str, function: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # What is imported from now on finds the module itself.
+        # Later imports get the module itself.
         if sys.modules.get(name) is stand_in:
             del sys.modules[name]
 

@@ -2,15 +2,15 @@
 
     python code/recipe/metrics.py [TASK]
 
-prints the list to pass to an estimator as `metric_definitions`; of some tasks (`OF_TASKS`) another
-one than of the rest. The recipe prints one line for each step that is logged:
+prints the list to pass to an estimator as `metric_definitions`. Some tasks (`OF_TASKS`) have their
+own list. The recipe prints one line for each logged step:
 
     metric step=40 {'loss': 0.4127, 'learning_rate': 0.000025, 'epoch': 0.5}
 
-Its dict is that of HF Trainer, so that the regexes that circulate for Hugging Face's images read
-it, too. The summary at the end is that of their example scripts (`eval_loss = 0.31`). The regexes
-below also read HF Trainer's own lines of transformers 4 and 5, and `metric loss=0.4127` of a user's
-script. This file needs the standard library only, so that a notebook can load it by path.
+The dict has HF Trainer's format, so regexes written for Hugging Face's images match it. The summary
+at the end has the format of their example scripts (`eval_loss = 0.31`). The regexes below also
+match HF Trainer's lines of transformers 4 and 5, and `metric loss=0.4127` of a user's script. This
+file needs the standard library only, so that a notebook can load it by path.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import sys
 from collections.abc import Mapping, Sequence
 
 SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
-"""What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
+"""Scores of classes, in addition to the loss; precision and recall are means over labels."""
 OTHER_SCORES = (
     *("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy"),
     *("f1", "exact_match"),
 )
-"""What it computes where several labels, a number, words, entities or answers are learned."""
+"""Scores of multiple labels, numbers, tokens, entities and answers."""
 RANKINGS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "recall_at_100")
-"""What it computes of queries and the texts that belong to them."""
+"""Scores of rankings."""
 REWARDS = (
     *("reward_accuracy", "reward_margin", "chosen_reward", "rejected_reward"),
     *("chosen_logp", "rejected_logp"),
 )
-"""What it computes of answers that were chosen and rejected."""
+"""Scores of preference pairs."""
 WRITING_SCORES: Sequence[str] = (
     "rouge1",
     "rouge2",
@@ -44,7 +44,7 @@ WRITING_SCORES: Sequence[str] = (
     "chrf",
     "gen_len",
 )
-"""What it computes of texts that a model has written."""
+"""Scores of generated text."""
 _ANSWERS = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
 _WRITING = ("loss", "perplexity", "token_accuracy", *WRITING_SCORES)
 OF_TASKS: Mapping[str, Sequence[str]] = {
@@ -54,7 +54,7 @@ OF_TASKS: Mapping[str, Sequence[str]] = {
     "reranking": ("loss", *RANKINGS[:2]),
     "preference": ("loss", *REWARDS),
 }
-"""What evaluation gives of tasks with scores of their own: SageMaker takes 40 regexes for a job."""
+"""Scores of tasks with their own list, since SageMaker accepts 40 regexes for a job."""
 
 _TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
 _SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")
@@ -65,8 +65,8 @@ _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 def metric_line(step: int, epoch: float | None, values: Mapping[str, object]) -> str:
     """Return the line that reports what a Trainer logs at a step.
 
-    What is not a finite number is left out. Numbers have six significant digits and no exponent,
-    since regexes that circulate read 2.5 of `2.5e-05`.
+    Values that are not finite numbers are omitted. Numbers have six significant digits and no
+    exponent, since common regexes read 2.5 from `2.5e-05`.
     """
     reported = {**values, "epoch": epoch}
     pairs = [
@@ -76,8 +76,8 @@ def metric_line(step: int, epoch: float | None, values: Mapping[str, object]) ->
 
 
 def result_lines(values: Mapping[str, float]) -> list[str]:
-    """Return the lines that end a job, one for each metric, as Hugging Face's example scripts write
-    them: `eval_loss = 0.31`."""
+    """Return the final lines of a job, one for each metric, in the format of Hugging Face's example
+    scripts: `eval_loss = 0.31`."""
     return [f"  {name} = {_written_out(value)}" for name, value in values.items()]
 
 
@@ -91,10 +91,10 @@ def _is_finite(value: object) -> bool:
 
 
 def metric_names(task: str = "") -> list[str]:
-    """Every name that the metric lines of a task may hold and that is worth a curve.
+    """Return the names of a task's metrics that are useful as curves.
 
     Args:
-        task: The hyperparameter; one that is not in OF_TASKS has the scores of the rest.
+        task: The hyperparameter. Tasks that are not in OF_TASKS share a list.
     """
     of_split = OF_TASKS.get(task, _OF_SPLITS)
     scores = [f"{split}_{name}" for split in ("eval", "test") for name in of_split]
@@ -102,9 +102,9 @@ def metric_names(task: str = "") -> list[str]:
 
 
 def metric_definitions(task: str = "") -> list[dict[str, str]]:
-    """The estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric.
+    """Return the estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric.
 
-    Each reads our lines, HF Trainer's (`{'loss': 0.4127, ...}` of transformers 4,
+    The regexes match the recipe's lines, HF Trainer's (`{'loss': 0.4127, ...}` of transformers 4,
     `{'loss': '0.4127', ...}` of transformers 5), and `metric loss=0.4127` of a script.
     """
     return [

@@ -1,4 +1,4 @@
-"""Where a job's input lies and its output goes: the SM_* variables, else the /opt/ml tree."""
+"""Find the folders of a job: from the SM_* variables, or else in the /opt/ml tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Places:
     """The folders of one training job."""
 
     channels: Mapping[str, Path]
-    """Channel name to its folder (or file)."""
+    """Folder (or file) of each channel, by name."""
     model_dir: Path
     output_data_dir: Path
     checkpoints: Path
@@ -21,9 +21,9 @@ class Places:
 
 
 def from_environment(environ: Mapping[str, str]) -> Places:
-    """The folders named by SM_CHANNEL_<NAME>, SM_MODEL_DIR and SM_OUTPUT_DATA_DIR.
+    """Return the folders of SM_CHANNEL_<NAME>, SM_MODEL_DIR and SM_OUTPUT_DATA_DIR.
 
-    Without them, those under SAGEMAKER_BASE_DIR (default /opt/ml).
+    Defaults are the folders under SAGEMAKER_BASE_DIR (default /opt/ml).
     """
     base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
     data = base / "input" / "data"
@@ -39,12 +39,12 @@ def from_environment(environ: Mapping[str, str]) -> Places:
 
 def _channels(environ: Mapping[str, str]) -> dict[str, Path]:
     prefix = "SM_CHANNEL_"
-    # SM_CHANNELS has the names as they were written; the variables' names are upper case.
+    # SM_CHANNELS has the original names; the names of variables are upper case.
     written = {name.upper(): name for name in json.loads(environ.get("SM_CHANNELS") or "[]")}
     folders = {
         key[len(prefix) :]: value for key, value in environ.items() if key.startswith(prefix)
     }
-    # A container may offer SM_CHANNEL_MY_DATA beside SM_CHANNEL_MY-DATA: listed names say which.
+    # A container may set both SM_CHANNEL_MY_DATA and SM_CHANNEL_MY-DATA; SM_CHANNELS decides.
     listed = (
         {name: value for name, value in folders.items() if name in written} if written else folders
     )

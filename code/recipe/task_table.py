@@ -45,7 +45,7 @@ class TaskRow:
     `module:name`, in `recipe/`. Its module is imported whenever no task is named, so it should
     import little."""
     learning_rates: tuple[float, float] = (5e-5, 2e-4)
-    """The default peak, for all weights and for LoRA. docs/TRAINING.md has the sources."""
+    """The default peak, for all weights and for LoRA. docs/REFERENCE.md lists them."""
     served: Mapping[str, Served] = field(default_factory=dict)
     """What answers requests with the saved model, by the hub's names of the tasks."""
 
@@ -54,7 +54,7 @@ CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
 PREFERENCE = "preference"
 MASKED_LM = "masked-lm"
 SUMMARIES, TRANSLATIONS, TEXTS = "summarization", "translation", "text2text-generation"
-PICTURES = "image-classification"
+IMAGES = "image-classification"
 _OF_TEXTS = (
     *("label_column", "source_prefix", "max_target_length", "predict_with_generate"),
     *("num_beams", "generated_rows", "label_smoothing_factor", "do_predict"),
@@ -223,7 +223,7 @@ TASKS: Mapping[str, TaskRow] = {
         recognised_by="tasks.preference.data:recognise",
         learning_rates=(1e-6, 5e-6),
     ),
-    PICTURES: TaskRow(
+    IMAGES: TaskRow(
         "image_classification",
         ("image_column", "augmentation", "label_column", "class_weight", "label_smoothing_factor",
          "do_predict"),

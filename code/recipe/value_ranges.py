@@ -1,4 +1,4 @@
-"""What values hyperparameters may have, and which of the Trainer's are not taken."""
+"""Define the valid values of hyperparameters, and the Trainer's fields that are refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from recipe.task_table import TASKS
 
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
-"""What `problem_type` may be, as a model's configuration has it."""
+"""Values of `problem_type`, as in a model's configuration."""
 SPLIT, TRUNCATE = "split", "truncate"
-"""What `long_texts` may be."""
+"""Values of `long_texts`."""
 CHOICES: Mapping[str, Sequence[str]] = {
     "task": tuple(TASKS),
     "problem_type": PROBLEMS,
@@ -23,10 +23,10 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "sample_by": ("line", "paragraph", "document"),
     "long_texts": (SPLIT, TRUNCATE),
     "hub_strategy": ("end", "every_save"),
-    # The other modes use CUDA graphs, which write over gradients that a step accumulates.
+    # Other modes use CUDA graphs, which overwrite gradients that a step accumulates.
     "torch_compile_mode": ("default", "max-autotune-no-cudagraphs"),
 }
-"""What a name may be."""
+"""Valid values by name."""
 _AT_LEAST_1: tuple[Callable[[Any], bool], str] = (lambda value: value >= 1, "1 or more")
 _ABOVE_0: tuple[Callable[[Any], bool], str] = (lambda value: value > 0, "a number above 0")
 _NOT_BELOW_0: tuple[Callable[[Any], bool], str] = (lambda value: value >= 0, "0 or more")
@@ -66,23 +66,23 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "adam_beta2": _SHARE,
     "adam_epsilon": _ABOVE_0,
 }
-"""What a number must be: the test, and how it is said."""
+"""Valid numbers by name: a test, and its description."""
 REFUSED: Mapping[str, str] = {
     "dataloader_drop_last": "no text is left out",
-    "train_sampling_strategy": "batches are balanced or grouped by length already",
+    "train_sampling_strategy": "batches are already balanced or grouped by length",
     "ignore_data_skip": "a resumed run would see some texts twice",
     "auto_find_batch_size": "a batch has one size; lower per_device_train_batch_size",
-    "batch_eval_metrics": "metrics are of the whole evaluation",
-    "include_for_metrics": "metrics are of logits and labels",
+    "batch_eval_metrics": "metrics are computed over the whole evaluation",
+    "include_for_metrics": "metrics are computed from logits and labels",
     "deepspeed": "weights are sharded by PyTorch's FSDP2; give fsdp=True",
-    "use_liger_kernel": "it replaces the forward passes that packed batches need; "
-    "torch_compile=True fuses what it fuses",
+    "use_liger_kernel": "it replaces forward passes that packed batches need; torch_compile=True "
+    "fuses the same operations",
 }
-"""Fields of TrainingArguments that the recipe has no use for, and why."""
+"""Fields of TrainingArguments that the recipe does not support, and why."""
 
 
 def problems(values: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence on each value that cannot be, with what to give."""
+    """Yield a sentence for each invalid value, with the valid ones."""
     for name, (holds, expected) in RANGES.items():
         value = values.get(name)
         if value is None or isinstance(value, str):
@@ -93,7 +93,7 @@ def problems(values: Mapping[str, Any]) -> Iterator[str]:
         value = values.get(name)
         if value is not None and value not in known:
             yield f"Hyperparameter {name} has value {value!r}. Give {' or '.join(known)}."
-    # Servers read this module for its words; with this comes peft, a tenth of a second.
+    # Imported late: servers use this module, and this import takes a tenth of a second.
     from transformers import TrainingArguments
 
     usual = {
@@ -107,6 +107,6 @@ def problems(values: Mapping[str, Any]) -> Iterator[str]:
         value = values.get(name)
         if value is not None and value != usual.get(name):
             yield (
-                f"Hyperparameter {name} has value {value!r}, which this recipe does not take: "
+                f"Hyperparameter {name} has value {value!r}, which this recipe does not support: "
                 f"{why}. Leave it out."
             )

@@ -118,7 +118,7 @@ def test_the_image_with_transformers_4_trains_and_serves(
     newer = replace(make_job(), image=image)
     newer.configure(**LEARNS)
     assert newer.train().returncode != 0
-    assert "transformers 5 has saved it: use an image without" in newer.failure
+    assert "It was saved by transformers 5: use an image without" in newer.failure
     job = replace(make_job(), image=image)
     job.configure(**LEARNS)
     # As version 4 saves it, which does not know the class that 5 names.

@@ -150,7 +150,7 @@ OTHER_TRAINERS = {
     # TRL
     "assistant_only_loss": ("False", "into a column text"),
     "completion_only_loss": ("True", ""),
-    "num_generations": ("8", "script of your own"),
+    "num_generations": ("8", "your own script"),
     "eos_token": ("<|im_end|>", "'<|im_end|>'"),
     "pad_token": ("<pad>", "the tokenizer's own"),
     "chat_template_path": ("a/b", "the tokenizer's own"),
@@ -164,7 +164,7 @@ OTHER_TRAINERS = {
     "saves_per_epoch": ("1", "save_steps"),
     "wandb_project": ("p", "report_to"),
     "flash_attention": ("True", "chosen by what the device"),
-    "adam_beta3": ("0.9", "script of your own"),
+    "adam_beta3": ("0.9", "your own script"),
     # LLaMA-Factory
     "stage": ("sft", "task=causal-lm"),
     "finetuning_type": ("lora", "lora_r"),
