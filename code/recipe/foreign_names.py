@@ -323,7 +323,7 @@ KNOWN = frozenset({*RENAMED, *REWRITTEN, *LEFTOVERS, *ADVICE, *PLACES, *OUTPUTS}
 def said_of(
     name: str, value: str, channels: Mapping[str, Path], outputs: Mapping[str, Path]
 ) -> tuple[str, str]:
-    """Return a note for a name without effect, or the remedy for a refused one; else ""."""
+    """Return a note for a name without effect, or the remedy for a refused one; else "".
 
     Args:
         name: A name of `LEFTOVERS`, `ADVICE`, `PLACES` or `OUTPUTS`.

@@ -122,7 +122,7 @@ def test_it_leaves_a_report_and_tensorboard_logs(trained: Trained) -> None:
     page = (trained.base / "output" / "data" / "report.html").read_text()
     for words in (
         "Confusion matrix, evaluation data",
-        "None in 20 texts.",
+        "None of 20 texts.",
         "cost (1 x 3.6 an hour)",
     ):
         assert words in page

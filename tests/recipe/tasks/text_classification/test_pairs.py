@@ -103,7 +103,7 @@ def test_what_is_left_behind_tells_of_pairs(trained: Trained) -> None:
     assert "`sentence1` and `sentence2`, in this order" in card
     report = (trained.base / "output" / "data" / "report.html").read_text()
     assert "There is no report" not in trained.output
-    assert ("<hr>" in report) == ("Worst mistakes" in report and "None in" not in report)
+    assert ("<hr>" in report) == ("Worst mistakes" in report and "None of" not in report)
 
 
 def test_doctor_shows_both_texts(trained: Trained) -> None:
