@@ -199,20 +199,6 @@ def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None
     assert ours.startswith("algo-2 failed first: OSError: algo-2 has no data")
 
 
-def test_a_rank_that_raises_ends_the_collective_everywhere(cluster: Cluster) -> None:
-    job(
-        cluster,
-        REDUCE
-        + "if dist.get_rank() == 0: raise ValueError('rank 0 gave up')\ndist.all_reduce(total)",
-        True,
-    )
-    codes, outputs = cluster.train()
-    assert 0 not in codes, outputs
-    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
-    assert ours.startswith("ValueError: rank 0 gave up"), ours
-    assert "ValueError: rank 0 gave up" in theirs[:1024], theirs
-
-
 @pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.heavy)])
 def test_the_host_that_raised_is_named_though_its_script_ends_last(
     cluster: Cluster, slow: int

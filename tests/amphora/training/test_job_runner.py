@@ -134,24 +134,16 @@ def test_hyperparameters_larger_than_a_command_line_may_be(tree: Tree) -> None:
     assert "SM_HPS is left out" in result.stderr
 
 
-class TestIntermediateOutput:
-    def job(self, tree: Tree, place: str) -> Tree:
-        tree.configure({"sagemaker_program": "s.py", "sagemaker_s3_output": place})
-        return tree.script(
-            "import os; print(os.listdir(os.environ['SM_OUTPUT_INTERMEDIATE_DIR']))", "s.py"
-        )
-
-    def test_an_upload_is_refused_with_another_way(self, tree: Tree) -> None:
-        assert self.job(tree, "s3://bucket/prefix").train().returncode == 2
-        assert tree.failure and "sagemaker_s3_output is 's3://bucket/prefix'" in tree.failure
-        assert "checkpoint_s3_uri" in tree.failure
-
-    def test_a_folder_that_the_platform_uploads(self, tree: Tree) -> None:
-        (tree.base / "output" / "intermediate").mkdir(parents=True)
-        assert "[]" in self.job(tree, "s3://bucket/prefix").train().stdout
-
-    def test_local_output(self, tree: Tree) -> None:
-        assert "[]" in self.job(tree, "file:///tmp/output").train().stdout
+def test_intermediate_output_is_uploaded_by_the_platform_or_refused(tree: Tree) -> None:
+    job = {"sagemaker_program": "s.py", "sagemaker_s3_output": "s3://bucket/prefix"}
+    tree.script("import os; print(os.listdir(os.environ['SM_OUTPUT_INTERMEDIATE_DIR']))", "s.py")
+    assert tree.configure(job).train().returncode == 2
+    assert tree.failure and "sagemaker_s3_output is 's3://bucket/prefix'" in tree.failure
+    assert "checkpoint_s3_uri" in tree.failure
+    tree.configure({**job, "sagemaker_s3_output": "file:///tmp/output"})
+    assert "[]" in tree.train().stdout
+    # The folder exists now, as if the platform had created it.
+    assert "[]" in tree.configure(job).train().stdout
 
 
 class TestStop:

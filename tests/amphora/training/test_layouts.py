@@ -57,24 +57,8 @@ LAYOUTS: dict[str, tuple[str, dict[str, str]]] = {
         "run.sh",
         {"setup.py": "raise SystemExit('never run')", "run.sh": SHELL},
     ),
-    "setup.cfg alone": (
-        "train.py",
-        {"setup.cfg": "[metadata]\nname = amphora-test-cfg\n", "train.py": REPORT},
-    ),
     "pyproject.toml alone": ("train.py", {"pyproject.toml": PYPROJECT, "train.py": REPORT}),
-    "pyproject.toml and a nested script": (
-        "scripts/train.py",
-        {
-            "pyproject.toml": PYPROJECT,
-            "scripts/train.py": "import helper" + REPORT,
-            "scripts/helper.py": "",
-        },
-    ),
     "poetry": ("train.py", {"pyproject.toml": POETRY, "train.py": REPORT}),
-    "requires-python of another version": (
-        "train.py",
-        {"pyproject.toml": PYPROJECT + 'requires-python = ">=3.99"\n', "train.py": REPORT},
-    ),
     "two top-level packages": (
         "one/train.py",
         {
@@ -84,9 +68,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, str]]] = {
             "one/train.py": "import two" + REPORT,
         },
     ),
-    "settings of tools": ("train.py", {"pyproject.toml": "[tool.ruff]\n", "train.py": REPORT}),
     "shell script": ("run.sh", {"run.sh": SHELL}),
-    "shell script in a folder": ("bin/run.sh", {"bin/run.sh": "#!/bin/bash\n" + SHELL}),
     "program without a suffix": (
         "train",
         {"train": f"#!{sys.executable}\n" + REPORT},

@@ -140,8 +140,6 @@ def test_a_cache_that_cannot_be_made_is_only_warned_of(tree: Tree, tmp_path: Pat
     done = tree.train(AMPHORA_NPROC_PER_NODE="1", **found)
     assert done.returncode == 0 and "compiled programs cannot be kept in" in done.stderr
 
-
-def test_doctor_tells_stack_cores_and_cache(tree: Tree, tmp_path: Path) -> None:
     listing = [{**trn1(1)[0], "nc_count": 4, "logical_neuroncore_config": 2, "neuroncore_ids": []}]
     printing(tmp_path, listing)
     tree.command = lambda: [sys.executable, "-m", "amphora", "doctor", "--json"]  # type: ignore[method-assign]

@@ -294,12 +294,6 @@ class TestUnknownScript:
         assert "its line 'rm -rf /opt/ml/nothing' is not known" in result.stderr
         assert unknown.failure and unknown.failure.startswith("RuntimeError: deep down")
 
-    def test_sigterm_reaches_the_script(self, unknown: ModelTrainer) -> None:
-        with unknown.script(SAVES).started() as process:
-            wait_for(unknown.code / "ready")
-            stop(process)
-        assert (unknown.code / "saved").exists()
-
 
 def test_other_commands_of_bash_are_left_alone(trainer: ModelTrainer) -> None:
     trainer.send(entry_script="script.py")
@@ -331,6 +325,9 @@ class TestStart:
         assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1", "--nproc_per_node=4"} <= set(
             argv
         )
+
+    def test_another_host_waits_for_mpirun(self, tmp_path: Path) -> None:
+        assert self.plan(tmp_path, "MPI", process_count_per_node=2).lends
 
     def test_without_a_distribution_one_process_runs_whatever_there_is(
         self, tmp_path: Path
