@@ -5,6 +5,7 @@ Add a folder to CLEAN once it has none of them.
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -94,6 +95,16 @@ def test_table_cells_are_short(path: Path) -> None:
     tables = [line for line in path.read_text().splitlines() if line.startswith("| ")]
     cells = [cell for line in tables for cell in line.split(" | ")]
     assert not [cell for cell in cells if len(cell) > LONGEST_CELL]
+
+
+def test_variables_are_named_after_what_they_hold() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}, line {node.lineno}: {node.id}"
+        for path in (ROOT / "container").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id in ("each", "own", "asked", "told")
+    ]
+    assert not wrong
 
 
 def test_a_wrong_word_is_found() -> None:

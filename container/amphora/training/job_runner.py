@@ -136,7 +136,7 @@ def _prepared(
     host = devices.detect(environ)
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
-        start = sdk_v3.Start(
+        start = launch.Start(
             plan=launch.plan(job, host, code, error_dir, environ),
             what=code.name if code.kind is entry_point.ProgramKind.MODULE else str(code.path),
             source=code,

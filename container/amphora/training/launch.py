@@ -12,6 +12,7 @@ from typing import Any
 from amphora.common.devices import CPU, NEURON, Devices
 from amphora.common.errors import ConfigError
 from amphora.common.logs import secret_values
+from amphora.common.packages import Install
 from amphora.common.secret_rules import is_secret_value
 from amphora.contract.job import Job, decode
 from amphora.contract.sm_variables import (
@@ -55,6 +56,18 @@ class Launch:
     cache: Path | None = None
     """The folder of compiled programs, to be created before."""
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Describes what to install and start on this host."""
+
+    plan: Launch
+    source: Source
+    what: str
+    """The name of what runs, for the log."""
+    installs: tuple[Install, ...]
+    """The runs of pip before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,21 +101,9 @@ class Request:
         return not self.unknown and keys is not None and set(self.distributed) <= keys
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Describes what to install and start."""
-
-    plan: launch.Launch
-    source: Source
-    what: str
-    """The name of what runs, for the log."""
-    installs: tuple[Install, ...]
-    """The runs of pip before."""
-
-
 def start(
     job: Job, devices: Devices, error_dir: Path, environ: Mapping[str, str], sent: str
-) -> Start:
+) -> launch.Start:
     """Unpack the code, and return how to start it.
 
     Args:
@@ -157,7 +145,9 @@ def start(
     if request.unknown:
         note = f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known"
         plan = replace(plan, notes=(*plan.notes, note))
-    return Start(plan=plan, source=program, what=what, installs=tuple(_installs(request, root)))
+    return launch.Start(
+        plan=plan, source=program, what=what, installs=tuple(_installs(request, root))
+    )
 
 
 def read(paths: Paths, sent: str) -> Request:
