@@ -67,11 +67,6 @@ class Pool:
         return bool(self._dispatcher.connections)
 
     @property
-    def is_idle(self) -> bool:
-        """Return whether every worker has reported that it is idle."""
-        return all(connection.idle for connection in self._dispatcher.connections.values())
-
-    @property
     def merges(self) -> bool:
         """Return whether the loaded handlers take merged requests."""
         return self._loaded is not None and self._loaded.batches
