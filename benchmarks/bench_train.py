@@ -138,10 +138,10 @@ def _made(folder: Path) -> Path:
 
 @functools.cache
 def _ready(model: str, source: Path) -> tuple[Any, ...]:
-    """Hyperparameters, model, tokenizer and the tokenised training and evaluation data."""
+    """Model, tokenizer and the tokenised training and evaluation data."""
     compat.quieten()
     datasets.disable_progress_bars()
-    argv = ["--model_name_or_path", model, "--batch_size", str(BATCH), "--packing", "True"]
+    argv = ["--model_name_or_path", model, "--batch_size", str(BATCH)]
     hyperparameters = arguments.parse(argv)
     channels = {"train": source / "train.csv", "test": source / "test.csv"}
     splits = classification.load(channels, hyperparameters)
@@ -150,19 +150,19 @@ def _ready(model: str, source: Path) -> tuple[Any, ...]:
         "train": texts.tokenise(splits.train, tokenizer, PADDED),
         "evaluation": texts.tokenise(splits.evaluation, tokenizer, PADDED),
     }
-    return hyperparameters, loaded, tokenizer, ready
+    return loaded, tokenizer, ready
 
 
 def _run(variant: Variant, model: str, source: Path) -> tuple[float, float, int]:
     """CPU-seconds of a round; mean tokens of a text; parameters that multiply."""
-    hyperparameters, loaded, tokenizer, ready = _ready(model, source)
+    loaded, tokenizer, ready = _ready(model, source)
     with tempfile.TemporaryDirectory() as folder:
         args = _arguments(Path(folder), variant.steps, variant.bf16)
         if variant.is_recipe:
             cpu_kernels.keep_memory()
             samples = {name: Samples.of(split) for name, split in ready.items()}
             trainer: Trainer = engine.build(
-                copy.deepcopy(loaded), tokenizer, args, hyperparameters, samples, CLASSES
+                copy.deepcopy(loaded), tokenizer, args, samples, CLASSES, packing=True
             )
         else:
             trainer = Trainer(

@@ -37,7 +37,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from recipe.arguments import parse
 from recipe.batching.document_batches import Documents
 from recipe.batching.samples import Samples
 from recipe.tasks.causal_lm.task import NEXT_TOKENS
@@ -126,7 +125,6 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
                 model,
                 tokenizer,
                 args,
-                parse(["--batch_size", str(size)], {}),
                 {"train": samples, "evaluation": samples},
                 CLASSES,
             )
@@ -209,9 +207,7 @@ def decoder(stage: Stage, rate: float) -> Values:
                              if way != "recipe" else "random")  # fmt: skip
             if way == "recipe":
                 ready = {"train": documents, "evaluation": documents}
-                trainer: Trainer = engine.build(
-                    model, tokenizer, args, parse(["--task", "causal-lm"], {}), ready, NEXT_TOKENS
-                )
+                trainer: Trainer = engine.build(model, tokenizer, args, ready, NEXT_TOKENS)
             else:
                 rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
 

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from transformers.trainer_utils import SaveStrategy
 
 from recipe.batching.batches import Training
-from recipe.console import say
 from recipe.runtime import xla
 from recipe.runtime.device import everyones
 from recipe.storage import checkpoints
@@ -147,10 +146,6 @@ def by_length(
     best = everyones(min(costs, key=lambda parts: costs[parts]))[0]
     if best == 1:
         return training, cut
-    say(
-        f"steps: {cut.samples} texts drawn at random, split by length into batches of "
-        f"{cut.size // best} instead of {cut.size}"
-    )
     cut = replace(cut, size=cut.size // best, accumulation=cut.accumulation * best)
     return _finer(training, best), cut
 

@@ -8,25 +8,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import datasets
-import torch
 from torch import Tensor
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
-    TrainingArguments,
 )
 
-from recipe.batching import batches, flat, groups, packing
+from recipe.batching import flat, groups, packing
 from recipe.batching.batches import Layout, Packed, Padded, Samples
 from recipe.batching.groups import Groups
 from recipe.batching.packing import Rows
-from recipe.console import say
 from recipe.data.held_out import DataSets
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import cpu_kernels, flat_attention, lora, packed_encoders
+from recipe.models import flat_attention, lora, packed_encoders
 from recipe.models.loading import Source
 from recipe.reports.answers import PredictedAnswers
 from recipe.reports.model_card import About
@@ -91,9 +88,13 @@ class Objective:
         raise NotImplementedError
 
     def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+        self, requested: str | None, samples: Samples, model: PreTrainedModel
     ) -> Sequence[float] | None:
-        """Return the factor of each class's losses in training; None for 1."""
+        """Return the factor of each class's losses in training; None for 1.
+
+        Args:
+            requested: The hyperparameter class_weight.
+        """
         return None
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -345,90 +346,3 @@ def text_layout(
 def learned_in(batches: Batches) -> int:
     """Return the most learned tokens of a batch."""
     return max((samples.weight(rows) for samples, rows in batches), default=1)
-
-
-def layouts(
-    model: PreTrainedModel,
-    pad_id: int,
-    asked: bool | None,
-    training: batches.Training,
-    evaluations: Mapping[str, Samples],
-    evaluation_size: int,
-    objective: Objective,
-) -> tuple[Layout, Layout]:
-    """How training and evaluation lay out their samples, each in one way for the whole run.
-
-    That of training is made for batches of its first epoch, with the longest sample among them:
-    all others have like sums of tokens.
-
-    Args:
-        asked: The hyperparameter packing; None packs where the model can be packed.
-
-    Returns:
-        That of training, and that of evaluation.
-
-    Raises:
-        HyperparameterError: packing was asked for, but the model cannot be packed.
-    """
-    can_pack = objective.packs(model)
-    if asked and not can_pack:
-        raise HyperparameterError(
-            f"Hyperparameter packing has value True, but a model of type "
-            f"{model.config.model_type} cannot be packed.",
-            f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
-        )
-    packs = can_pack and asked is not False
-    drawn = [(training.samples, rows) for rows in training.typical(packs)]
-    layout = objective.layout(model, packs, training.size, pad_id, drawn)
-    evaluated = [
-        (samples, rows)
-        for samples in evaluations.values()
-        for rows in packing.in_order(samples.lengths, evaluation_size, packs)
-    ]
-    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
-    objective.prepare(model, packs)
-    places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
-    real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
-    why = f" ({model.config.model_type} cannot be packed)" if asked is None else ""
-    together = training.samples_of_a_step
-    of_a_step = f"{together} texts a step; " if together != training.size else ""
-    say(
-        f"batches: {of_a_step}{training.size} texts {layout.describe()}"
-        f"{'' if layout.balanced else why}, {real:.1%} of them real; "
-        f"evaluation {evaluation.describe()}"
-    )
-    return layout, evaluation
-
-
-def lay_out(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    args: TrainingArguments,
-    hyperparameters: Hyperparameters,
-    training: batches.Training,
-    evaluations: Mapping[str, Samples],
-    objective: Objective,
-) -> tuple[Layout, Layout]:
-    """See `layouts`; the model gets the attention that its device is fastest with.
-
-    Raises:
-        HyperparameterError: packing was asked for, but the model cannot be packed.
-    """
-    pad_id: Any = getattr(tokenizer, "pad_token_id", None)
-    if hyperparameters.packing is not False and objective.packs(model):
-        dtype = torch.float16 if args.fp16 else model.dtype
-        why_not = flat_attention.why_not(
-            model.config, args.device, torch.bfloat16 if args.bf16 else dtype
-        )
-        if why_not is None:
-            flat_attention.use(model)
-        elif args.device.type == "cuda":
-            say(f"attention: among samples in blocks, by a mask: {why_not}")
-    size, asked = args.eval_batch_size, hyperparameters.packing
-    chosen = layouts(model, pad_id, asked, training, evaluations, size, objective)
-    if args.device.type == "cpu" and not args.torch_compile:
-        is_flat = flat_attention.is_used(model.config)
-        blocks = chosen[0].balanced and objective.lightens_attention and not is_flat
-        rows = args.bf16 and not chosen[0].balanced
-        cpu_kernels.lighten(model, packed_attention=blocks, padded_attention=rows)
-    return chosen

@@ -31,14 +31,12 @@ from recipe.batching import packing as plan
 from recipe.batching.batches import Batch, Layout, Samples, World
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
-from recipe.hyperparameters import Hyperparameters
-from recipe.plan import worlds
+from recipe.plan import batch_layout, worlds
+from recipe.plan.table import Table
 from recipe.plan.worlds import Cut
 from recipe.runtime import ddp_hook, distribution, gathering
 from recipe.storage import checkpoints
-from recipe.tasks import base
 from recipe.tasks.base import Objective
-from recipe.training import job_identity
 from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
 from recipe.value_ranges import REFUSED
@@ -77,11 +75,21 @@ def build(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     args: TrainingArguments,
-    hyperparameters: Hyperparameters,
     ready: Mapping[str, Samples],
     objective: Objective,
+    *,
+    packing: bool | None = None,
+    class_weight: str | None = None,
+    table: Table | None = None,
+    **others: Any,
 ) -> Engine:
     """Build the engine for the samples `train`, `evaluation` and optionally others.
+
+    Args:
+        packing: The hyperparameter.
+        class_weight: The hyperparameter.
+        table: Gets the decisions on batches.
+        others: Arguments of `Engine`.
 
     Raises:
         HyperparameterError: packing=True, and the model cannot be packed; or an argument is set
@@ -99,27 +107,23 @@ def build(
         seed=args.seed if args.data_seed is None else args.data_seed,
         world=World(processes=args.world_size, rank=args.process_index),
     )
-    training, cut = worlds.by_length(
-        training, cut, args, model, tokenizer, hyperparameters.packing, objective
+    decided = batch_layout.decide(
+        model, tokenizer, args, packing, training, cut, samples, objective, table or Table()
     )
-    worlds.tell(args, cut)
-    train_layout, eval_layout = base.lay_out(
-        model, tokenizer, args, hyperparameters, training, samples, objective
-    )
+    worlds.tell(args, decided.cut)
     return Engine(
         model=model,
         args=args,
-        training=training,
-        cut=cut,
-        train_layout=train_layout,
-        eval_layout=eval_layout,
+        training=decided.training,
+        cut=decided.cut,
+        train_layout=decided.train_layout,
+        eval_layout=decided.eval_layout,
         objective=objective,
-        class_weights=objective.class_weights(hyperparameters, training.samples, model),
-        decisive=job_identity.decisive(hyperparameters, args),
-        save_minutes=hyperparameters.save_minutes,
+        class_weights=objective.class_weights(class_weight, training.samples, model),
         eval_dataset=samples["evaluation"],
         processing_class=tokenizer,
         compute_metrics=objective.metrics(),
+        **others,
     )
 
 

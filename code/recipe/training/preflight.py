@@ -21,12 +21,11 @@ from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, packed_decoders, quantized
 from recipe.paths import Places
-from recipe.plan import resolution, trainer_arguments, worlds
+from recipe.plan import batch_layout, resolution, trainer_arguments, worlds
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table
 from recipe.runtime import memory, memory_estimate
 from recipe.storage import atomic
-from recipe.tasks import base
 from recipe.tasks.base import ERROR, OK, WARNING, Finding
 
 _SAMPLE_ROWS = 2000
@@ -76,7 +75,11 @@ def _measures(plan: Plan, loaded: Loaded) -> Iterator[Finding]:
     wanted = max(len(drawn) if lengths else 0, 4 * size)
     count = len(task.data.train)
     chosen_rows = random.Random(seed).sample(range(count), min(wanted, count))
-    yield _memory(plan, loaded, sorted(chosen_rows))
+    table = Table()
+    finding = _memory(plan, loaded, sorted(chosen_rows), table)
+    # Steps are those of the sample.
+    yield from (decision for decision in table.rows if decision.what != "steps")
+    yield finding
 
 
 def _length_findings(
@@ -131,7 +134,7 @@ def _room(tokens: float, rows: int) -> Iterator[Finding]:
         yield Finding(level=level, what="disk", detail=detail)
 
 
-def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int]) -> Finding:
+def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Finding:
     """Estimate the peak memory of training, and compare it with what the device has free."""
     task, model, tokenizer, args = plan.task, loaded.model, loaded.tokenizer, plan.arguments
     try:
@@ -140,14 +143,18 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int]) -> Finding:
         training = Training(
             samples=samples["train"], size=cut.size, accumulation=cut.accumulation, seed=args.seed
         )
-        packing = plan.hyperparameters.packing
-        training, _ = worlds.by_length(
-            training, cut, args, model, tokenizer, packing, task.objective
+        decided = batch_layout.decide(
+            model,
+            tokenizer,
+            args,
+            plan.hyperparameters.packing,
+            training,
+            cut,
+            {"evaluation": samples["evaluation"]},
+            task.objective,
+            table,
         )
-        evaluations = {"evaluation": samples["evaluation"]}
-        layout, _ = base.lay_out(
-            model, tokenizer, args, plan.hyperparameters, training, evaluations, task.objective
-        )
+        training, layout = decided.training, decided.train_layout
         drawn = training.typical(layout.balanced)
         fullest = max(drawn, key=lambda rows: layout.places(training.samples, rows))
         batch = batches.finish(training.samples, layout, fullest, training.size, 1)

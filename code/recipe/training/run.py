@@ -28,7 +28,7 @@ from recipe.runtime import device, distribution, memory, turns, xla
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
 from recipe.tasks.base import Task
-from recipe.training import engine, host_samples
+from recipe.training import engine, host_samples, job_identity
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
 
@@ -130,7 +130,16 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     samples = host_samples.of_all_hosts(samples, task.data.sharded, plan.hosts, environ)
     watch.lap("tokens")
     trainer = engine.build(
-        loaded.model, loaded.tokenizer, arguments, given, samples, task.objective
+        loaded.model,
+        loaded.tokenizer,
+        arguments,
+        samples,
+        task.objective,
+        packing=given.packing,
+        class_weight=given.class_weight,
+        table=table,
+        decisive=job_identity.decisive(given, arguments),
+        save_minutes=given.save_minutes,
     )
     distribution.shard(trainer)
     if given.early_stopping_patience is not None:

@@ -19,7 +19,8 @@ from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
-from recipe.tasks import base
+from recipe.plan import batch_layout
+from recipe.plan.table import Table
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
 from tests.support.packed_batches import (
@@ -162,20 +163,20 @@ def test_packing_does_not_change_what_is_optimised(
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
-def test_what_the_log_says_of_packing(
-    capsys: pytest.CaptureFixture[str], make_deberta: Callable[[], PreTrainedModel]
-) -> None:
+def test_what_the_table_says_of_packing(make_deberta: Callable[[], PreTrainedModel]) -> None:
     run = batches.Training(samples=samples_of(tweet_lengths(75)), size=8)
     held_out = {"evaluation": samples_of(tweet_lengths(20))}
 
-    def lay(model: PreTrainedModel, packing: bool | None) -> tuple[Any, Any]:
-        return base.layouts(model, PAD, packing, run, held_out, 8, CLASSES)
+    def lay(model: PreTrainedModel, packing: bool | None) -> tuple[Any, Any, str]:
+        table = Table()
+        chosen = batch_layout.layouts(model, PAD, packing, run, held_out, 8, CLASSES, table)
+        return *chosen, str(table.rows[0])
 
-    assert isinstance(lay(make("bert"), None)[0], Packed)
-    assert "8 texts packed into" in capsys.readouterr().out
+    layout, _, row = lay(make("bert"), None)
+    assert isinstance(layout, Packed) and "8 texts packed into" in row
     assert isinstance(lay(make("bert"), False)[0], Padded)
-    assert isinstance(lay(make_deberta(), None)[1], Padded)
-    assert "(deberta-v2 cannot be packed)" in capsys.readouterr().out
+    _, evaluation, row = lay(make_deberta(), None)
+    assert isinstance(evaluation, Padded) and "(deberta-v2 cannot be packed)" in row
     with pytest.raises(HyperparameterError, match=r"packing has value True.*deberta-v2"):
         lay(make_deberta(), True)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, TrainingArguments
 
-from recipe.arguments import parse
 from recipe.batching import flat
 from recipe.batching.batches import Packed
 from recipe.models import flat_attention, packed_encoders
@@ -132,7 +131,6 @@ def test_a_training_in_rows_is_one_in_blocks(
             model,
             AutoTokenizer.from_pretrained(tiny_model, pad_token_id=PAD),
             arguments,
-            parse(["--epochs", "2"], {}),
             {"train": samples, "evaluation": samples},
             CLASSES,
         )

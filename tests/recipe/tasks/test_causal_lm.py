@@ -19,6 +19,8 @@ from recipe.batching.document_batches import Documents
 from recipe.data import language_modeling
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.plan import batch_layout
+from recipe.plan.table import Table
 from recipe.tasks import evaluation
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
@@ -413,7 +415,6 @@ def test_a_model_that_cannot_be_packed_is_padded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from recipe.batching import batches
-    from recipe.tasks import base
     from recipe.tasks.causal_lm import task as causal_lm
 
     config = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
@@ -429,12 +430,13 @@ def test_a_model_that_cannot_be_packed_is_padded(
         model(input_ids=torch.from_numpy(documents.tokens(row).astype(np.int64))[None]).logits[0]
         for row in (0, 1)
     ]
-    layout, _ = base.layouts(model, 0, None, run, held_out, 2, causal_lm.NEXT_TOKENS)
-    assert "(bloom cannot be packed)" in capsys.readouterr().out
+    table, objective = Table(), causal_lm.NEXT_TOKENS
+    layout, _ = batch_layout.layouts(model, 0, None, run, held_out, 2, objective, table)
+    assert table.rows[0].reason == "bloom cannot be packed"
     answers = model(**layout.tensors(documents, np.array([0, 1]))).logits[:, 0]
     for row, logits in enumerate(whole):
         wanted = torch.from_numpy(documents.tokens(row)[1:].astype(np.int64))
         loss = torch.nn.functional.cross_entropy(logits[:-1], wanted, reduction="sum")
         torch.testing.assert_close(answers[row], loss, rtol=1e-5, atol=1e-5)
     with pytest.raises(HyperparameterError, match=r"packing has value True.*bloom.*llama"):
-        base.layouts(model, 0, True, run, held_out, 2, causal_lm.NEXT_TOKENS)
+        batch_layout.layouts(model, 0, True, run, held_out, 2, objective, table)

@@ -62,9 +62,9 @@ class _Classes(EncoderObjective):
         return losses.of_samples(logits, labels, smoothing)
 
     def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+        self, requested: str | None, samples: Samples, model: PreTrainedModel
     ) -> Sequence[float] | None:
-        if hyperparameters.class_weight is None or samples.labels.dtype.kind != "i":
+        if requested is None or samples.labels.dtype.kind != "i":
             return None
         count: Any = model.config.num_labels
         return balanced_weights(samples.labels.tolist(), count)

@@ -19,8 +19,9 @@ from recipe.batching import batches
 from recipe.errors import CheckpointError, DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention
+from recipe.plan import batch_layout
+from recipe.plan.table import Table
 from recipe.reports import report
-from recipe.tasks import base
 from recipe.tasks.preference import task as preference
 from recipe.tasks.preference.batches import AnswerPairs
 from recipe.tasks.preference.task import Preferring, tokens
@@ -73,8 +74,8 @@ def log_probabilities(model: Any, pairs: AnswerPairs, packing: bool) -> torch.Te
     """[pairs, 2], of one batch."""
     training = batches.Training(samples=pairs, size=len(pairs))
     objective = Preferring(Hyperparameters(task="preference"))
-    layout, _ = base.layouts(
-        model, 0, packing, training, {"evaluation": pairs}, len(pairs), objective
+    layout, _ = batch_layout.layouts(
+        model, 0, packing, training, {"evaluation": pairs}, len(pairs), objective, Table()
     )
     found: torch.Tensor = -model(**layout.tensors(pairs, np.arange(len(pairs)))).logits[..., 0]
     return found

@@ -1,0 +1,127 @@
+"""Decide what a step is split into, and how the samples of a batch share a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+
+from recipe.batching import packing
+from recipe.batching.batches import Layout, Samples, Training
+from recipe.errors import HyperparameterError
+from recipe.models import cpu_kernels, flat_attention
+from recipe.plan import worlds
+from recipe.plan.table import Table
+from recipe.plan.worlds import Cut
+from recipe.tasks.base import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """How samples make steps and batches."""
+
+    training: Training
+    cut: Cut
+    train_layout: Layout
+    eval_layout: Layout
+
+
+def decide(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    args: TrainingArguments,
+    requested: bool | None,
+    training: Training,
+    cut: Cut,
+    evaluations: Mapping[str, Samples],
+    objective: Objective,
+    table: Table,
+) -> BatchPlan:
+    """Decide how samples make batches, and prepare the model for these. A collective.
+
+    The model gets the attention that is fastest on its device.
+
+    Args:
+        requested: The hyperparameter packing; None packs if the model can be packed.
+        training: With steps as `cut` splits them.
+
+    Raises:
+        HyperparameterError: packing=True, and the model cannot be packed.
+    """
+    whole = cut.size
+    training, cut = worlds.by_length(training, cut, args, model, tokenizer, requested, objective)
+    pad_id: Any = getattr(tokenizer, "pad_token_id", None)
+    if requested is not False and objective.packs(model):
+        dtype = torch.float16 if args.fp16 else model.dtype
+        why_not = flat_attention.why_not(
+            model.config, args.device, torch.bfloat16 if args.bf16 else dtype
+        )
+        if why_not is None:
+            flat_attention.use(model)
+        elif args.device.type == "cuda":
+            table.add("attention", "among samples in blocks, by a mask", why_not)
+    train_layout, eval_layout = layouts(
+        model, pad_id, requested, training, evaluations, args.eval_batch_size, objective, table
+    )
+    if args.device.type == "cpu" and not args.torch_compile:
+        is_flat = flat_attention.is_used(model.config)
+        blocks = train_layout.balanced and objective.lightens_attention and not is_flat
+        rows = args.bf16 and not train_layout.balanced
+        cpu_kernels.lighten(model, packed_attention=blocks, padded_attention=rows)
+    steps = training.steps()
+    total = args.max_steps if args.max_steps > 0 else math.ceil(steps * args.num_train_epochs)
+    split = f"split by length into batches of {cut.size} instead of {whole}"
+    table.add(
+        "steps",
+        f"{steps} an epoch, {total} in all, {cut.samples} texts a step",
+        split if cut.size != whole else "",
+    )
+    return BatchPlan(training=training, cut=cut, train_layout=train_layout, eval_layout=eval_layout)
+
+
+def layouts(
+    model: PreTrainedModel,
+    pad_id: int,
+    requested: bool | None,
+    training: Training,
+    evaluations: Mapping[str, Samples],
+    evaluation_size: int,
+    objective: Objective,
+    table: Table,
+) -> tuple[Layout, Layout]:
+    """Return the layouts of training and of evaluations, which stay the same for the whole run.
+
+    That of training fits batches of its first epoch, with the longest sample among them: all others
+    have similar sums of tokens.
+    """
+    can_pack = objective.packs(model)
+    kind = model.config.model_type
+    if requested and not can_pack:
+        raise HyperparameterError(
+            f"Hyperparameter packing has value True, but a model of type {kind} cannot be packed.",
+            f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
+        )
+    packs = can_pack and requested is not False
+    drawn = [(training.samples, rows) for rows in training.typical(packs)]
+    layout = objective.layout(model, packs, training.size, pad_id, drawn)
+    evaluated = [
+        (samples, rows)
+        for samples in evaluations.values()
+        for rows in packing.in_order(samples.lengths, evaluation_size, packs)
+    ]
+    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
+    objective.prepare(model, packs)
+    places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
+    real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
+    is_refused = requested is None and not layout.balanced
+    table.add(
+        "batch",
+        f"{training.size} texts {layout.describe()}, {real:.1%} of them real",
+        f"{kind} cannot be packed" if is_refused else "",
+    )
+    table.add("evaluation", f"{evaluation_size} texts {evaluation.describe()}")
+    return layout, evaluation
