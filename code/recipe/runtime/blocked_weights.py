@@ -1,12 +1,12 @@
-"""Linear layers on a CPU whose weights lie as oneDNN's kernels read them.
+"""Store the weights of linear layers in oneDNN's layout, for serving on a CPU.
 
-PyTorch's own linear layer hands oneDNN plain weights in bfloat16, which it lays out anew in every
-call: with the few tokens that serving has at a time, that is a quarter to a half of the call
-(docs/LAB.md). In float32 it calls MKL, which on processors other than Intel's takes up to three
-times as long. A layer's weights are laid out once here, by the operators that torch.compile's own
-code for CPUs calls; in bfloat16 what it computes is the same to the bit, in float32 but for the
-order of sums. A GELU that follows is computed with the product, and not by another pass over what
-was rounded.
+In bfloat16, PyTorch passes plain weights to oneDNN, which reorders them in every call: a quarter to
+a half of the time with the few tokens of a serving batch (docs/LAB.md). In float32, PyTorch calls
+MKL, which takes up to three times as long on processors other than Intel's.
+
+This module reorders the weights once, by the operators that torch.compile's CPU backend uses. The
+results are bitwise equal in bfloat16, and differ by the order of sums in float32. A GELU that
+follows is fused with the product.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 _TOKENS = 256
-"""For how many tokens weights are laid out: it decides about speed alone."""
+"""Number of tokens to optimize the layout for; it affects only the speed."""
 _NARROWEST = 64
-"""Narrower layers, such as heads, are left as they are."""
+"""Narrower layers, such as heads, keep their layout."""
 _GAIN = 0.9
-"""A product in float32 has to take less than so much of what PyTorch's own takes."""
+"""In float32, use the layout only if it takes less than this share of PyTorch's time."""
 _FOLLOWED_BY_GELU: Sequence[tuple[str, str]] = (
     ("dense", "intermediate_act_fn"),
     ("lin1", "activation"),
 )
-"""What BERT's kin and DistilBERT call a layer and the activation that is all that follows it."""
+"""Names of layers and of the activations that alone follow them: BERT and similar, DistilBERT."""
 
 
 def why_not(model: nn.Module, dtype: torch.dtype, environ: Mapping[str, str]) -> str | None:
-    """Why a model's weights stay as they are; None if they can be laid out.
+    """Return why a model's weights keep their layout; None if they can be reordered.
 
     Args:
-        model: On its device.
+        model: The model, on its device.
         dtype: Its precision.
         environ: AMPHORA_BLOCKED_WEIGHTS.
 
     Raises:
         ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
     """
-    asked = environ.get("AMPHORA_BLOCKED_WEIGHTS") or "1"
-    if asked not in ("0", "1"):
+    setting = environ.get("AMPHORA_BLOCKED_WEIGHTS") or "1"
+    if setting not in ("0", "1"):
         raise ValueError(
-            f"AMPHORA_BLOCKED_WEIGHTS is {asked!r}. Give 1 (weights of linear layers as oneDNN "
-            "reads them) or 0 (as PyTorch has them)."
+            f"AMPHORA_BLOCKED_WEIGHTS is {setting!r}. Set 1 (oneDNN's layout for the weights of "
+            "linear layers) or 0 (PyTorch's)."
         )
-    if asked == "0":
+    if setting == "0":
         return "AMPHORA_BLOCKED_WEIGHTS=0"
     if dtype not in (torch.bfloat16, torch.float32):
-        return "only bfloat16 and float32 gain by it"
+        return "only bfloat16 and float32 are faster with it"
     if any(weight.device.type != "cpu" for weight in model.parameters()):
         return "it is for CPUs"
     try:
         if dtype == torch.float32:
-            return None if _is_faster() else "PyTorch's own products in float32 are as fast"
+            return None if _is_faster() else "PyTorch's float32 products are as fast"
         is_supported = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
         is_supported = False
@@ -69,7 +69,7 @@ def why_not(model: nn.Module, dtype: torch.dtype, environ: Mapping[str, str]) ->
 @functools.cache
 @torch.inference_mode()
 def _is_faster() -> bool:
-    """Whether products in float32 gain by it on this CPU: a few milliseconds tell."""
+    """Measure, in a few milliseconds, whether float32 products are faster with oneDNN's layout."""
     weights = torch.ones(1024, 512)
     kept = torch.ops.mkldnn._reorder_linear_weight(weights, _TOKENS)
 
@@ -98,16 +98,16 @@ def use(
     answers: Callable[[], Sequence[Tensor]],
     are_same: Callable[[Sequence[Tensor], Sequence[Tensor]], bool],
 ) -> str:
-    """Lay out the weights of the linear layers of `model`, which is not trained any more. While it
-    is done a layer's weights are there twice, one after the other.
+    """Reorder the weights of the linear layers of `model`, which must not be trained afterwards.
+
+    Layers are reordered one after the other, so only one layer's weights are in memory twice.
 
     Args:
-        answers: Those of the model to a few texts.
-        are_same: Whether two lists of answers are the same but for rounding.
+        answers: Computes the model's answers to a few texts.
+        are_same: Compares two lists of answers, allowing for rounding.
 
     Returns:
-        Why all is as it was, since the model would answer otherwise; empty if weights are laid out
-        and the memory of the plain ones is given back.
+        Why the weights were restored, if the answers differ; "" if they are reordered.
     """
     try:
         expected = answers()
@@ -115,7 +115,7 @@ def use(
         return f"{type(error).__name__}: {str(error)[:200]}"
     undo = _lay_out(model)
     try:
-        fault = "" if are_same(answers(), expected) else "its answers are others then"
+        fault = "" if are_same(answers(), expected) else "the answers differ"
     except Exception as error:
         fault = f"{type(error).__name__}: {str(error)[:200]}"
     if fault:
@@ -124,7 +124,7 @@ def use(
 
 
 def _lay_out(model: nn.Module) -> Callable[[], None]:
-    """Lay the weights out. Returns what undoes it."""
+    """Reorder the weights, and return a function that restores them."""
     counts = Counter(
         id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
     )
@@ -134,7 +134,7 @@ def _lay_out(model: nn.Module) -> Callable[[], None]:
         for module in modules
         if type(module) in (nn.Linear, Conv1D)
         and min(module.weight.shape) >= _NARROWEST
-        # Those of a masked model's decoder are its embedding's, too.
+        # Tied weights, such as those of a masked model's decoder, stay.
         and counts[id(module.weight)] == 1
     ]
     activations: list[tuple[nn.Module, str, Any]] = []
@@ -151,13 +151,13 @@ def _lay_out(model: nn.Module) -> Callable[[], None]:
     blocked: list[tuple[Any, Tensor]] = []
     for module in layers:
         weight = module.weight.detach()
-        # GPT-2's layers have inputs first.
+        # Conv1D (GPT-2) stores its weights transposed.
         rows_out = weight if type(module) is nn.Linear else weight.t().contiguous()
         kept = torch.ops.mkldnn._reorder_linear_weight(rows_out, _TOKENS)
         blocked.append((module, kept))
-        does = ("gelu", "none") if id(module) in with_gelu else ("none", "")
-        vars(module)["forward"] = functools.partial(_forward, kept, module.bias, *does)
-        # Its shape and type can still be read, and whoever else computes with it fails.
+        fused = ("gelu", "none") if id(module) in with_gelu else ("none", "")
+        vars(module)["forward"] = functools.partial(_forward, kept, module.bias, *fused)
+        # Keeps shape and dtype readable; any computation with it fails.
         empty = torch.empty_like(weight, device="meta")
         module.weight = nn.Parameter(empty, requires_grad=False)
 
@@ -174,7 +174,7 @@ def _lay_out(model: nn.Module) -> Callable[[], None]:
 
 
 def _is_gelu(function: Any) -> bool:
-    """Whether it is the GELU by the error function, of PyTorch or of transformers."""
+    """Return whether it is the exact GELU, of PyTorch or of transformers."""
     if isinstance(function, nn.GELU):
         return function.approximate == "none"
     is_named = type(function).__name__ == "GELUActivation"

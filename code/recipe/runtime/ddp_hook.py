@@ -1,11 +1,11 @@
-"""Sums of gradients between processes on CPUs: of an embedding only the rows that were touched.
+"""Sum gradients between processes on CPUs, of large embeddings only the touched rows.
 
-Half of a small encoder's weights are its token embedding, and a step reads some hundred of its
-30,000 rows. DDP would send the gradients of all of them over the network.
+Half of a small encoder's weights are its token embedding, and a step touches some hundred of its
+30,000 rows. Without this hook, DDP sends the gradients of all rows.
 
-Each number is summed in the order of the ranks. A collective sum of three and more processes takes
-another order for each place in what is summed, and after its first step DDP lays gradients out
-anew: so the first step after a resume would be rounded otherwise than in a run that went on.
+Each number is summed in the order of the ranks. An all-reduce of three or more processes sums in an
+order that depends on the position in the buffer, and DDP rearranges its buffers after the first
+step. So the first step after a resume would be rounded differently than without interruption.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 _LARGE = 1 << 20
-"""Numbers from which an embedding is looked at."""
+"""Smallest number of elements of an embedding for which touched rows are searched."""
 
 
 def sum_touched_rows(model: nn.Module) -> None:
-    """Have DDP send of large embeddings' gradients the rows that are not all zero.
+    """Register a hook with DDP that sends only nonzero rows of large embeddings' gradients.
 
-    The sums are those of DDP without it. Where most rows are touched (an embedding that is the
-    output's weight too), all are sent. A model that is not wrapped in DDP is left as it is.
+    The sums equal those of DDP. If most rows are touched (an embedding tied to the output), all
+    rows are sent. A model that is not wrapped in DDP is not changed.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -39,22 +39,22 @@ def sum_touched_rows(model: nn.Module) -> None:
         if isinstance(layer, nn.Embedding) and layer.weight.numel() >= _LARGE
     }
     add = _sum if dist.get_world_size() <= 2 else _Sums().sum
-    # DDP compares the annotations of what it is given, and these are strings.
+    # A lambda, since DDP checks annotations, and those of this module are strings.
     model.register_comm_hook(None, lambda _, bucket: _mean(embeddings, bucket, add))
 
 
 def _mean(
     embeddings: set[int], bucket: Any, add: Callable[[Tensor], Future[Any]]
 ) -> Future[Tensor]:
-    """DDP's communication hook: the processes' mean of `bucket`, in its place."""
+    """Average `bucket` over the processes in place: DDP's communication hook."""
     buffer: Tensor = bucket.buffer()
     processes = dist.get_world_size()
     sent: list[tuple[Tensor, Tensor | None]] = []
     for weight, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
         rows = None
         if id(weight) in embeddings:
-            # Rows in which any process has a number that is not 0, unless those are most of them.
-            # 3 ms where ne(0).any(1) takes 11, the maximum norm 32. NaN is not 0 either.
+            # Rows with a nonzero element (also NaN) on any process, unless these are most rows.
+            # This takes 3 ms; ne(0).any(1) takes 11 and the maximum norm 32.
             largest, smallest = gradient.amax(dim=1), gradient.amin(dim=1)
             touched = (largest.ne(0) | smallest.ne(0)).to(torch.uint8)
             dist.all_reduce(touched, op=dist.ReduceOp.MAX)
@@ -80,27 +80,27 @@ def _mean(
 
 
 def _sum(values: Tensor) -> Future[Any]:
-    """Of two processes: there is one order."""
+    """Sum over two processes, for which there is only one order."""
     work: Any = dist.all_reduce(values, async_op=True)
     future: Future[Any] = work.get_future()
     return future
 
 
 class _Sums:
-    """Sums over all processes, each number in the order of the ranks, one after the other.
+    """Sums tensors over all processes, each number in the order of the ranks.
 
-    They are made in a thread and a process group of their own, beside the backward pass, as many
-    numbers being sent as in a ring: every process adds up a part, and sends its sums to all.
+    A thread with its own process group does so during the backward pass. Every process sums a part
+    and sends it to all, which transfers as many numbers as a ring.
     """
 
     def __init__(self) -> None:
         self._group = dist.new_group()
         self._waiting: queue.SimpleQueue[tuple[Tensor, Future[Tensor]]] = queue.SimpleQueue()
-        # One that waits for a process that is gone must not keep this one from ending.
+        # A daemon, since it may wait for a process that has ended.
         threading.Thread(target=self._work, name="sums of gradients", daemon=True).start()
 
     def sum(self, values: Tensor) -> Future[Tensor]:
-        """The sums of `values`, in their place."""
+        """Sum `values` in place."""
         future: Future[Tensor] = Future()
         self._waiting.put((values, future))
         return future
@@ -111,7 +111,7 @@ class _Sums:
             try:
                 self._sum(values)
             except Exception as error:
-                reason: Any = error  # whose annotation is wrong
+                reason: Any = error  # torch's annotation is wrong
                 future.set_exception(reason)
             else:
                 future.set_result(values)
@@ -131,6 +131,6 @@ class _Sums:
 
 
 def _checked(done: Future[Any], buffer: Tensor) -> Tensor:
-    """`buffer`; raises what the sum failed with, as `then` would pass over it."""
+    """Return `buffer`, or raise the error of the sum, which `then` would ignore."""
     done.value()
     return buffer

@@ -1,4 +1,4 @@
-"""Tensors of every process in one; through some of them gradients flow back to their processes."""
+"""Gather tensors of all processes, some with gradients that flow back to their processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from recipe.runtime.device import everyones
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' tensors, end to end; backwards, the sum of what all ask of this one's."""
+    """Concatenates the tensors of all processes; backward, sums gradients of the local part."""
 
     @staticmethod
-    def forward(context: Any, own: Tensor) -> Tensor:
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own.contiguous())
-        context.length = len(own)
+    def forward(context: Any, local: Tensor) -> Tensor:
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, local.contiguous())
+        context.length = len(local)
         return torch.cat(parts)
 
     @staticmethod
@@ -30,25 +30,25 @@ class _Gather(torch.autograd.Function):
         return summed[start : start + context.length]
 
 
-def gathered(own: Tensor) -> tuple[Tensor, int]:
-    """[processes * rows, ...] of `own` [rows, ...], as many in each, and where its rows start.
+def gathered(local: Tensor) -> tuple[Tensor, int]:
+    """Gather `local` [rows, ...] to [processes * rows, ...]; also return where its rows start.
 
-    In a backward pass every process must take part, as in this one.
+    A collective of all processes, forward and backward, with the same number of rows in each.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return own, 0
-    everyones: Tensor = _Gather.apply(own)  # type: ignore[no-untyped-call]
-    return everyones, dist.get_rank() * len(own)
+        return local, 0
+    whole: Tensor = _Gather.apply(local)  # type: ignore[no-untyped-call]
+    return whole, dist.get_rank() * len(local)
 
 
-def in_order(answered: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
-    """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
+def in_order(outcomes: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
+    """Return logits [samples, ...] and losses [samples] of all processes, in the data's order.
 
     Args:
-        answered: Rows, logits and losses of each batch, on the device: brought over at the end.
+        outcomes: Rows, logits and losses of each batch, on the device.
     """
-    # On the device, each number of batches would be a shape of its own.
-    parts = [torch.cat([each.cpu() for each in part]) for part in zip(*answered, strict=True)]
+    # Copied before concatenation: on the device, each number of batches would be another shape.
+    parts = [torch.cat([part.cpu() for part in kind]) for kind in zip(*outcomes, strict=True)]
     logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
     losses = np.empty(count, dtype=np.float32)
     for rows, its_logits, its_losses in everyones(parts):

@@ -1,4 +1,4 @@
-"""The memory of this host that may still be used."""
+"""Measure and limit the memory of this host."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from recipe.console import say
 from recipe.errors import DataError
 
-# The files with a container's limit and use, and the entry for page cache, which counts as used and
-# is given back on demand: control groups of version 2, and of version 1.
+# Files with the limit and the use of a container, and the entry for the page cache, which counts as
+# used but is reclaimed on demand: control groups of version 2 and of version 1.
 _GROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -22,12 +22,12 @@ _GROUPS = (
 _M_ARENA_MAX = -8
 
 _SHARE, _RESERVED = 0.9, 1 << 29
-"""Of the free memory, what one file may take; and bytes that threads and allocators reserve without
-using them, which the kernel counts too."""
+"""Share of the free memory that one file may take; and bytes that threads and allocators reserve
+without using them, which the kernel counts."""
 
 
 def size(count: float) -> str:
-    """Write a number of bytes in the largest unit that leaves a digit before the point."""
+    """Format a number of bytes with a suitable unit."""
     for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
         if count >= 10**power:
             return f"{count / 10**power:.3g} {unit}"
@@ -35,8 +35,10 @@ def size(count: float) -> str:
 
 
 def share_freed() -> None:
-    """Let threads that begin from now on take what any thread has freed, where the C library is
-    glibc: it else keeps freed memory apart for up to eight threads a core."""
+    """Let future threads share one arena of glibc, so that they reuse memory freed by any thread.
+
+    By default, glibc has up to eight arenas for each core.
+    """
     if sys.platform.startswith("linux"):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
@@ -46,10 +48,10 @@ def share_freed() -> None:
 def available(
     host: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Bytes that the host has left, or the container's limit, if that leaves less.
+    """Return the bytes available on this host, or within the container's limit if that is less.
 
     Args:
-        host: The kernel's table.
+        host: The kernel's file.
         groups: The folder of the control groups.
 
     Returns:
@@ -60,7 +62,7 @@ def available(
         lines = dict(line.split(":", 1) for line in host.read_text().splitlines())
         bounds.append(int(lines["MemAvailable"].split()[0]) * 1024)
     for limit, used, cache in _GROUPS:
-        # A file that is not there, or says "max", is not a limit.
+        # If the file is missing or contains "max", there is no limit.
         with contextlib.suppress(OSError, ValueError):
             most = int((groups / limit).read_text())
             stat = (groups / limit).with_name("memory.stat").read_text()
@@ -70,27 +72,27 @@ def available(
 
 
 def tell_if_short(what: str, needed: int, remedy: str, free: int | None = None) -> None:
-    """Say so before more memory is spent than there is: who is killed for that says nothing.
+    """Log a warning if memory may not suffice, since a killed process cannot report it.
 
     Args:
-        what: What takes it, in words that begin a sentence.
-        needed: Bytes that it takes, about.
-        remedy: What else can be done than to give more memory.
-        free: Bytes that there are, if not those that there are now.
+        what: What takes the memory: the beginning of a sentence.
+        needed: Approximate bytes.
+        remedy: An alternative to more memory.
+        free: Available bytes; by default measured now.
     """
     free = available() if free is None else free
     if free is not None and needed > free:
         say(
-            f"warning: {what} takes some {needed / 1e9:.1f} GB of memory, where {free / 1e9:.1f} "
-            f"GB are free: if the job is killed now, give it an instance with more, or {remedy}."
+            f"warning: {what} takes about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
+            f"are free. If the job is killed, use an instance with more memory, or {remedy}."
         )
 
 
 @contextlib.contextmanager
 def bounded(path: Path) -> Iterator[None]:
-    """Let reading a file fail where memory ends, before the system kills the process.
+    """Limit the memory of the block, so that reading a file fails before the process is killed.
 
-    A small file may hold far more than its size: a compressed one, one value for many rows.
+    A small file may expand to far more than its size: compressed text, or one value for many rows.
 
     Raises:
         DataError: The file takes more memory than is free.
@@ -110,7 +112,7 @@ def bounded(path: Path) -> Iterator[None]:
         raise DataError(
             f"{path} ({size(path.stat().st_size)}) takes more memory than the {size(free)} that "
             "are free.",
-            "Check what it holds. Split it into several files, or give the job more memory.",
+            "Check its contents. Split it into several files, or use an instance with more memory.",
         ) from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,10 +1,9 @@
-"""What a training step will hold in memory, without training: by a step on tensors without numbers.
+"""Estimate the memory of a training step, by a step on fake tensors.
 
-The model runs forward and backward on PyTorch's fake tensors, which have shapes and no data, over
-the fullest batch of the real layout; what lives at the same time is added up. So the estimate knows
-of any model, adapter, loss or layout what the training knows. For a GPU, calls that its kernels
-answer otherwise than a CPU's (attention, dropout, what autocast makes float32) are made in the form
-that they have there.
+The model runs forward and backward on PyTorch's fake tensors, which have shapes but no data, with
+the fullest batch of the real layout, and the bytes of live tensors are counted. So the estimate
+includes the actual model, adapters, loss and layout. For a GPU, calls whose kernels differ from
+those of a CPU (attention, dropout, autocast to float32) are replaced by the GPU's form.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 _BLOCK = 512
-"""Bytes that an allocation of CUDA is rounded up to."""
+"""Granularity of CUDA allocations, in bytes."""
 _STATE_BYTES = {"adafactor": 0, "sgd": 0, "lion": 4, "8bit": 2, "rmsprop": 4, "adagrad": 4}
-"""Of an optimizer for each trained number, by a part of its name; of all others Adam's 8."""
+"""Bytes of optimizer state for each trained number, by a part of its name; others have Adam's 8."""
 _IN_FLOAT32 = frozenset(
     (
         *(functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax),
@@ -37,7 +36,7 @@ _IN_FLOAT32 = frozenset(
         *(torch.linalg.vector_norm, torch.cumsum, Tensor.cumsum),
     )
 )
-"""What autocast computes in float32 on a GPU, as far as models here call it."""
+"""Functions that autocast computes in float32 on a GPU, as far as models here call them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,35 +45,35 @@ class Estimate:
 
     weights: int
     gradients: int
-    """Those that are kept for the whole step."""
+    """Gradients that are kept for the whole step."""
     optimizer: int
     step: int
-    """What lives beside these at the peak: activations, copies in bfloat16, other gradients."""
+    """Everything else at the peak: activations, copies in bfloat16, other gradients."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the sum."""
         return self.weights + self.gradients + self.optimizer + self.step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How the step will be made."""
+    """How the step is computed."""
 
     on_gpu: bool
     dtype: torch.dtype | None
-    """Of autocast; None without."""
+    """The precision of autocast; None without autocast."""
     optimizer: str = "adamw_torch_fused"
     processes: int = 1
     is_sharded: bool = False
     accumulation: int = 1
     checkpoints: bool = False
-    """Whether activations are computed again (gradient_checkpointing)."""
+    """Whether activations are recomputed (gradient_checkpointing)."""
     smoothing: float = 0.0
     in_4_bits: Sequence[nn.Linear] = ()
-    """The frozen layers whose weights will be in 4 bits, which are read here as they are."""
+    """The frozen layers whose weights will be in 4 bits; here they are unquantized."""
     bytes_of_4_bits: float = 0.0
-    """Of each of their weights, with its share of the scales."""
+    """Bytes of each of their weights, with its share of the scales."""
 
 
 def of_step(
@@ -83,15 +82,15 @@ def of_step(
     losses: Callable[[Tensor, Tensor, float], Tensor],
     setting: Setting,
 ) -> Estimate:
-    """What a training step holds at its peak.
+    """Estimate the peak memory of a training step.
 
     Args:
-        model: On the CPU, as it takes `batch`; its weights are gone afterwards.
-        batch: As the layout makes it (`recipe.batching.batches`).
-        losses: Of each sample, by logits, labels and the share of smoothing.
+        model: The model, on the CPU. Its weights are lost afterwards.
+        batch: A batch of the layout (`recipe.batching.batches`).
+        losses: Computes the loss of each sample from logits, labels and label smoothing.
 
     Raises:
-        Exception: whatever the model raises if a shape depends on what a tensor holds.
+        Exception: The model raises it, for instance if a shape depends on data.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # loads sympy
 
@@ -111,7 +110,7 @@ def of_step(
         trained = [each for each in model.parameters() if each.requires_grad]
         keeps = setting.processes > 1 or setting.accumulation > 1
         if setting.is_sharded:
-            for each in trained:  # what is summed over the processes is another's, or in a shard
+            for each in trained:  # after reduce-scatter, a process keeps only its shard
                 each.register_post_accumulate_grad_hook(_forget)
         elif keeps:
             gradients = sum(each.nbytes for each in trained)
@@ -134,8 +133,8 @@ def of_step(
     if setting.is_sharded:
         count = setting.processes
         whole, root = _units(model)
-        # A block as it computes and the one that is fetched next; the root's stays. Then sums of
-        # gradients in float32: those of a block, before and after they are scattered.
+        # The computing block and the prefetched one; the root's weights stay. In addition, a
+        # block's gradients in float32, before and after reduce-scatter.
         beside = 2 * whole + root + 4 * whole // 2
         return Estimate(
             weights=2 * weights // count if setting.dtype is not None else weights // count,
@@ -147,14 +146,14 @@ def of_step(
 
 
 def recompute_activations(model: Any) -> None:
-    """Have a model compute its activations again; transformers 4 has an older name for it."""
+    """Turn on activation checkpointing, which transformers 4 and 5 name differently."""
     newer = getattr(model, "activation_checkpointing_enable", None)
     (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 class _Dequantized(torch.autograd.Function):
-    """A product with a frozen weight that is made of its 4 bits, for the forward pass and again for
-    the backward pass, and not kept between them."""
+    """A product with a frozen 4-bit weight, which is dequantized in the forward and again in the
+    backward pass, and not kept between them."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, weight: Tensor) -> Tensor:
@@ -179,7 +178,7 @@ def _forget(weight: Tensor) -> None:
 
 
 def _without_numbers(model: nn.Module, fakes: Any, setting: Setting) -> int:
-    """Have the model's tensors lose their numbers; their bytes."""
+    """Replace the model's tensors by fake ones, and return their bytes."""
     seen: dict[int, Any] = {}
 
     def fake(tensor: Tensor) -> Any:
@@ -192,7 +191,7 @@ def _without_numbers(model: nn.Module, fakes: Any, setting: Setting) -> int:
     kept: list[Tensor] = []
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            kept.append(weight)  # or another tensor may get its id
+            kept.append(weight)  # so that no other tensor reuses its id
             is_known = id(weight) in seen
             new = fake(weight)
             if not is_known and not isinstance(new, nn.Parameter):
@@ -205,7 +204,7 @@ def _without_numbers(model: nn.Module, fakes: Any, setting: Setting) -> int:
 
 
 def _units(model: Any) -> tuple[int, int]:
-    """Bytes of the largest block that FSDP2 shards by itself, and of what is in none."""
+    """Return the bytes of the largest block that FSDP2 shards, and of the rest of the model."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters
     names = set(getattr(bare, "_no_split_modules", None) or ())
     blocks = [each for each in bare.modules() if type(each).__name__ in names]
@@ -215,7 +214,7 @@ def _units(model: Any) -> tuple[int, int]:
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors that are made inside and still live."""
+    """Counts the bytes of live tensors that are created inside."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -227,7 +226,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = {id(each.untyped_storage()) for each in _tensors((args, kwargs))}
         for each in _tensors(outputs):
             storage = each.untyped_storage()
-            # Weights and inputs are not made here, nor are views of them.
+            # Skip weights, inputs and views of them.
             if storage in self._known or id(storage) in given:
                 continue
             size = -(-storage.nbytes() // _BLOCK) * _BLOCK
@@ -253,7 +252,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 class _GpuCalls(TorchFunctionMode):
-    """Makes calls as they are on a GPU."""
+    """Replaces calls by those of a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -273,7 +272,7 @@ def _in_float32(value: Any) -> Any:
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """It keeps a byte for each number, where a CPU's keeps a number."""
+    """Apply dropout with a mask of bytes; the CPU's keeps a mask of numbers."""
     return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
@@ -287,7 +286,7 @@ def _efficient_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """By the kernel that takes masks; without one flash attention keeps as much."""
+    """Call the memory-efficient kernel; without a mask, flash attention keeps as much."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (
             each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value)
@@ -297,7 +296,7 @@ def _efficient_attention(
         key, value = (each.repeat_interleave(more, -3) for each in (key, value))
     bias = attn_mask
     if bias is not None:
-        # A mask becomes numbers, of the rows' and not the heads' count.
+        # A mask is converted to numbers, once for all heads.
         bias = torch.zeros_like(bias, dtype=query.dtype)
         bias = bias.expand(*query.shape[:-1], key.shape[-2])
     output: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(

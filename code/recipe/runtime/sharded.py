@@ -1,7 +1,7 @@
-"""Tensors that may be sharded over processes (FSDP2): whole on the host, and back in their places.
+"""Copy tensors that may be sharded over processes (FSDP2) to the host, and back.
 
-A sharded tensor is gathered by all processes together, one after the other, so that a device holds
-one whole tensor at a time. Plain tensors are those of any other training.
+All processes gather the sharded tensors one after the other, so that a device holds one whole
+tensor at a time. Tensors that are not sharded are copied directly.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 
 def on_host(value: Any, keeps: bool, copies: bool = True, into: Any = None) -> Any:
-    """`value`, a tree of mappings and sequences, with each tensor whole and on the CPU.
+    """Return `value`, a tree of mappings and sequences, with whole tensors on the CPU.
 
-    Every process must call it where a tensor is sharded.
+    With sharded tensors, a collective of all processes.
 
     Args:
-        keeps: Whether this process wants them; the others get None in the place of each tensor.
-        copies: Whether a tensor that is there already is copied, so that it keeps its numbers.
-        into: What an earlier call with `copies` gave and nobody reads any more. Its tensors are
-            written over and given again where they fit: new memory takes longer than the copy.
+        keeps: Whether this process needs the tensors; otherwise each is None.
+        copies: Whether to copy tensors that are already on the CPU.
+        into: The unused result of an earlier call with `copies`, whose memory is reused:
+            allocating takes longer than copying.
     """
     if isinstance(value, Tensor):
         whole: Any = value.detach()
@@ -34,28 +34,28 @@ def on_host(value: Any, keeps: bool, copies: bool = True, into: Any = None) -> A
             return None
         if whole.device.type == "cpu" and not copies and not is_sharded:
             return whole
-        # An answer of a collective has no storage of its own, which a file could be written from.
+        # The result of a collective has no storage from which a file could be written.
         fits = isinstance(into, Tensor) and (into.shape, into.dtype) == (whole.shape, whole.dtype)
         if not fits:
-            # Of the shape: empty_like keeps the wrapper that torch-xla puts around its tensors.
+            # Not empty_like, which keeps torch-xla's wrapper of tensors.
             into = torch.empty(whole.shape, dtype=whole.dtype, device="cpu")
         return into.copy_(whole)
     if isinstance(value, Mapping):
         places = into if isinstance(into, Mapping) else {}
-        return {key: on_host(each, keeps, copies, places.get(key)) for key, each in value.items()}
+        return {key: on_host(item, keeps, copies, places.get(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         same = isinstance(into, (list, tuple)) and len(into) == len(value)
         pairs = zip(value, into if same else [None] * len(value), strict=True)
-        return type(value)(on_host(each, keeps, copies, place) for each, place in pairs)
+        return type(value)(on_host(item, keeps, copies, place) for item, place in pairs)
     return value
 
 
 def like(whole: Tensor, place: Tensor) -> Tensor:
-    """`whole`, the same on every process, as this process has its part of the tensor `place`."""
+    """Return `whole`, which is equal on all processes, sharded like the tensor `place`."""
     sharded: Any = place
     if not hasattr(sharded, "full_tensor"):
         return whole
-    from torch.distributed.tensor import distribute_tensor  # its import takes time
+    from torch.distributed.tensor import distribute_tensor  # slow to import
 
     on_device = whole.to(sharded.device)
     return distribute_tensor(on_device, sharded.device_mesh, sharded.placements)
@@ -63,11 +63,11 @@ def like(whole: Tensor, place: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill(places: Mapping[str, Tensor], stored: Mapping[str, Tensor] | None, shares: bool) -> None:
-    """Put `stored` into `places`, in the order of these; every process must call it.
+    """Copy `stored` into `places`. A collective of all processes.
 
     Args:
-        stored: By the same names; None on a process that has none, where it is shared.
-        shares: Whether the first process sends what it has to the others.
+        stored: Tensors by the same names; with `shares`, None on processes without them.
+        shares: Whether the first process sends its tensors to the others.
     """
     for name, place in places.items():
         whole = torch.empty(place.shape, dtype=place.dtype) if stored is None else stored[name]

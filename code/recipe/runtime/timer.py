@@ -1,4 +1,4 @@
-"""How long each phase of a job takes."""
+"""Measure the duration of a job's phases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Runs from its making; `lap` says what the time since the last lap was for."""
+    """Starts when it is created; `lap` assigns the time since the last lap to a phase."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds: dict[str, float] = {}
