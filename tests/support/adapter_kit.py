@@ -1,4 +1,4 @@
-"""LoRA adapters whose every weight was drawn at random, and the same merged into their base."""
+"""LoRA adapters with random weights, and the same adapters merged into their base."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def adapter(base: Path, folder: Path, auto: Any, seed: int, **settings: Any) -> Path:
-    """An adapter of `base` in `folder` that changes every answer.
+    """Save an adapter of `base` in `folder` that changes every answer.
 
     Args:
         auto: The Auto class that loads the base.
@@ -30,8 +30,11 @@ def adapter(base: Path, folder: Path, auto: Any, seed: int, **settings: Any) -> 
 
 
 def merged(base: Path, folder: Path, to: Path, auto: Any = None) -> Path:
-    """A copy of `base`, a causal model or what `auto` loads, with the adapter in `folder` merged by
-    peft."""
+    """Save a copy of `base` with the adapter in `folder` merged by peft; return `to`.
+
+    Args:
+        auto: The Auto class that loads the base; None: of causal models.
+    """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""A tiny causal model whose every answer is known: each character has one successor."""
+"""A tiny causal model whose answers are known: each character has one successor."""
 
 from __future__ import annotations
 

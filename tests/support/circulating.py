@@ -1,4 +1,4 @@
-"""Regexes of metrics that circulate for Hugging Face's images, by where they were found."""
+"""Metric regexes that users copy for Hugging Face's images, by where they are published."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ REGEXES: dict[str, list[tuple[str, str]]] = {
 
 
 def read(text: str, regex: str) -> list[float]:
-    """What SageMaker would record of a log: the first group, of each line that matches."""
-    found = (re.search(regex, line) for line in text.splitlines())
-    return [float(match.group(1)) for match in found if match]
+    """Return what SageMaker would record of a log: the first group of each line that matches."""
+    matches = (re.search(regex, line) for line in text.splitlines())
+    return [float(match.group(1)) for match in matches if match]
 
 
 def ours(text: str) -> dict[str, list[float]]:
-    """What the supplied regexes read, by name."""
-    return {each["Name"]: read(text, each["Regex"]) for each in metrics.metric_definitions()}
+    """Return what the recipe's regexes read, by name."""
+    definitions = metrics.metric_definitions()
+    return {definition["Name"]: read(text, definition["Regex"]) for definition in definitions}

@@ -1,4 +1,4 @@
-"""Code archives as the SDKs make them."""
+"""Code archives as the SDKs upload them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def archive(path: Path, *members: tuple[str, str] | tarfile.TarInfo) -> Path:
-    """A .tar.gz of (name, text) files and of members as they are."""
+    """Write a .tar.gz of (name, text) files and of members as given; return its path."""
     with tarfile.open(path, "w:gz") as tar:
         for member in members:
             if isinstance(member, tarfile.TarInfo):

@@ -1,4 +1,4 @@
-"""A job's tree in a temporary folder, and real `amphora train` processes on it."""
+"""The folders of a job below a temporary folder, and `amphora train` processes on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.paths import CODE
 from tests.support.until import until
 
-# What the test run itself inherits must not reach the jobs under test.
+# Variables of the test run that must not reach the jobs under test.
 _OWN = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_NUM_", "PYTHONPATH", "TRAINING_JOB_NAME")
 
 
@@ -31,7 +31,7 @@ class Tree:
     environ: dict[str, str] = field(default_factory=dict)
 
     def configure(self, hyperparameters: Mapping[str, Any] | str = "{}", **files: Any) -> Tree:
-        """Write input/config: `hyperparameters` as it is, `files` by stem, as JSON or text."""
+        """Write input/config: `hyperparameters`, and `files` by stem, as JSON or text."""
         config = self.base / "input" / "config"
         config.mkdir(parents=True, exist_ok=True)
         for stem, content in {"hyperparameters": hyperparameters, **files}.items():

@@ -2,10 +2,10 @@
 
     python neuron_rules.py OUTPUT [hyperparameters]        or the same through torchrun
 
-A Dynamo backend called `neuron` counts graphs and refuses symbolic shapes; in a process alone,
-fullgraph makes a graph break an error; a process group called `neuron` is gloo beneath. What a
-process saw is written to OUTPUT/<rank>.json. With LONELY=1 the group reduces over one process only,
-whatever it is told of their number, as torch-xla's does on a CPU.
+A Dynamo backend called `neuron` counts graphs and refuses symbolic shapes; in a single process,
+fullgraph turns a graph break into an error; the process group called `neuron` is gloo. Each process
+writes its counts to OUTPUT/<rank>.json. With LONELY=1 the group reduces over one process only,
+whatever its world size, as torch-xla's does on a CPU.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 TRAIN = Path(__file__).resolve().parents[2] / "code" / "train.py"
 shapes: list[list[str]] = []
 operators: dict[str, bool] = {}
-"""Of a watched run, and whether one has answered in float64."""
+"""The operators of a watched run, and whether one returned float64."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is computed, and in float64, which TorchNeuron computes in float32."""
+    """Record the operators, and which compute in float64: TorchNeuron uses float32 for them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
-        every = answer if isinstance(answer, (list, tuple)) else [answer]
-        types_of = [each.dtype for each in every if isinstance(each, torch.Tensor)]
+        values = answer if isinstance(answer, (list, tuple)) else [answer]
+        types_of = [value.dtype for value in values if isinstance(value, torch.Tensor)]
         operators[str(func)] = operators.get(str(func), False) or torch.float64 in types_of
         return answer
 
 
 def compile_graph(graph: Any, inputs: list[Any]) -> Any:
-    """Count a graph, and compute it as it is."""
-    sizes = [size for each in inputs if isinstance(each, torch.Tensor) for size in each.shape]
-    symbols = [each for each in (*inputs, *sizes) if isinstance(each, torch.SymInt)]
+    """Count a graph, and return it unchanged."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    sizes = [size for tensor in tensors for size in tensor.shape]
+    symbols = [value for value in (*inputs, *sizes) if isinstance(value, torch.SymInt)]
     assert not symbols, f"a symbolic shape: {symbols}"
-    shapes.append([str(tuple(each.shape)) for each in inputs if each.dtype == torch.int64])
+    shapes.append([str(tuple(value.shape)) for value in inputs if value.dtype == torch.int64])
     return graph.forward
 
 

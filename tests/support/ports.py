@@ -1,4 +1,4 @@
-"""Ports for servers that tests start."""
+"""Free ports for servers that tests start."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import socket
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that the kernel gives to nobody else for a minute.
+    """Return a port of 127.0.0.1 that the kernel assigns to no other socket for a minute.
 
-    A connection that ended here leaves it in TIME_WAIT: neither `bind` to port 0 nor a client that
-    connects is given such a port, and a server that asks for it by its number, with SO_REUSEADDR as
-    servers do, gets it. One that was only bound and closed again is now and then given to another test
-    before the server that it is for has started.
+    A connection that ended here leaves the port in TIME_WAIT: the kernel assigns it neither to a
+    `bind` to port 0 nor to a client, but a server that binds its number with SO_REUSEADDR gets it. A
+    port that was only bound and closed may be assigned to another test before its server starts.
     """
     with socket.socket() as listening, socket.socket() as client:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -19,7 +18,7 @@ def free_port() -> int:
         listening.listen(1)
         client.connect(listening.getsockname())
         accepted, _ = listening.accept()
-        # Who closes first has the TIME_WAIT.
+        # The side that closes first keeps the TIME_WAIT.
         accepted.close()
         port: int = listening.getsockname()[1]
         return port

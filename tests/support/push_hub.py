@@ -1,4 +1,4 @@
-"""As much of the Hugging Face hub as a push of small files needs: repositories and commits."""
+"""The part of the Hugging Face hub that a push of small files uses: repositories and commits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TOKEN = "hf_planted0123456789planted"
 
 @dataclass
 class PushHub:
-    """What was pushed, and how the next requests are answered."""
+    """The pushed files, and the requests to refuse."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: dict[str, bool] = field(default_factory=dict)
     refuses: str = ""
-    """A part of the paths that are answered 403."""
+    """Paths that contain this are answered 403; empty: none."""
     port: int = 0
 
     @property
@@ -36,12 +36,14 @@ class PushHub:
         if token != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid user token."}
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = "/".join(filter(None, [asked.get("organization") or "me", asked["name"]]))
+            values = json.loads(body)
+            name = "/".join(filter(None, [values.get("organization") or "me", values["name"]]))
             if name in self.repositories:
                 return 409, {"error": "You already created this model repo", "url": self.url(name)}
             self.repositories[name] = {".gitattributes": b""}
-            self.private[name] = bool(asked.get("private") or asked.get("visibility") == "private")
+            self.private[name] = bool(
+                values.get("private") or values.get("visibility") == "private"
+            )
             return 200, {"url": self.url(name), "name": name}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
@@ -75,7 +77,7 @@ class PushHub:
 
 @contextlib.contextmanager
 def running() -> Iterator[PushHub]:
-    """A real server on a free port."""
+    """Yield the hub, served on a free port."""
     hub = PushHub()
 
     class Handler(BaseHTTPRequestHandler):

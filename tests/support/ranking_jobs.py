@@ -1,4 +1,4 @@
-"""Data whose truth is known, and trainings in this process, for tests of what is ranked."""
+"""Ranking data with known answers, and trainings in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def triplets(count: int) -> list[dict[str, Any]]:
-    """A query names a number, its text the same one, the negative the next."""
+    """Return triplets: the positive text has the number of the query, the negative the next."""
     return [
         {
             "query": f"film number {at}",
@@ -22,7 +22,7 @@ def triplets(count: int) -> list[dict[str, Any]]:
 
 
 def scored(count: int) -> list[dict[str, Any]]:
-    """Texts that share a number, an ending, or nothing."""
+    """Return scored pairs of texts that share a number, an ending, or nothing."""
     second = ["the bad {} was awful", "film number {}", "the film number {}"]
     return [
         {"sentence1": f"the film number {at}", "sentence2": second[score].format(
@@ -32,7 +32,7 @@ def scored(count: int) -> list[dict[str, Any]]:
 
 
 def lists(count: int, texts: int = 4) -> list[dict[str, Any]]:
-    """Of a query's texts, the one of its number is right."""
+    """Return lists of texts, of which the one with the number of the query is relevant."""
     return [
         {
             "query": f"film number {at}",
@@ -44,16 +44,16 @@ def lists(count: int, texts: int = 4) -> list[dict[str, Any]]:
 
 
 def rows_of(of_lists: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each text of a list."""
+    """Return one row for each text of a list."""
     return [
-        {"query": each["query"], "passage": text, "label": label}
-        for each in of_lists
-        for text, label in zip(each["documents"], each["labels"], strict=True)
+        {"query": row["query"], "passage": text, "label": label}
+        for row in of_lists
+        for text, label in zip(row["documents"], row["labels"], strict=True)
     ]
 
 
 def write(folder: Path, rows: Sequence[Mapping[str, Any]], name: str = "train") -> Path:
-    """A channel with a file of the rows."""
+    """Write a channel with one file of the rows; return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder

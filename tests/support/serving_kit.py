@@ -1,4 +1,4 @@
-"""Tiny random models of every kind that is served, and the image's handlers around them."""
+"""Tiny random models of each kind that is served, and the image's handlers on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = ["the film was good", "anna said paris was bad again .", "who", "in the 
 
 
 def tokenizer(max_length: int = 48) -> Any:
-    """A WordPiece tokenizer that spells what it does not know, and marks a pair's second text."""
+    """Return a WordPiece tokenizer that spells unknown words and marks the second text of a pair."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import BertTokenizerFast
 
@@ -42,7 +42,7 @@ def tokenizer(max_length: int = 48) -> Any:
 
 
 def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
-    """A random model of the class `kind`, large enough in its weights that answers differ."""
+    """Save a random model of the class `kind`, with weights large enough that answers differ."""
     import torch
     import transformers
 
@@ -68,10 +68,10 @@ def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
             init_std=0.3, forced_eos_token_id=3, **sizes, **config,
         )  # fmt: skip
     elif kind.startswith("Llama"):
-        own = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3}
+        usual = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3}
         made = transformers.LlamaConfig(
             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=48, bos_token_id=2, eos_token_id=3, **sizes, **{**own, **config},
+            max_position_embeddings=48, bos_token_id=2, eos_token_id=3, **sizes, **{**usual, **config},
         )  # fmt: skip
     else:
         made = transformers.GPT2Config(
@@ -87,7 +87,7 @@ _INVOCATIONS = SimpleNamespace(path="/invocations")
 
 
 class Handlers:
-    """The image's handlers over one model, called as a worker calls them."""
+    """The image's handlers on one model, called as a worker calls them."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
         import inference
@@ -98,7 +98,7 @@ class Handlers:
             self.model = registry.load(str(folder), os.environ)
 
     def ask_all(self, bodies: Sequence[Any], accept: str = "application/json") -> list[Any]:
-        """The answers to requests whose predictions are merged; of JSON, the documents."""
+        """Return the answers to requests that are predicted in one batch; JSON is parsed."""
         requests = []
         for body in bodies:
             kind = "application/json"
@@ -108,26 +108,26 @@ class Handlers:
             requests.append(self._functions.input_fn(data, kind, _INVOCATIONS))
             self._functions.tokens_fn(requests[-1], self.model)
         predictions = self._functions.predict_batch_fn(requests, self.model)
-        for each in predictions:
-            if isinstance(each, Exception):
-                raise each
-        written = [self._functions.output_fn(each, accept)[0] for each in predictions]
-        return [json.loads(each) if "json" in accept else each for each in written]
+        for prediction in predictions:
+            if isinstance(prediction, Exception):
+                raise prediction
+        bodies_out = [self._functions.output_fn(value, accept)[0] for value in predictions]
+        return [json.loads(body) if "json" in accept else body for body in bodies_out]
 
     def ask(self, body: Any, accept: str = "application/json") -> Any:
-        """The answer to one request."""
+        """Return the answer to one request."""
         return self.ask_all([body], accept)[0]
 
 
 def npy(array: Any) -> bytes:
-    """An NPY file of it."""
+    """Return the array as an NPY file."""
     out = io.BytesIO()
     np.save(out, np.asarray(array), allow_pickle=False)
     return out.getvalue()
 
 
 def assert_close(answer: Any, expected: Any, tolerance: float = 1e-5, place: str = "") -> None:
-    """Both have the same shape, names and texts, and numbers that differ by `tolerance` at most."""
+    """Assert equal structure, names and texts, and numbers that differ by at most `tolerance`."""
     if isinstance(expected, Mapping):
         assert isinstance(answer, Mapping), f"{place}: {answer!r} is not like {expected!r}"
         assert list(answer) == list(expected), f"{place}: {list(answer)}, not {list(expected)}"

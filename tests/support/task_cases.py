@@ -18,7 +18,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: a task of a model's class, on rows or on what a maker writes."""
+    """A training: its task, the kind of its model, and its rows."""
 
     task: str
     model: str
@@ -102,7 +102,7 @@ CASES = {
 
 
 def make(case: Case, folder: Path, tiny_model: Path) -> tuple[Path, str, dict[str, str], list[str]]:
-    """The model, without dropout; training data; the variables of other channels; arguments."""
+    """Make a job's files; return model (without dropout), data, other channels' variables, arguments."""
     if case.make is None:
         kind = texts_and_pictures.make(case.task, folder / "kind")
         test = {"SM_CHANNEL_TEST": str(kind.channels["test"])}
@@ -114,7 +114,7 @@ def make(case: Case, folder: Path, tiny_model: Path) -> tuple[Path, str, dict[st
     if case.model != "bert":
         start = causal_kit.make_model(case.model, folder / "start")
         kind_of_model, length = AutoModelForCausalLM, "64"
-    # A head is drawn as large as the rest, so that the losses of samples differ.
+    # The head is initialised as large as the rest, so that the losses of samples differ.
     large: Any = {"initializer_range": 0.3}
     if case.model == "bert":
         large |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -1,5 +1,4 @@
-"""Tiny models without dropout and data for the tasks masked-lm, summarization and
-image-classification."""
+"""Tiny models without dropout, and data, for masked-lm, summarization and image-classification."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Kind:
 
 
 def make(task: str, folder: Path, rows: int = 72) -> Kind:
-    """The model and the data of a task below `folder`."""
+    """Write the model and the data of a task below `folder`."""
     drawn = random.Random(0)
     channels = {name: folder / name for name in ("train", "test")}
     model, arguments = folder / "model", []
@@ -55,7 +54,7 @@ def make(task: str, folder: Path, rows: int = 72) -> Kind:
 
 
 def _draw(path: Path, count: int, drawn: random.Random) -> None:
-    """Pictures with a bright left or right half."""
+    """Write images with a bright left or right half."""
     import numpy as np
     from PIL import Image
 

@@ -53,7 +53,7 @@ def train(
 
 
 class Job:
-    """Starts of one and the same training."""
+    """A training that is started several times."""
 
     def __init__(
         self, base: Path, model: Path, data: Path, processes: int = 1, more: Sequence[str] = ()
@@ -97,15 +97,15 @@ class Job:
         return output
 
     def interrupt(self, number: signal.Signals, step: int) -> tuple[int, str]:
-        """Send a signal once a step is logged; the exit code of a rank, and the output.
+        """Send a signal once a step is logged; return the exit code of a rank and the output.
 
-        SIGKILL waits for a checkpoint, too: they are written beside training, on a busy host for
-        longer than a step of a tiny model takes.
+        SIGKILL waits for a checkpoint as well: on a busy host writing one in the background takes
+        longer than a step of a tiny model.
         """
         started = self.start()
         assert started.stdout is not None
-        # With little room for its output training waits for this process, which may be slower: it
-        # would have ended otherwise before the signal comes.
+        # With a small pipe the training waits for this reader. Otherwise it might end before the
+        # signal is sent.
         fcntl.fcntl(started.stdout, fcntl.F_SETPIPE_SZ, 4096)
         output = ""
         for line in started.stdout:

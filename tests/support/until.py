@@ -1,4 +1,4 @@
-"""Waiting for what comes when it comes: a bound is there to end a test that fails, not to measure."""
+"""Waiting for a condition. The time limit ends a test that fails; it measures nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Value = TypeVar("Value")
 
 
 def until(condition: Callable[[], Value], seconds: float = 60, what: object = "") -> Value:
-    """Ask again and again until the answer is true, and give it back.
+    """Call `condition` until its value is true, and return that value.
 
     Args:
-        condition: What is asked.
-        seconds: After so many of them the test fails.
-        what: What is waited for; if it can be called, it is for what the failure shows.
+        condition: Returns a false value while the test has to wait.
+        seconds: The time limit, after which the test fails.
+        what: What the failure shows; if it can be called, its return value.
     """
     end = time.monotonic() + seconds
     while not (value := condition()):

@@ -1,4 +1,4 @@
-"""Which operations would have a process wait for its GPU."""
+"""Operations that make a process wait for its GPU."""
 
 from __future__ import annotations
 

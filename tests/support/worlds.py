@@ -1,9 +1,10 @@
-"""Trainings by several processes, one after the other, that import everything once.
+"""Trainings by several processes, run one after the other, which share one import of the recipe.
 
     python worlds.py TRAININGS      a JSON list of `Training`, as mappings
 
-The processes of a training are forks of one that has imported the recipe, so that eight of them
-cost the imports of one. None writes the report, which takes ten times as long. Each is what torchrun would start: an environment, and code/train.py's call.
+The processes of a training are forks of a process that has imported the recipe, so that eight
+processes cost the imports of one. None writes the report, which takes ten times as long. Each is what
+torchrun would start: an environment, and the call of code/train.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Training:
     argv: list[str]
     processes: int = 1
     checkpoint: str | None = None
-    """A folder to begin with, copied to its checkpoints."""
+    """A checkpoint to start with, copied to the checkpoints of the job."""
     environment: dict[str, str] = field(default_factory=dict)
 
     def log(self, rank: int = 0) -> str:
@@ -46,8 +47,8 @@ class Training:
 
 
 def run(*trainings: Training, timeout: float = 240) -> list[list[int]]:
-    """Run them; the exit codes of each one's processes."""
-    given = json.dumps([asdict(each) for each in trainings])
+    """Run the trainings; return the exit codes of the processes of each."""
+    given = json.dumps([asdict(training) for training in trainings])
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, __file__, given],
@@ -57,8 +58,8 @@ def run(*trainings: Training, timeout: float = 240) -> list[list[int]]:
         timeout=timeout,
     )
     assert done.returncode == 0, done.stderr
-    found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    codes: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return codes
 
 
 def _process(training: Training, rank: int, port: int) -> None:
@@ -126,18 +127,18 @@ def _run(training: Training) -> list[int]:
             codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
         failed = any(code != 0 for code in codes)
         if failed or time.monotonic() > end:
-            time.sleep(0.2 if failed else 0)  # others say what they fail with
-            for each in running:
-                os.kill(each, 9)
+            time.sleep(0.2 if failed else 0)  # the others log their errors
+            for other in running:
+                os.kill(other, 9)
         time.sleep(0.01)
     return codes
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(CODE), str(ROOT)]
-    # Before the forks, what each of them would import.
+    # Import before the forks what each of them needs.
     for name in ("recipe.training.run", "recipe.tasks.text_classification.task", "recipe.tasks.causal_lm.task",
                  "transformers.models.bert.modeling_bert", "peft",
                  "torch.distributed.fsdp", "torch.distributed.tensor"):  # fmt: skip
         importlib.import_module(name)
-    print(json.dumps([_run(Training(**each)) for each in json.loads(sys.argv[1])]))
+    print(json.dumps([_run(Training(**values)) for values in json.loads(sys.argv[1])]))

@@ -10,11 +10,8 @@ from typing import Any
 import datasets
 import pytest
 
-from recipe.data.evidence import Evidence
-from recipe.data.files import head
-from recipe.errors import DataError, HyperparameterError
+from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
-from recipe.plan import detection
 from recipe.tasks.preference import data as preferences
 from recipe.tasks.preference.data import EMPTY, NO_PROMPT, OTHER_PROMPTS, SAME
 
@@ -197,42 +194,3 @@ def test_texts_and_conversations_do_not_mix(tmp_path: Path) -> None:
     (tmp_path / "train" / "b.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
     with pytest.raises(DataError, match=r"b.jsonl has conversations, and .*a.jsonl has texts"):
         preferences.load({"train": tmp_path / "train"}, Hyperparameters(task="preference"))
-
-
-@pytest.mark.parametrize(
-    ("rows", "classes", "expected"),
-    [
-        ([{"prompt": "q", "chosen": "a", "rejected": "b"}], ["LlamaForCausalLM"], True),
-        ([{"chosen": ASKED + GOOD, "rejected": ASKED + BAD}], ["GPT2LMHeadModel"], True),
-        ([{"prompt": "q", "chosen": "a", "rejected": "b"}], [], True),
-        ([{"prompt": "q", "chosen": "a", "rejected": "b"}], ["BertForSequenceClassification"], True),
-        ([{"prompt": "q", "completion": "a"}], ["LlamaForCausalLM"], None),
-    ],
-)  # fmt: skip
-def test_when_it_is_recognised(
-    tmp_path: Path, rows: list[dict[str, Any]], classes: list[str], expected: bool | None
-) -> None:
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows * 3)))
-    evidence = Evidence(
-        channels={"train": tmp_path},
-        hyperparameters=Hyperparameters(),
-        part=head.read(tmp_path / "a.jsonl"),
-        config={"architectures": classes},
-    )
-    found = preferences.recognise(evidence)
-    assert (found and found.certain) is expected
-
-
-def test_data_of_two_tasks_asks_which(tmp_path: Path) -> None:
-    """As HuggingFaceH4/ultrafeedback_binarized, which has both."""
-    talk = ASKED + GOOD
-    rows = [{"messages": talk, "chosen": talk, "rejected": ASKED + BAD}] * 3
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    channels = {"train": tmp_path / "train", "model": tmp_path / "model"}
-    with pytest.raises(HyperparameterError) as caught:
-        detection.find(Hyperparameters(), channels)
-    for word in ("- causal-lm: column messages", "- preference: columns chosen and rejected"):
-        assert word in str(caught.value)
