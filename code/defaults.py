@@ -29,7 +29,6 @@ _HUB_LIBRARIES = {
     "transformers", "sentence_transformers", "diffusers", "optimum", "peft", "setfit",
     "huggingface_hub", "sagemaker_huggingface_inference_toolkit",
 }  # fmt: skip
-_TENSOR_METHODS = {"to", "shape", "size", "dim", "long", "int", "float", "cuda", "cpu", "unsqueeze"}
 
 
 def leads(model_dir: str) -> bool:
@@ -145,8 +144,6 @@ class Defaults:
         elif isinstance(model, (list, tuple)):
             parts = list(model)
         name = type(model).__name__
-        if "torch" in packages_of(model) and takes_tensor(self.path):
-            return PYTORCH, f"predict_fn of {Path(self.path).name} uses its data as a tensor"
         if isinstance(model, huggingface.TaskPipeline):
             return HUGGING_FACE, f"the model answers {model.task} as a pipeline"
         if any(packages_of(part) & _HUB_LIBRARIES for part in parts):
@@ -231,33 +228,3 @@ def imports_of(path: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
     return {name.partition(".")[0] for name in names}
-
-
-def takes_tensor(path: str) -> bool:
-    """Return whether predict_fn of a file uses its data as a tensor and never as JSON: it passes
-    the data to the model unchanged, or calls a tensor's method."""
-    tree = ast.parse(Path(path).read_bytes()) if Path(path).is_file() else ast.Module([], [])
-    for function in tree.body:
-        if not isinstance(function, ast.FunctionDef) or function.name != "predict_fn":
-            continue
-        data, model = ([argument.arg for argument in function.args.args] + ["", ""])[:2]
-        as_tensor = False
-        for node in ast.walk(function):
-            value: Any = getattr(node, "value", None)
-            of_data = isinstance(value, ast.Name) and value.id == data
-            if isinstance(node, ast.Assign) and data in map(ast.unparse, node.targets):
-                # Only assignments such as `data = data.to(device)` keep the data a tensor.
-                made_by = getattr(value, "func", None)
-                if not ast.unparse(made_by or value).startswith(f"{data}."):
-                    return False
-            if isinstance(node, ast.Subscript) and of_data:
-                return False
-            if isinstance(node, ast.Attribute) and of_data:
-                if node.attr not in _TENSOR_METHODS:
-                    return False
-                as_tensor = True
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                given = [arg.id for arg in node.args if isinstance(arg, ast.Name)]
-                as_tensor |= node.func.id == model and data in given
-        return as_tensor
-    return False

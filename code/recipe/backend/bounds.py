@@ -91,13 +91,13 @@ def hold_text(*texts: str) -> None:
 
 
 def size_of(text: str) -> int:
-    """The bytes of a text in UTF-8."""
+    """Return the bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> str:
-    """As much of a text as decides its first `limit` tokens, found without reading more of it than
-    is allowed.
+    """Return the beginning of a text that decides its first `limit` tokens, without reading more of
+    it than is allowed.
 
     Raises:
         TooCostly: More of the text would have to become tokens at once.
@@ -129,7 +129,7 @@ def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, share
 
 
 def pieces(texts: Sequence[Text], beside: int = 0) -> Iterator[range]:
-    """The places of texts that become tokens at once, with a pause after each piece.
+    """Yield the places of texts that become tokens at once, with a pause after each piece.
 
     Args:
         texts: All of a request.

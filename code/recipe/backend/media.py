@@ -25,7 +25,7 @@ _DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
 
 
 def data_of(value: str, what: str) -> bytes:
-    """The bytes that a JSON text holds as base64, with `data:...;base64,` before it or without.
+    """Return the bytes of base64, with or without `data:...;base64,` before it.
 
     Raises:
         BadRequest: It is an address or a path, which are never followed, or is not base64.
@@ -71,7 +71,7 @@ class Pixels:
 
 
 def image(value: Any, pixels: Pixels) -> Any:
-    """A picture, in RGB, of bytes or base64.
+    """Return an image in RGB from bytes or base64.
 
     Args:
         value: The file.
@@ -92,7 +92,7 @@ def image(value: Any, pixels: Pixels) -> Any:
 
 
 def sound(value: Any, rate: int) -> Any:
-    """What transformers' pipelines take as a sound, at the model's sampling rate.
+    """Return a sound as transformers' pipelines take it, at the model's sampling rate.
 
     Args:
         value: A file's bytes, or base64 of them; or `{"raw" or "array": numbers,
@@ -144,7 +144,8 @@ def sound(value: Any, rate: int) -> Any:
 
 
 def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
-    """The samples of a WAV file from -1 to 1, the mean of its channels, and its sampling rate.
+    """Return the samples of a WAV file from -1 to 1, the mean of its channels, and its sampling
+    rate.
 
     Raises:
         wave.Error, EOFError, ValueError: It is damaged, or not PCM.

@@ -31,7 +31,7 @@ _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 
 
 def around(task: str, loaded: LoadedModel) -> Any:
-    """transformers' pipeline for the task, with the model and the tokenizer that are loaded."""
+    """Return transformers' pipeline for a task around a loaded model."""
     make: Any = transformers.pipeline
     # The pipeline cuts texts at what the tokenizer says, which for some folders is nothing.
     loaded.tokenizer.model_max_length = loaded.max_length
@@ -40,12 +40,12 @@ def around(task: str, loaded: LoadedModel) -> Any:
 
 
 def names() -> list[str]:
-    """The tasks that the installed transformers has pipelines for."""
+    """Return the tasks that the installed transformers has pipelines for."""
     return sorted(PIPELINE_REGISTRY.supported_tasks)
 
 
 def architectures(task: str) -> list[str]:
-    """transformers' Auto classes whose models have the task's head."""
+    """Return transformers' Auto classes whose models have the task's head."""
     return [model.__name__ for model in PIPELINE_REGISTRY.supported_tasks[task]["pt"]]
 
 
@@ -60,7 +60,7 @@ class Foreign:
 
     @classmethod
     def load(cls, origin: Origin, task: str, environ: Mapping[str, str]) -> Foreign:
-        """transformers' pipeline for a task of its own.
+        """Load transformers' own pipeline for a task.
 
         Raises:
             ModelError: The model cannot be loaded for it, a library that it needs is missing, or
@@ -105,11 +105,11 @@ class Foreign:
 
     @property
     def sampling_rate(self) -> int:
-        """Of the sounds that the model reads, in hertz."""
+        """Return the sampling rate of the sounds that the model reads, in hertz."""
         return int(getattr(self.pipeline.feature_extractor, "sampling_rate", 16000))
 
     def example(self, text: str) -> Request | None:
-        """A request that this task answers; None if it cannot be made without knowing more."""
+        """Return a request that this task answers; None if it cannot be made without knowing more."""
         from PIL import Image
 
         inputs: Any
@@ -152,8 +152,8 @@ class Foreign:
         return [1] * len(request.texts)
 
     def _without_parameters(self, inputs: dict[str, Any], request: Request) -> Any:
-        """An input of several parts without what the pipeline takes as a parameter (which moves
-        there), and the image or the sound itself if nothing else is left.
+        """Return an input of several parts without the pipeline's parameters, which are moved to
+        the request's; the image or the sound itself if nothing else is left.
 
         Raises:
             BadRequest: The input has a part that no task reads; the pipeline would ignore it.
@@ -171,7 +171,7 @@ class Foreign:
         return rest
 
     def _read(self, inputs: Any, content_type: str) -> Any:
-        """What the pipeline is called with: pictures and sounds in the place of their bytes."""
+        """Return what the pipeline is called with: pictures and sounds in the place of their bytes."""
         reads_sounds, reads_words = self.task in _SOUNDS, self.task in _WORDS
         if content_type:
             media_type = "audio/" if reads_sounds else "text" if reads_words else "image/"
@@ -189,7 +189,7 @@ class Foreign:
         return with_images(inputs, media.Pixels())
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """What the pipeline answers to each request, or the exception in its place."""
+        """Return what the pipeline answers to each request, or the exception in its place."""
         answers: list[Any] = []
         for request in requests:
             try:
@@ -238,7 +238,7 @@ def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
 
 
 def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
-    """`value` with a picture in the place of every text that may stand for one.
+    """Return `value` with an image in place of every text that may stand for one.
 
     Args:
         value: What JSON holds, at any depth, or the bytes of a picture.
@@ -268,8 +268,8 @@ def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
 
 
 def parameters_of(pipeline: Any) -> frozenset[str]:
-    """The names that a pipeline takes: those of its signature, and those that it looks for among
-    the rest."""
+    """Return the names of a pipeline's parameters: those of its signature, and the keyword
+    arguments that its code reads."""
     function = pipeline._sanitize_parameters
     signature = inspect.signature(function).parameters.values()
     known = {item.name for item in signature if item.kind is item.POSITIONAL_OR_KEYWORD}

@@ -33,7 +33,7 @@ _DTYPES = {
 
 
 def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
-    """The device to answer on, AMPHORA_DTYPE or its default there, and the weights' type.
+    """Return the device, AMPHORA_DTYPE or its default there, and the type of the weights.
 
     Raises:
         ValueError: AMPHORA_DTYPE is not the name of a precision, or of one that the device lacks.
@@ -51,7 +51,7 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
 
 
 def may_replace(kind: str, name: str, environ: Mapping[str, str]) -> bool:
-    """Whether float16 may take the place of a precision: of float32 that nobody asked for.
+    """Return whether float16 may replace a precision: float32 that AMPHORA_DTYPE does not name.
 
     Args:
         kind: Of the device.
@@ -62,13 +62,13 @@ def may_replace(kind: str, name: str, environ: Mapping[str, str]) -> bool:
 
 
 def is_published_in(origin: Origin) -> bool:
-    """Whether a model's configuration says that its weights are of float16."""
+    """Return whether a model's configuration names float16 for its weights."""
     config: Any = origin.config()
     return getattr(config, "dtype", None) in (torch.float16, "float16")
 
 
 def is_made_for(model: PreTrainedModel) -> bool:
-    """Whether it is an encoder of which it is known that its sums stay small."""
+    """Return whether a model is an encoder of a family whose sums stay small."""
     return packed_encoders.family_of(model.config) is not None
 
 
@@ -80,7 +80,7 @@ def settled(
     environ: Mapping[str, str],
     answers: Callable[[bool], Sequence[Tensor]],
 ) -> tuple[PreTrainedModel, str]:
-    """The model in a precision that it computes in, and what AMPHORA_DTYPE calls that.
+    """Return the model in a precision that it computes in, and that precision's name.
 
     Args:
         model: As it was read, on its device.
@@ -103,8 +103,8 @@ def settled(
 
 
 def computes(model: PreTrainedModel, answers: Callable[[bool], object]) -> bool:
-    """Whether a model can be computed in bfloat16; a line says why not: DeBERTa's first version,
-    XLNet and FNet make tensors of float32 on their way, or use what knows no other type."""
+    """Return whether a model computes in bfloat16; a log line says why not. DeBERTa's first
+    version, XLNet and FNet make float32 tensors, or use operations that have no other type."""
     try:
         answers(False)
     except torch.OutOfMemoryError:
@@ -117,7 +117,7 @@ def computes(model: PreTrainedModel, answers: Callable[[bool], object]) -> bool:
 
 
 def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -> bool:
-    """Turn a model's weights into float16, if it answers as in float32.
+    """Convert a model's weights to float16, and return whether its answers stay those of float32.
 
     Args:
         model: Its weights are lost where the result is False.
@@ -133,7 +133,7 @@ def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -
 
 
 def in_int8(model: PreTrainedModel) -> Any:
-    """The model on the CPU, its linear layers computing in int8."""
+    """Return the model on the CPU with linear layers that compute in int8."""
     quantisation: Any = torch.ao.quantization
     # A scale for each row of a weight halves the labels that change, at no cost.
     layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}

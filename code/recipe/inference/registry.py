@@ -24,13 +24,14 @@ class ServedTask(Protocol):
     """A loaded model that answers requests."""
 
     def example(self, text: str) -> Request | None:
-        """A request that this task answers, made of a text; None if that is not known."""
+        """Return a request that this task answers, made of a text; None if that is not known."""
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each input. Raises BadRequest if the request is not one for this task."""
+        """Return the tokens of each input. Raise BadRequest if the request is not one for this
+        task."""
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """The prediction for each request, or an exception in its place."""
+        """Return the prediction for each request, or an exception in its place."""
 
 
 FEATURES, SENTENCES, TRANSLATIONS = "feature-extraction", "sentence-similarity", "translation"
@@ -54,7 +55,7 @@ _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-cla
 
 
 def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
-    """The model in `model_dir` or of HF_MODEL_ID, for HF_TASK or for what its head is made for.
+    """Load the model in `model_dir` or of HF_MODEL_ID, for HF_TASK or the task of its head.
 
     Raises:
         ModelError: There is no model, its files have changed since they were written, nothing here
@@ -92,7 +93,7 @@ def engine_of(task: ServedTask) -> Forward | None:
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
-    """The task of HF_TASK, else what the model's head is made for.
+    """Return the task of HF_TASK, else the one that the model's head is made for.
 
     Raises:
         ModelError: Nothing here answers with its head.
@@ -109,7 +110,7 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
 
 
 def task_of(origin: Origin) -> str:
-    """The task that a model's class is made for.
+    """Return the task that a model's class is made for.
 
     Raises:
         ModelError: No task claims the class. Served without its head, it would answer something
@@ -143,7 +144,7 @@ def task_of(origin: Origin) -> str:
 
 
 def task_of_class(name: str) -> str | None:
-    """The task that a class of transformers is made for; None if no task claims it."""
+    """Return the task that a class of transformers is made for; None if no task claims it."""
     for task, architectures in _candidates():
         if any(name == model for auto in architectures for _, model in _classes(auto)):
             return task
@@ -169,7 +170,7 @@ def _task_of_remote_class(name: str, auto_map: Mapping[str, Any]) -> str | None:
 
 
 def _candidates() -> list[tuple[str, set[str]]]:
-    """Each task and the Auto classes of its models, the likelier task first."""
+    """Return each task and the Auto classes of its models, the likelier task first."""
     # What reads images, sounds or tables first: some of these classes answer to texts' names too.
     media = [
         (task, set(pipelines.architectures(task)) - {"AutoModelForCausalLM"})
@@ -199,7 +200,7 @@ def _sentence_kind(origin: Origin) -> str:
 
 
 def _classes(architecture: str) -> list[tuple[str, str]]:
-    """What one of transformers' Auto classes loads: names of configurations and models."""
+    """Return the names of configurations and models of one of transformers' Auto classes."""
     mapping: Any = getattr(transformers, architecture)._model_mapping
     return [
         (kind, name)

@@ -28,8 +28,8 @@ _KERNELS = "64"
 
 
 def package() -> Any:
-    """The package openvino, without its telemetry: that reports each conversion to its makers
-    unless a file in the home folder forbids it."""
+    """Import openvino without its telemetry, which reports conversions to its makers unless a file
+    in the home folder forbids it."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
@@ -37,7 +37,7 @@ def package() -> Any:
 
 
 def wanted_of(output: Any) -> tuple[str, ...]:
-    """The names of what is read of a model's output (`rows.of_padded`)."""
+    """Return the names of the values that are read of a model's output (`rows.of_padded`)."""
     names = [name for name in ("logits", "start_logits", "end_logits") if name in output]
     return tuple(names) or ("last_hidden_state",)
 

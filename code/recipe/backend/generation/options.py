@@ -49,7 +49,7 @@ class GenerationSettings:
 
     @property
     def weighs_prompt(self) -> bool:
-        """Whether penalties depend on the prompt's tokens, and so on its padding."""
+        """Return whether penalties depend on the prompt's tokens, and so on its padding."""
         return any(
             name in ("repetition_penalty", "no_repeat_ngram_size") for name, _ in self.chosen
         )

@@ -61,7 +61,7 @@ class Prompts:
 
     @property
     def has_template(self) -> bool:
-        """Whether conversations can be answered."""
+        """Return whether conversations can be answered."""
         return bool(self.loaded.tokenizer.chat_template)
 
     def of(self, request: Request) -> list[Prompt]:

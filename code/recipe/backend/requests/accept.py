@@ -17,7 +17,7 @@ class NotAcceptable(TypeError):
 def preferred(
     header: str, offers: Sequence[str], spellings: Mapping[str, str] | None = None
 ) -> list[str]:
-    """The offers that an Accept header takes, best first.
+    """Return the offers that an Accept header takes, best first.
 
     Args:
         header: As the client sent it; empty means anything.
@@ -41,13 +41,13 @@ def preferred(
 
 
 def best(header: str) -> str:
-    """The type or range that an Accept header likes best, the first of several."""
+    """Return the type or range that an Accept header prefers, the first of several."""
     entries = list(_entries(header or ANY, {})) or [(ANY, 1.0, 0)]
     return max(entries, key=lambda entry: entry[1])[0]
 
 
 def _entries(header: str, spellings: Mapping[str, str]) -> Iterator[tuple[str, float, int]]:
-    """Type or range, weight and place of each entry; a weight that is not a number is 1."""
+    """Yield type or range, weight and place of each entry; a weight that is not a number is 1."""
     for place, entry in enumerate(parse_http_list(header)):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))
         if name:

@@ -44,8 +44,8 @@ _BROKEN = {
 
 
 def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
-    """The answer in the type of `accept` that is wanted most and can be written, and that type;
-    JSON if any will do.
+    """Return the answer in the best type of `accept` that can be written, and that type; JSON if
+    any will do.
 
     JSON is a list with an entry for each input, or, if an `Answers` is `single`, the one entry.
     JSON Lines has an entry on each line; CSV has `label,score` rows, all labels of a text in one
@@ -77,8 +77,8 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
 
 
 def json_values(value: Any) -> Any:
-    """`value` as JSON holds it: of arrays, tensors and their numbers Python's own, of an image its
-    PNG in base64, as Hugging Face's image answers."""
+    """Return `value` as JSON holds it: Python's numbers for arrays and tensors, PNG in base64 for
+    an image, as Hugging Face's image answers."""
     if isinstance(value, dict):
         return {str(name): json_values(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -100,7 +100,7 @@ def _as_json(value: Any) -> str:
 
 
 def _pieces(value: Any) -> Iterator[str]:
-    """A value as JSON. Others have their turn between the pieces of a long one."""
+    """Yield a value as JSON in pieces, with pauses in a long one."""
     if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
         for place, (name, part) in enumerate(value.items()):
             yield f"{', ' if place else '{'}{json.dumps(str(name), ensure_ascii=False)}: "
@@ -140,7 +140,7 @@ def _json(prediction: Sequence[Any]) -> bytes:
 
 
 def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
-    """A row for each entry; the header has the names of the longest one."""
+    """Return a row for each entry. The header has the names of the longest one."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     rows = [entry if isinstance(entry, list) else [entry] for entry in prediction]
@@ -188,8 +188,8 @@ def _lines(entries: Iterator[Any]) -> Iterator[bytes]:
 
 
 def _events(pieces: Iterator[Any]) -> Iterator[bytes]:
-    """Server-sent events. One that breaks off says so before the connection breaks, since many a
-    client takes the end of a stream for the end of its text."""
+    """Yield server-sent events. A stream that fails sends an error event before the connection
+    breaks, since many clients take its end for the end of the text."""
     try:
         for piece in pieces:
             text = piece if isinstance(piece, str) else _as_json(piece)

@@ -46,8 +46,8 @@ _ESCAPED_HALF = re.compile(rb"\\u[dD]")
 
 
 def read_request(body: bytes, content_type: str) -> Request:
-    """The inputs of a JSON, JSON Lines, CSV or plain text body, of an NPY array of texts, or the
-    bytes of an image or a sound.
+    """Read the inputs of a JSON, JSON Lines, CSV or plain text body, of an NPY array of texts, or
+    the bytes of an image or a sound.
 
     A text is in UTF-8, or in the charset that the content type names.
 
@@ -88,7 +88,7 @@ def read_request(body: bytes, content_type: str) -> Request:
 
 
 def check_encodable(value: Any) -> None:
-    """Raises BadRequest if a text, at any depth, cannot be written as UTF-8."""
+    """Raise BadRequest if a text, at any depth, cannot be written as UTF-8."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -107,7 +107,7 @@ def _decoded(body: bytes) -> str:
 
 
 def parsed(body: bytes) -> Any:
-    """The value of a JSON body. Raises BadRequest if it is not JSON."""
+    """Return the value of a JSON body. Raise BadRequest if it is not JSON."""
 
     def refuse_constant(name: str) -> None:
         raise BadRequest(f"The body is not valid JSON: it holds {name}, which JSON does not have.")
@@ -121,8 +121,8 @@ def parsed(body: bytes) -> Any:
 
 
 def of_document(document: object) -> Request:
-    """The request that a JSON document is: an input, a list of inputs, or an object with the inputs
-    and their parameters, which stand in `parameters` or beside the inputs.
+    """Read a JSON document: an input, a list of inputs, or an object with the inputs and their
+    parameters, which stand in `parameters` or beside the inputs.
 
     Raises:
         BadRequest: It has no inputs, or parameters that contradict each other.
@@ -170,7 +170,7 @@ def of_document(document: object) -> Request:
 
 
 def _unwrapped(value: Any) -> Any:
-    """An input as it came, without a name around it that only says that it is one."""
+    """Return an input without an object around it that only names it."""
     if isinstance(value, dict) and len(value) == 1:
         ((name, inner),) = value.items()
         if name == "inputs" or (name in _TEXT_KEYS and isinstance(inner, str)):
@@ -222,7 +222,7 @@ def _read_json_lines(body: bytes) -> Request:
 
 
 def _read_csv(body: bytes) -> Request:
-    """The rows of a CSV body, with or without a header.
+    """Read the rows of a CSV body, with or without a header.
 
     Which columns are read is known for sure only by the model, if its configuration has the names
     of those that it was trained on: then `Request.by_columns` reads the rows again. So the refusal
@@ -253,7 +253,7 @@ def _read_csv(body: bytes) -> Request:
 def _of_rows(
     rows: Sequence[Sequence[str]], columns: Mapping[str, str] | str | None, header: Sequence[str]
 ) -> Request:
-    """The inputs of a table's rows.
+    """Return the inputs of a table's rows.
 
     Args:
         rows: With the header, if there is one.

@@ -23,13 +23,13 @@ class Rule:
 
 
 def whole(least: int, most: int = _MOST) -> Rule:
-    """A whole number; True and False are not numbers."""
+    """Return the rule of a whole number; True and False are not numbers."""
     words = f"a whole number from {least}" + ("" if most == _MOST else f" to {most}")
     return Rule(lambda value: type(value) is int and least <= value <= most, words)
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False) -> Rule:
-    """A finite number from `least`, or above it, up to `most`."""
+    """Return the rule of a finite number from `least`, or above it, up to `most`."""
 
     def is_right(value: Any) -> bool:
         # Not by math.isfinite, which whole numbers of 400 digits overflow.
@@ -42,19 +42,19 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Rule
 
 
 def one_of(*values: Any) -> Rule:
-    """One of a few values, of the same type."""
+    """Return the rule of one of a few values, of the same type."""
     names = [value if isinstance(value, str) else json.dumps(value) for value in values]
     words = " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
     return Rule(lambda value: any(type(value) is type(v) and value == v for v in values), words)
 
 
 def are_texts(value: Any) -> bool:
-    """Whether a value of JSON is a list of texts that is not empty."""
+    """Return whether a JSON value is a list of texts that is not empty."""
     return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
 def faults(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
-    """What is wrong with `values`, all at once; a value without a rule is not looked at."""
+    """Return what is wrong with `values`, all at once; values without a rule are skipped."""
     return [
         f"{name} is {json.dumps(value)[:60]}: give {rules[name].words}, or leave it out"
         for name, value in values.items()
@@ -70,7 +70,7 @@ TEXT_OR_TEXTS = Rule(
 
 
 def are_ids(value: Any) -> bool:
-    """Whether a value of JSON is one text's token ids."""
+    """Return whether a JSON value is one text's token ids."""
     return (
         isinstance(value, list)
         and bool(value)

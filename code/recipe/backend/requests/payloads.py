@@ -45,7 +45,7 @@ class TokenIds(tuple[int, ...]):
 
 
 def refuse(wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Raises BadRequest if anything is `wrong` with a body, with the first key that is."""
+    """Raise BadRequest with all that is `wrong` with a body, and the first key that is wrong."""
     if wrong:
         own = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
         missing = re.match(r"(\w+) is not there", wrong[-1])
@@ -53,13 +53,13 @@ def refuse(wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Ru
 
 
 def texts_or_ids(value: Any) -> list[Any]:
-    """The inputs of a body whose value is one of `TEXTS_OR_IDS`."""
+    """Return the inputs of a body whose value is one of `TEXTS_OR_IDS`."""
     parts = value if isinstance(value, list) and not are_ids(value) else [value]
     return [TokenIds(part) if isinstance(part, list) else part for part in parts]
 
 
 def check_ids(ids: TokenIds, size: int) -> TokenIds:
-    """`ids`, all of a vocabulary of that size. Raises BadRequest if one is not."""
+    """Return `ids`. Raise BadRequest if one exceeds the vocabulary's size."""
     if unknown := [number for number in ids if number >= size]:
         raise BadRequest(f"Token id {unknown[0]} is not one of the model's {size} tokens.")
     return ids
@@ -115,7 +115,7 @@ class Request:
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is to come piece by piece."""
+        """Return whether the answer is a stream."""
         return bool(self.parameters.get("stream"))
 
     def rename_parameters(self, names: Mapping[str, str]) -> None:
@@ -209,7 +209,7 @@ class Request:
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a value of JSON is a list of messages, which is one input."""
+    """Return whether a JSON value is a list of messages, which is one input."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -220,7 +220,7 @@ def is_conversation(value: Any) -> bool:
 
 
 def a_text(value: Any) -> str:
-    """`value`, which is a text. Raises BadRequest if it is not."""
+    """Return a text. Raise BadRequest if the value is not one."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -229,7 +229,7 @@ def a_text(value: Any) -> str:
 
 
 def a_text_or_pair(value: Any) -> Text:
-    """A text; or a pair, of `{"text", "text_pair"}` or of a list of two texts.
+    """Return a text; or a pair from `{"text", "text_pair"}` or a list of two texts.
 
     Raises:
         BadRequest: It is neither.
@@ -285,13 +285,12 @@ class Answers(list[Any]):
 
     @property
     def document(self) -> Any:
-        """What JSON holds: the entries, or the only one."""
+        """Return the JSON value: the entries, or the only one."""
         return self[0] if self.single else list(self)
 
 
 def with_faults(prediction: Any, request: Request) -> Any:
-    """`prediction` with an error in the place of each record that could not be read, so that an
-    answer has as many entries as its request has records."""
+    """Return `prediction` with an error in the place of each record that could not be read."""
     if not request.faults or isinstance(prediction, Exception):
         return prediction
     count = len(prediction) + len(request.faults)
@@ -309,6 +308,6 @@ def with_faults(prediction: Any, request: Request) -> Any:
 
 
 def media_type(header: str) -> str:
-    """`text/csv` of `Text/CSV; charset=utf-8`, in the spelling this module uses."""
+    """Return the media type of a header, such as `text/csv` of `Text/CSV; charset=utf-8`."""
     plain_type = header.partition(";")[0].strip().lower()
     return SPELLINGS.get(plain_type, plain_type)

@@ -21,7 +21,7 @@ class Ranking:
     """Whether the best is answered first; else scores stand as the texts were sent."""
 
     def answers(self, scores: Sequence[float], request: Request) -> Answers:
-        """`[{"index", "score"}, ...]` with the best first, or the scores alone."""
+        """Return `[{"index", "score"}, ...]` with the best first, or the scores alone."""
         if not self.ranked:
             return Answers(scores, request.truncated)
         order = sorted(range(len(scores)), key=lambda place: -scores[place])
@@ -37,7 +37,7 @@ class Ranking:
 
 
 def parts(value: Any) -> tuple[str, list[str], bool] | None:
-    """The query of a ranking request, its texts, and whether they are to be ranked; None if `value`
+    """Return the query of a ranking request, its texts, and whether to rank them; None if `value`
     is another request.
 
     Raises:

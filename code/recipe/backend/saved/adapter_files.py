@@ -23,7 +23,7 @@ from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
 def refuse_partial(
     weights: Mapping[str, Any], places: Mapping[str, Any], others: Mapping[str, Any]
 ) -> None:
-    """Raises ModelError if an adapter does not come whole into a model.
+    """Raise ModelError if some weights of an adapter would not take effect in a model.
 
     Args:
         weights: Those in the adapter's file, by peft's names.
@@ -43,7 +43,7 @@ def refuse_partial(
 
 
 def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """The base of the adapter in `origin`, of any kind that can be, with the adapter merged.
+    """Load the base of the adapter in `origin`, and merge the adapter into it.
 
     Raises:
         ModelError: They cannot be read or merged, or weights are missing.

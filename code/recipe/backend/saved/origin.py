@@ -40,7 +40,7 @@ class Origin:
 
     @classmethod
     def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:
-        """The model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
+        """Return the model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
 
         Raises:
             ModelError: Neither is there.
@@ -70,26 +70,25 @@ class Origin:
 
     @property
     def adapter(self) -> dict[str, Any]:
-        """The settings of the LoRA adapter, if only that was saved; else empty."""
+        """Return the settings of a LoRA adapter that was saved without its base; else empty."""
         path = Path(self.place) / ADAPTER
         settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return settings
 
     @property
     def sentence_modules(self) -> list[dict[str, Any]]:
-        """The modules that sentence-transformers puts one after another; empty if it has not saved
-        the model."""
+        """Return the modules of a model that sentence-transformers has saved; else empty."""
         modules: list[dict[str, Any]] = self._read_json("modules.json") or []
         return modules
 
     @property
     def sentence_settings(self) -> dict[str, Any]:
-        """What sentence-transformers has saved beside the model; empty if it has not."""
+        """Return the settings of a model that sentence-transformers has saved; else empty."""
         settings: dict[str, Any] = self._read_json("config_sentence_transformers.json") or {}
         return settings
 
     def _read_json(self, name: str) -> Any:
-        """The content of a JSON file of the folder or of the Hub; None if there is none."""
+        """Return the content of a JSON file of the folder or the Hub; None if there is none."""
         if Path(self.place).is_dir():
             path: str | None = str(Path(self.place) / name)
         else:
@@ -98,7 +97,7 @@ class Origin:
         return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
 
     def config(self) -> Any:
-        """The model's configuration."""
+        """Return the model's configuration."""
         try:
             return AutoConfig.from_pretrained(self.base or self.place, **self.options)
         except OSError as error:
@@ -109,7 +108,7 @@ class Origin:
             ) from error
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer.
+        """Return the model's tokenizer.
 
         Raises:
             ModelError: There is none. transformers makes an empty one from the model's
@@ -178,7 +177,7 @@ def _base_of(
 
 
 def _advice(folder: Path) -> str:
-    """What to do about a folder that holds no model, by what it holds instead."""
+    """Return what to do about a folder without a model, by the files that it holds."""
     below = sorted(path for path in folder.glob("*/*") if path.is_file())
     files = [path for path in sorted(folder.glob("*")) if path.is_file()] + below
     nested = sorted({str(path.parent) for path in below if path.name in (*_MARKS, ADAPTER)})
@@ -204,7 +203,7 @@ def _advice(folder: Path) -> str:
 
 
 def refuse_empty(tokenizer: Any, place: str) -> None:
-    """Raises ModelError if a tokenizer was made of nothing: `place` holds no file of it."""
+    """Raise ModelError if a tokenizer was made of nothing: `place` has none of its files."""
     files = set(tokenizer.vocab_files_names.values())
     lacks_files = Path(place).is_dir() and not any((Path(place) / file).is_file() for file in files)
     if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):

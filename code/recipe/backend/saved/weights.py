@@ -15,8 +15,8 @@ from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
 
 def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """The model, all of whose weights were in its files: a new head would answer at random. If only
-    a LoRA adapter was saved, its base with the adapter merged."""
+    """Load a model all of whose weights are in its files, since a new head would answer at random;
+    of a LoRA adapter its base with the adapter merged."""
     if origin.adapter:
         return adapter_files.merged(origin, architecture, dtype)
     try:
@@ -43,8 +43,7 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
 
 
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
-    """Raises ModelError if a weight is not a finite number: every answer would be NaN, or the
-    same."""
+    """Raise ModelError if a weight is NaN or infinite: every answer would be NaN, or the same."""
     # The least and the largest value tell it as surely as each, in a twentieth of the time.
     broken = [
         name

@@ -113,7 +113,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 
 
 def read(path: str, document: Any) -> Request:
-    """The request that a body of one of the API's routes makes.
+    """Read a body of one of the API's routes.
 
     Raises:
         BadRequest: A key is unknown or unsupported, or has a value that it may not have; all that

@@ -36,12 +36,12 @@ _LENGTHS: Mapping[str, Rule] = {"truncate": FLAG, "truncation_direction": SIDE}
 
 
 def is_sequence(value: Any) -> bool:
-    """Whether a value of JSON is one input of /predict: a text, or a list of one or two."""
+    """Return whether a JSON value is one input of /predict: a text, or a list of one or two."""
     return isinstance(value, str) or (are_texts(value) and len(value) <= 2)
 
 
 def _text(document: Any) -> Any:
-    """The text of a document, which may be an object with it."""
+    """Return the text of a document, which may be an object with it."""
     is_object = isinstance(document, dict) and set(document) == {"text"}
     return document["text"] if is_object else document
 
@@ -110,7 +110,7 @@ _NEEDED = {
 
 
 def read(path: str, document: Any) -> Request:
-    """The request that a body of one of the API's routes makes.
+    """Read a body of one of the API's routes.
 
     Raises:
         BadRequest: A key is unknown, or has a value that it may not have; all that is wrong is
@@ -202,7 +202,7 @@ def _similarity(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
 
 
 def as_document(prediction: Answers, request: Request) -> Document:
-    """The answers as a list of JSON."""
+    """Return the answers as a JSON list."""
     return Document(list(prediction), prediction.truncated)
 
 

@@ -13,7 +13,7 @@ ROUTES = (GENERATE, GENERATE_STREAM)
 
 
 def read(path: str, document: Any) -> Request:
-    """The request that a body of one of the routes makes.
+    """Read a body of one of the API's routes.
 
     Raises:
         BadRequest: It is not such a body.
@@ -31,7 +31,7 @@ def read(path: str, document: Any) -> Request:
 
 
 def in_form(prediction: Any) -> Document | EventStream:
-    """The one text as an object, or the events of its tokens."""
+    """Return the one text as an object, or the events of its tokens."""
     if isinstance(prediction, Iterator):
         return EventStream(prediction)
     return Document(prediction[0][0], prediction.truncated)

@@ -34,7 +34,7 @@ _CSV_NAMES = ("question", "context", "inputs")
 
 
 def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
-    """A request's data, as Hugging Face's image hands it to `predict_fn`.
+    """Return a request's data as Hugging Face's image passes it to `predict_fn`.
 
     Args:
         body: Text for JSON and CSV, bytes for other types.
@@ -78,7 +78,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
 
 
 def text_of(body: str | bytes) -> str:
-    """A body as text without a byte order mark. Raises BadRequest if it is not UTF-8."""
+    """Return a body as text without a byte order mark. Raise BadRequest if it is not UTF-8."""
     try:
         text = body if isinstance(body, str) else body.decode()
     except UnicodeDecodeError as error:
@@ -87,12 +87,12 @@ def text_of(body: str | bytes) -> str:
 
 
 def bytes_of(body: str | bytes) -> bytes:
-    """A body as bytes."""
+    """Return a body as bytes."""
     return body.encode() if isinstance(body, str) else body
 
 
 def read_json(body: str | bytes) -> Any:
-    """Any JSON value. Raises BadRequest if the body is not JSON."""
+    """Return any JSON value. Raise BadRequest if the body is not JSON."""
     try:
         return json.loads(text_of(body))
     except (ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ def read_json(body: str | bytes) -> Any:
 
 
 def read_npy(body: bytes) -> np.ndarray[Any, Any]:
-    """An array. Raises BadRequest; objects, which would run code, are refused too."""
+    """Return an array. Raise BadRequest; objects, which would run code, are refused too."""
     try:
         array = np.load(io.BytesIO(body), allow_pickle=False)
     except Exception as error:
@@ -112,7 +112,7 @@ def read_npy(body: bytes) -> np.ndarray[Any, Any]:
 
 
 def read_table(text: str) -> dict[str, Any]:
-    """The rows of CSV as dicts, or the texts alone if a column is named inputs.
+    """Return the rows of CSV as dicts, or the texts alone if a column is named inputs.
 
     Raises:
         NoHeader: The first line does not name the columns.
@@ -141,7 +141,7 @@ def read_table(text: str) -> dict[str, Any]:
 
 
 def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
-    """transformers' pipeline for the model in `model_dir`, or of HF_MODEL_ID, on this device.
+    """Load transformers' pipeline for the model in `model_dir`, or of HF_MODEL_ID, on this device.
 
     It computes in float32, as in Hugging Face's image, unless AMPHORA_DTYPE names another
     precision: users' code calls `.numpy()`, which knows no bfloat16. For the tasks whose pipelines
@@ -201,7 +201,7 @@ class TaskPipeline:
         self.tokenizer = getattr(loaded, "tokenizer", None)
 
     def __call__(self, inputs: Any = None, **parameters: Any) -> Any:
-        """The answer for `{"inputs": inputs, "parameters": parameters}`, as lists and dicts.
+        """Return the answer for `{"inputs": inputs, "parameters": parameters}`, as lists and dicts.
 
         `question` and `context` may be named instead of `inputs`. Raises BadRequest (400) if the
         inputs or a parameter are not the task's.
@@ -221,7 +221,7 @@ class TaskPipeline:
 
 
 def as_values(answer: Any) -> Any:
-    """An answer of the image's own tasks as lists and dicts; a stream of texts as it is."""
+    """Return an answer of the image's own tasks as lists and dicts; a stream of texts as it is."""
     if isinstance(answer, Iterator):
         return answer
     entries = serialization.plain(answer)

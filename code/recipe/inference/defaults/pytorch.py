@@ -29,7 +29,7 @@ _SUFFIXES = (".pt", ".pth")
 
 
 def script_files(model_dir: str) -> list[Path]:
-    """model.pt if it is there, else every .pt and .pth file of the folder."""
+    """Return model.pt if it is there, else every .pt and .pth file of the folder."""
     folder = Path(model_dir)
     if (folder / "model.pt").is_file():
         return [folder / "model.pt"]
@@ -39,7 +39,7 @@ def script_files(model_dir: str) -> list[Path]:
 
 
 def load_torchscript(model_dir: str) -> Any:
-    """The TorchScript module in model.pt, or in the only .pt or .pth file, on this device.
+    """Load the TorchScript module in model.pt, or in the only .pt or .pth file, on this device.
 
     Raises:
         ModelError: There is none, there are several, or the file is not TorchScript.
@@ -70,8 +70,8 @@ def load_torchscript(model_dir: str) -> Any:
 
 
 def device_of(model: Any) -> Any:
-    """The device of a module's first parameter or buffer; of a model without any, the GPU if there
-    is one."""
+    """Return the device of a module's first parameter or buffer; of a model without any, the GPU if
+    there is one."""
     import torch
 
     for name in ("parameters", "buffers"):
@@ -82,7 +82,7 @@ def device_of(model: Any) -> Any:
 
 
 def decode(body: str | bytes, content_type: str, model: Any) -> Any:
-    """A request's data, as PyTorch's image hands it to `predict_fn`, on the model's device.
+    """Return a request's data as PyTorch's image passes it to `predict_fn`, on the model's device.
 
     Returns:
         A tensor: float32 of JSON and CSV, of NPY in the dtype that it has. Of CSV it has one
@@ -127,7 +127,7 @@ def decode(body: str | bytes, content_type: str, model: Any) -> Any:
 
 
 def read_numbers(text: str) -> np.ndarray[Any, Any]:
-    """The numbers of CSV without a header, as numpy.genfromtxt shapes them, float32.
+    """Return the numbers of CSV without a header, as numpy.genfromtxt shapes them, float32.
 
     Raises:
         BadRequest: A cell is not a number, of which numpy.genfromtxt would make nan or -1, or the

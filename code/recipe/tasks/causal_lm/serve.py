@@ -55,7 +55,7 @@ class Generator:
 
     @property
     def has_template(self) -> bool:
-        """Whether conversations can be answered."""
+        """Return whether conversations can be answered."""
         return self.prompts.has_template
 
     def measure(self, request: Request) -> list[int]:

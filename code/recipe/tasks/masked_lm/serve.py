@@ -31,7 +31,7 @@ class MaskFiller:
 
     @classmethod
     def load(cls, origin: Origin) -> MaskFiller:
-        """The masked language model that `origin` names.
+        """Return the masked language model that `origin` names.
 
         Raises:
             ModelError: It cannot be loaded, or its tokenizer has no mask.
@@ -46,11 +46,11 @@ class MaskFiller:
         return cls(loaded=loaded, pipeline=pipelines.around("fill-mask", loaded))
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[f"{self.loaded.tokenizer.mask_token} {text}"])
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text.
+        """Return the tokens of each text.
 
         Raises:
             BadRequest: A parameter is not one of this task's, no target is a token of the model, or
@@ -88,7 +88,7 @@ class MaskFiller:
         return list(request.prepared[2])
 
     def _targets(self, named: str | list[str]) -> list[int]:
-        """The tokens that a request's `targets` stand for.
+        """Return the tokens that a request's `targets` stand for.
 
         Raises:
             BadRequest: The model has none for any of them.
@@ -109,7 +109,7 @@ class MaskFiller:
         return list(tokens)
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request the best tokens for each text: `score` (a probability), `token`,
+        """Return for each request the best tokens for each text: `score` (a probability), `token`,
         `token_str` and the `sequence` with it; of several masks a list for each."""
         for request in requests:
             self.measure(request)
@@ -128,7 +128,7 @@ class MaskFiller:
     def _fill(
         self, row: TokenRow, logits: torch.Tensor, targets: list[int] | None, count: int
     ) -> Any:
-        """The likeliest tokens for the masks of one text.
+        """Return the likeliest tokens for the masks of one text.
 
         Args:
             row: The text, whose kept places are its masks.

@@ -47,12 +47,12 @@ class QuestionAnswerer:
 
     @property
     def _trained(self) -> Mapping[str, Any]:
-        """The parameters that the recipe trained and judged the model with; empty of others."""
+        """Return the parameters that the recipe trained and judged the model with; else empty."""
         return getattr(self.loaded.model.config, "question_answering", None) or {}
 
     @classmethod
     def load(cls, origin: Origin) -> QuestionAnswerer:
-        """The question answering model that `origin` names.
+        """Return the question answering model that `origin` names.
 
         Raises:
             ModelError: Its tokenizer does not know which characters its tokens are of.
@@ -66,11 +66,11 @@ class QuestionAnswerer:
         return cls(loaded=loaded)
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[{"question": "Is it?", "context": text}])
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each part of each context, with its question.
+        """Return the tokens of each part of each context, with its question.
 
         Raises:
             BadRequest: A parameter or an input is not one of this task's.
@@ -94,7 +94,8 @@ class QuestionAnswerer:
         return [len(window.row.ids) for windows in request.prepared for window in windows]
 
     def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
-        """A context in parts that overlap, each with the question and short enough for the model.
+        """Return a context in parts that overlap, each with the question and short enough for the
+        model.
 
         Raises:
             BadRequest: The question leaves no room for the context, or the context has no tokens.
@@ -149,8 +150,8 @@ class QuestionAnswerer:
         return windows
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request, for each question `{"score", "start", "end", "answer"}`, where start
-        and end are characters of the context; with `top_k` a list of the best."""
+        """Return for each request, for each question `{"score", "start", "end", "answer"}`, where
+        start and end are characters of the context; with `top_k` a list of the best."""
         for request in requests:
             self.measure(request)
         rows = [
@@ -177,7 +178,7 @@ class QuestionAnswerer:
         scored: Sequence[tuple[Window, np.ndarray[Any, Any]]],
         parameters: Mapping[str, Any],
     ) -> Any:
-        """The likeliest words of a context: one answer, or a list of several.
+        """Return the likeliest words of a context: one answer, or a list of several.
 
         Args:
             context: The whole of it.
@@ -229,7 +230,7 @@ class QuestionAnswerer:
 
 
 def _scale(logits: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """What a softmax over the tokens subtracts from logits of shape (2, tokens), and divides by."""
+    """Return what a softmax over the tokens subtracts from logits [2, tokens], and divides by."""
     highest = logits.max(axis=1, keepdims=True)
     return highest, np.exp(logits - highest).sum(1, keepdims=True)
 
@@ -237,7 +238,8 @@ def _scale(logits: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarr
 def likeliest_spans(
     start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], count: int, longest: int
 ) -> list[tuple[int, int, float]]:
-    """The likeliest spans of at most `longest` tokens: first and last token, and probability."""
+    """Return the likeliest spans of at most `longest` tokens: first and last token, and
+    probability."""
     size, longest = len(start), min(longest, len(start))
     # By first token and length; what would end behind the last token is no span.
     products = np.full((size, longest), -1.0, dtype=start.dtype)
@@ -255,7 +257,7 @@ def likeliest_spans(
 
 
 def _spread(value: Any) -> list[Any]:
-    """Questions about one context, or one question about several, one by one."""
+    """Return questions about one context, or one question about several, one by one."""
     if not isinstance(value, dict) or set(value) != {"question", "context"}:
         return [value]
     question, context = value["question"], value["context"]
@@ -267,7 +269,7 @@ def _spread(value: Any) -> list[Any]:
 
 
 def question_and_context(value: Any) -> tuple[str, str]:
-    """An input's question and its context.
+    """Return an input's question and its context.
 
     Raises:
         BadRequest: It does not have both, or one of them is empty.

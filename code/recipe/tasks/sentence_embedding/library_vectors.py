@@ -75,11 +75,11 @@ class LibraryVectors:
 
     @property
     def max_length(self) -> int:
-        """How many tokens of a text are read."""
+        """Return how many tokens of a text are read."""
         return int(self.model.max_seq_length or UNBOUNDED)
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[text])
 
     def measure(self, request: Request) -> list[int]:

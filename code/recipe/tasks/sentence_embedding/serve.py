@@ -45,35 +45,35 @@ class Means:
 
     @property
     def max_length(self) -> int:
-        """How many tokens of a text are read."""
+        """Return how many tokens of a text are read."""
         return self.loaded.max_length
 
     @property
     def tokenizer(self) -> Any:
-        """What makes tokens of texts."""
+        """Return what makes tokens of texts."""
         return self.loaded.tokenizer
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """What may stand before texts: nothing."""
+        """Return what may stand before texts: nothing."""
         return {}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column of texts that the model was trained on, if it says so."""
+        """Return the column of texts that the model was trained on, if it says so."""
         return self.loaded.columns
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """Return the numbers of a vector."""
         return self.loaded.width
 
     def count(self, request: Request) -> list[int]:
-        """Tokens of each text."""
+        """Return the tokens of each text."""
         return [len(ids) for ids in self.loaded.encode(request)]
 
     def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
-        """The means."""
+        """Return the means."""
         return self.loaded.rows(requests, Reading.MEAN)
 
 
@@ -84,11 +84,11 @@ class Embedder:
     vectors: Means | SentenceVectors
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[text])
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text.
+        """Return the tokens of each text.
 
         Raises:
             BadRequest: A parameter or an input is not one of this task's.
@@ -115,7 +115,7 @@ class Embedder:
         return self.vectors.count(request)
 
     def _text(self, value: Any) -> str:
-        """A text, or the one that token ids were made of.
+        """Return a text, or the one that token ids were made of.
 
         Raises:
             BadRequest: It is neither, or the ids are not those of the model's tokenizer: a model
@@ -133,8 +133,8 @@ class Embedder:
         return text
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request a vector for each text; of `{"source_sentence", "sentences"}` the cosine
-        of each sentence's vector to the source's."""
+        """Return for each request a vector for each text; of `{"source_sentence", "sentences"}` the
+        cosine of each sentence's vector to the source's."""
         answers: list[Any] = []
         for request, rows in zip(requests, self.vectors.rows(requests), strict=True):
             try:
@@ -153,7 +153,7 @@ class Embedder:
     def _finished(
         self, vectors: Sequence[torch.Tensor], parameters: Mapping[str, Any]
     ) -> torch.Tensor:
-        """The vectors [texts, width] as a request wants them: shortened, of length 1.
+        """Return the vectors [texts, width] as a request wants them: shortened, of length 1.
 
         Raises:
             BadRequest: More numbers are asked for than a vector has.
@@ -178,16 +178,16 @@ class TokenFeatures:
     loaded: LoadedModel
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[text])
 
     @property
     def embedder(self) -> Embedder:
-        """What answers clients' APIs, which know vectors only."""
+        """Return what answers clients' APIs, which know vectors only."""
         return Embedder(Means(self.loaded))
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text.
+        """Return the tokens of each text.
 
         Raises:
             BadRequest: A parameter or an input is not one of this task's.
@@ -208,8 +208,9 @@ class TokenFeatures:
         return counts
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request a matrix of [1, tokens, hidden size] for each text, special tokens
-        included, as transformers' pipeline answers; of a text in no list that matrix alone."""
+        """Return for each request a matrix of [1, tokens, hidden size] for each text, special
+        tokens included, as transformers' pipeline answers; of a text in no list that matrix alone.
+        """
         own = [request for request in requests if request.form is None]
         answers: dict[int, Any] = {}
         for request, states in zip(own, self.loaded.rows(own, Reading.TOKENS), strict=True):
@@ -228,8 +229,8 @@ def _normalized(vector: torch.Tensor) -> torch.Tensor:
 
 
 def load_vectors(origin: Origin) -> Embedder:
-    """The encoder that `origin` names, without a head, for a vector of each text: what
-    sentence-transformers has saved computes it as that library does."""
+    """Load the encoder that `origin` names, for a vector of each text. What sentence-transformers
+    has saved is computed as by that library."""
     if origin.sentence_modules:
         return Embedder(SentenceVectors.load(origin))
     return Embedder(Means(loading.load(origin, AutoModel, reading=Reading.MEAN)))
@@ -238,7 +239,8 @@ def load_vectors(origin: Origin) -> Embedder:
 def load_features(
     origin: Origin, environ: Mapping[str, str] = os.environ
 ) -> Embedder | TokenFeatures:
-    """The encoder that `origin` names, for vectors of texts or of tokens: AMPHORA_ANSWERS decides.
+    """Load the encoder that `origin` names, for vectors of texts or of tokens, as AMPHORA_ANSWERS
+    says.
 
     Raises:
         ValueError: AMPHORA_ANSWERS is neither TOKENS nor VECTORS.

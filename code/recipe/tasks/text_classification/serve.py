@@ -44,7 +44,7 @@ class Classifier:
 
     @classmethod
     def load(cls, origin: Origin) -> Classifier:
-        """The classifier or cross-encoder that `origin` names.
+        """Return the classifier or cross-encoder that `origin` names.
 
         Raises:
             ModelError: It cannot be loaded, or names an activation that is not known here.
@@ -53,11 +53,11 @@ class Classifier:
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[text if len(self.loaded.columns) < 2 else (text, text)])
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text.
+        """Return the tokens of each text.
 
         Raises:
             BadRequest: A parameter or an input is not one of this task's.
@@ -86,8 +86,8 @@ class Classifier:
         return [sum(len(row.ids) for row in windows) for windows in self._windows(request)]
 
     def _windows(self, request: Request) -> list[list[TokenRow]]:
-        """What the model reads of each text: one row, or the windows of a long one, if it was
-        trained on windows (long_texts=split) and the request does not say truncation.
+        """Return what the model reads of each text: one row, or the windows of a long one, if it
+        was trained on windows (long_texts=split) and the request does not say truncation.
 
         Raises:
             BadRequest: A text is too long and not to be cut, or has no windows.
@@ -139,7 +139,7 @@ class Classifier:
         return rows
 
     def text_or_pair(self, value: Any) -> Text:
-        """An input; a pair also by the names that its columns had in training.
+        """Return an input's text or pair; a pair may have the names of the columns in training.
 
         Raises:
             BadRequest: It is neither, or one text although the model was trained on pairs.
@@ -158,9 +158,9 @@ class Classifier:
         return text
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request an answer for each text: its best label; with `top_k` a list of its best
-        labels, all of them if it is null; with `threshold` a list of those that reach it. Of
-        `{"query", "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the
+        """Return for each request an answer for each text: its best label; with `top_k` a list of
+        its best labels, all of them if it is null; with `threshold` a list of those that reach it.
+        Of `{"query", "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the
         score of each.
 
         Scores are what transformers' pipeline computes: softmax over the labels; the sigmoid of
@@ -198,7 +198,7 @@ class Classifier:
         return answers
 
     def _labels(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:
-        """The best label of a text's scores, or as many as the request asks for."""
+        """Return the best label of a text's scores, or as many as the request asks for."""
         names: Any = self.loaded.model.config.id2label
         threshold = parameters.get("threshold")
         if "top_k" not in parameters and threshold is None:
@@ -219,14 +219,14 @@ class Classifier:
 
     @property
     def _thresholds(self) -> Mapping[str, Any]:
-        """The probability of each label from which it counts as given, where training tuned it."""
+        """Return the probability of each label from which it is given, if training tuned it."""
         kept = getattr(self.loaded.model.config, "label_thresholds", None)
         return kept if isinstance(kept, dict) else {}
 
 
 def activation_of(config: Any, origin: Origin) -> str:
-    """What makes scores of the outputs: what a cross-encoder's files name, else as transformers'
-    pipeline decides by the problem and the number of labels.
+    """Return what makes scores of the outputs: the function that a cross-encoder's files name, else
+    the one that transformers' pipeline chooses by the problem and the number of labels.
 
     Raises:
         ModelError: The files name an activation that is not known here.

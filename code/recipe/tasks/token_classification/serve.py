@@ -32,7 +32,7 @@ class Tagger:
 
     @classmethod
     def load(cls, origin: Origin) -> Tagger:
-        """The token classifier that `origin` names."""
+        """Return the token classifier that `origin` names."""
         loaded = loading.load(origin, AutoModelForTokenClassification)
         pipeline = pipelines.around("token-classification", loaded)
         # It is called for each window of a text.
@@ -40,11 +40,11 @@ class Tagger:
         return cls(loaded=loaded, pipeline=pipeline)
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[text])
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text.
+        """Return the tokens of each text.
 
         Raises:
             BadRequest: A parameter or an input is not one of this task's.
@@ -116,8 +116,8 @@ class Tagger:
         request.read(words_of if splits else a_text, () if splits else self.loaded.columns)
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request a list of entities for each text, as transformers' pipeline makes them:
-        `entity`, `score` (a probability), `index` (of the token), `word`, `start` and `end`
+        """Return for each request a list of entities for each text, as transformers' pipeline makes
+        them: `entity`, `score` (a probability), `index` (of the token), `word`, `start` and `end`
         (characters); with an aggregation_strategy `entity_group` in the place of entity and index.
         Tokens labelled O, or as `ignore_labels` says, are left out, as are special tokens."""
         for request in requests:
@@ -152,7 +152,7 @@ class Tagger:
     def _entities(
         self, request: Request, logits: Sequence[Sequence[Any]], options: Mapping[str, Any]
     ) -> list[Any]:
-        """The entities of each text. Raises TooCostly if they are too many for an answer."""
+        """Return the entities of each text. Raise TooCostly if they are too many for an answer."""
         entities, count = [], 0
         for chunks, own in zip(request.prepared, logits, strict=True):
             scored = [
@@ -166,7 +166,7 @@ class Tagger:
 
 
 def _pausing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which gives others their turn first."""
+    """Return the function with a pause before each call."""
 
     def paused(*values: Any, **options: Any) -> Any:
         turns.pause()

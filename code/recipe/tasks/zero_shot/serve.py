@@ -34,7 +34,7 @@ class ZeroShot:
 
     @classmethod
     def load(cls, origin: Origin) -> ZeroShot:
-        """The model of entailment that `origin` names.
+        """Return the model of entailment that `origin` names.
 
         Raises:
             ModelError: It does not say which of its labels means that a text follows from another.
@@ -53,11 +53,11 @@ class ZeroShot:
         return cls(loaded=loaded, entails=int(entails[0]))
 
     def example(self, text: str) -> Request:
-        """A request that this task answers."""
+        """Return a request that this task answers."""
         return Request(texts=[text], parameters={"candidate_labels": ["a", "b"]})
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text with each label.
+        """Return the tokens of each text with each label.
 
         Raises:
             BadRequest: A parameter or an input is not one of this task's, or there are no labels.
@@ -104,7 +104,8 @@ class ZeroShot:
         return [len(row.ids) for rows in request.prepared for row in rows]
 
     def _rows(self, text: str, hypotheses: Sequence[str]) -> list[TokenRow]:
-        """A text with each hypothesis. Raises BadRequest if a hypothesis leaves no room for it."""
+        """Return a text with each hypothesis. Raise BadRequest if a hypothesis leaves no room for
+        it."""
         tokenizer, limit = self.loaded.tokenizer, self.loaded.max_length
         text = beginning_of_two(tokenizer, bounds.beginning(tokenizer, text, limit), limit)
         rows = []
@@ -127,7 +128,8 @@ class ZeroShot:
         return rows
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request `{"sequence", "labels", "scores"}` for each text, the best label first.
+        """Return for each request `{"sequence", "labels", "scores"}` for each text, the best label
+        first.
 
         Scores are a softmax over the labels; with `multi_label` each is the label's own probability
         against its contradiction.
@@ -158,8 +160,8 @@ class ZeroShot:
 
 
 def _labels(request: Request) -> list[str]:
-    """The labels that a request names. Raises BadRequest if there are none, or one of a list is
-    empty: left out, the scores of the others would be those of another question."""
+    """Return the labels that a request names. Raise BadRequest if there are none, or one of a list
+    is empty: left out, the scores of the others would be those of another question."""
     named = request.parameters.get("candidate_labels", [])
     if isinstance(named, str):
         named = [label.strip() for label in named.split(",") if label.strip()]

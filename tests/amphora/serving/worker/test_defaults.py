@@ -105,36 +105,6 @@ BERT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("predict", "is_tensor"),
-    [
-        ("return model(data.long()).logits", True),
-        ("data = data.to('cpu').long()\n  return model(data).logits", True),
-        ("return model(data).logits", True),
-        ("data = torch.tensor(data)\n  return model(data).logits", False),
-        ("return model(torch.tensor(data)).logits", False),
-        ("return model(torch.tensor(data['inputs'])).logits", False),
-        ("return model(torch.tensor(data.pop('inputs', data))).logits", False),
-    ],
-)
-def test_what_predict_fn_does_with_its_data_decides_for_a_model_of_transformers(
-    predict: str, is_tensor: bool, load: Load, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Written for PyTorch's image it calls the model with a tensor, which Hugging Face's image
-    does not make of JSON."""
-    loaded = load(f"{BERT}def predict_fn(data, model):\n  {predict}")
-    said = capsys.readouterr().out
-    assert ("as in the PyTorch image, since predict_fn of inference.py" in said) == is_tensor
-    wrapped = "['inputs']" in predict or "'inputs'" in predict
-    body = {"inputs": [[1, 2, 3]]} if wrapped else [[1, 2, 3]]
-    if predict == "return model(data).logits":  # of float32, as in PyTorch's image
-        with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=huggingface"):
-            answer(loaded, json.dumps(body).encode())
-    else:
-        (logits,) = json.loads(answer(loaded, json.dumps(body).encode())[0])
-        assert len(logits) == 2
-
-
 def test_an_error_of_predict_fn_names_the_setting_that_gives_other_data(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
