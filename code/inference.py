@@ -29,9 +29,9 @@ with (
     from recipe.backend.requests import answers, payloads
     from recipe.backend.requests.payloads import Request, UnknownModel
     from recipe.backend.saved.origin import Origin
+    from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
     from recipe.inference.apis import description, reading
-    from recipe.inference.registry import ServedTask
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""

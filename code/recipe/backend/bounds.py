@@ -1,4 +1,4 @@
-"""What a request may cost: one bound of each kind, for all tasks, held before memory is taken.
+"""Bounds on the cost of a request: one of each kind, for all tasks, checked before memory is used.
 
 A task computes the figure (how many rows the model would read, how many numbers the answer would
 hold) and calls `hold`. Work that is within its bound pauses between its pieces (`turns.pause`).
@@ -128,20 +128,20 @@ def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, share
     hold(Bound.READ, windows * room, f"{windows:,} windows: {reason}")
 
 
-def pieces(texts: Sequence[Text], beside: int = 0) -> Iterator[range]:
+def pieces(texts: Sequence[Text], prefix: int = 0) -> Iterator[range]:
     """Yield the places of texts that become tokens at once, with a pause after each piece.
 
     Args:
         texts: All of a request.
-        beside: Characters that are tokenized with each text.
+        prefix: Characters that are tokenized before each text.
     """
     start, size = 0, 0
     for place, text in enumerate(texts):
-        own = beside + (len(text) if isinstance(text, str) else sum(map(len, text)))
-        if place > start and (size + own > _PIECE_BYTES or place - start >= _PIECE_TEXTS):
+        length = prefix + (len(text) if isinstance(text, str) else sum(map(len, text)))
+        if place > start and (size + length > _PIECE_BYTES or place - start >= _PIECE_TEXTS):
             yield range(start, place)
             turns.pause()
             start, size = place, 0
-        size += own
+        size += length
     yield range(start, len(texts))
     turns.pause()

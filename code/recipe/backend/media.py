@@ -56,7 +56,7 @@ class Pixels:
         """Count an image before it is decoded.
 
         Raises:
-            BadRequest: It is not a picture.
+            BadRequest: It is not an image.
             TooCostly: The request's images have too many pixels.
         """
         from PIL import Image
@@ -64,7 +64,7 @@ class Pixels:
         try:
             width, height = Image.open(io.BytesIO(data)).size
         except Exception as error:
-            # Decoders of damaged pictures raise what they like.
+            # Decoders of damaged images raise exceptions of many types.
             raise BadRequest(f"An image cannot be read: {error}") from error
         self._count += width * height
         bounds.hold(Bound.PIXELS, self._count, f"the last image has {width:,} x {height:,}")
@@ -78,7 +78,7 @@ def image(value: Any, pixels: Pixels) -> Any:
         pixels: Those of the request's images so far.
 
     Raises:
-        BadRequest: It is not a picture.
+        BadRequest: It is not an image.
         TooCostly: The request's images have too many pixels.
     """
     data = data_of(value, "image") if isinstance(value, str) else value
@@ -104,27 +104,27 @@ def sound(value: Any, rate: int) -> Any:
         NotTakenHere: It has a format that takes ffmpeg, which is not installed.
     """
     if isinstance(value, dict):
-        numbers, own = value.get("raw", value.get("array")), value.get("sampling_rate")
+        numbers, hertz = value.get("raw", value.get("array")), value.get("sampling_rate")
         extra = set(value) - {"raw", "array", "sampling_rate"}
-        if extra or not isinstance(numbers, list) or type(own) is not int or own < 1:
+        if extra or not isinstance(numbers, list) or type(hertz) is not int or hertz < 1:
             raise BadRequest('Send a sound as {"raw": [0.0, ...], "sampling_rate": 16000}.')
         bounds.hold(Bound.SAMPLES, len(numbers))
         try:
             array = np.asarray(numbers, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise BadRequest(f"'raw' holds more than numbers: {error}.") from error
-        return _resampled(array, own, rate)
+        return _resampled(array, hertz, rate)
     data = data_of(value, "sound") if isinstance(value, str) else value
     if not isinstance(data, bytes):
         raise BadRequest(f"An input is {str(value)[:60]!r}, not a sound. Send it as base64.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         try:
-            samples, own = wave_samples(data)
+            samples, hertz = wave_samples(data)
         except (wave.Error, EOFError, ValueError) as error:
             if shutil.which("ffmpeg") is None:
                 raise BadRequest(f"The WAV file cannot be read: {error}.") from error
         else:
-            return _resampled(samples, own, rate)
+            return _resampled(samples, hertz, rate)
     if shutil.which("ffmpeg") is None:
         raise NotTakenHere(
             "Only WAV (PCM) is read here, since ffmpeg is not installed. Send audio/wav, or "
@@ -165,18 +165,18 @@ def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
     return samples.reshape(-1, channels).mean(1), rate
 
 
-def _resampled(samples: np.ndarray[Any, Any], own: int, rate: int) -> dict[str, Any]:
+def _resampled(samples: np.ndarray[Any, Any], hertz: int, rate: int) -> dict[str, Any]:
     if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
         raise BadRequest("The sound must be one row of numbers, and not empty.")
-    if not _LEAST_RATE <= own <= _MOST_RATE:
+    if not _LEAST_RATE <= hertz <= _MOST_RATE:
         raise BadRequest(
-            f"The sound's sampling rate is {str(own)[:20]} hertz: give {_LEAST_RATE:,} to"
+            f"The sound's sampling rate is {str(hertz)[:20]} hertz: give {_LEAST_RATE:,} to"
             f" {_MOST_RATE:,}."
         )
-    count = len(samples) * rate // own
-    bounds.hold(Bound.SAMPLES, max(len(samples), count), f"{len(samples):,} at {own:,} hertz")
-    if own != rate:
+    count = len(samples) * rate // hertz
+    bounds.hold(Bound.SAMPLES, max(len(samples), count), f"{len(samples):,} at {hertz:,} hertz")
+    if hertz != rate:
         resample = importlib.import_module("scipy.signal").resample_poly
-        divisor = int(np.gcd(own, rate))
-        samples = resample(samples, rate // divisor, own // divisor).astype(np.float32)
+        divisor = int(np.gcd(hertz, rate))
+        samples = resample(samples, rate // divisor, hertz // divisor).astype(np.float32)
     return {"raw": samples, "sampling_rate": rate}

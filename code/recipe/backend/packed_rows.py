@@ -199,7 +199,7 @@ class PackedRows:
         positions = np.full(len(ids), first, dtype=np.int64)
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
         if first:
-            # RoBERTa and its kin count no padding, which a text may spell.
+            # RoBERTa and models like it do not count padding tokens, which a text may contain.
             counted = np.concatenate([[0], np.cumsum(ids[:real] != first - 1)])
             count = counted[1:] - counted[begins]
             positions[:real] = first - 1 + np.where(ids[:real] != first - 1, count, 0)

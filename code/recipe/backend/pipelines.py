@@ -1,5 +1,4 @@
-"""transformers' own pipelines: around a model that is loaded already, and for the tasks that have
-no batching of their own here."""
+"""transformers' pipelines: around a loaded model, and for tasks without a `serve` module here."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from recipe.backend.requests.bodies import MEDIA_PARTS
 from recipe.backend.requests.payloads import Answers, BadRequest, NotTakenHere, Request
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
-from recipe.backend.static import programs as static
+from recipe.backend.served_task import ServedTask
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
@@ -33,7 +32,7 @@ _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 def around(task: str, loaded: LoadedModel) -> Any:
     """Return transformers' pipeline for a task around a loaded model."""
     make: Any = transformers.pipeline
-    # The pipeline cuts texts at what the tokenizer says, which for some folders is nothing.
+    # The pipeline cuts texts at the tokenizer's limit, which some folders do not have.
     loaded.tokenizer.model_max_length = loaded.max_length
     device = loaded.model.device
     return make(task, model=loaded.model, tokenizer=loaded.tokenizer, device=device)
@@ -50,13 +49,13 @@ def architectures(task: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
+class Foreign(ServedTask):
     """A task that transformers' pipeline answers, one request at a time."""
 
     task: str
     pipeline: Any
     parameters: frozenset[str]
-    """What the pipeline takes beside its inputs."""
+    """The parameters that the pipeline takes."""
 
     @classmethod
     def load(cls, origin: Origin, task: str, environ: Mapping[str, str]) -> Foreign:
@@ -67,15 +66,8 @@ class Foreign:
                 the device takes fixed shapes only.
             ValueError: AMPHORA_DTYPE is a precision that pipelines do not have.
         """
-        # Pipelines make arrays of what models answer, and those have no bfloat16.
-        exact = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
-        kind, name, dtype = precision.chosen(exact)
-        if name == "int8":
-            raise ValueError(
-                f"AMPHORA_DTYPE is 'int8', which {task} has not. Give float32, bfloat16."
-            )
-        if kind in static.DEVICES:
-            raise static.refused(kind, f"transformers' own pipeline for {task} has no fixed shapes")
+        what = f"transformers' pipeline for {task}"
+        kind, name, dtype = precision.of_library(environ, what)
         make: Any = transformers.pipeline
         try:
             pipeline = make(
@@ -109,7 +101,6 @@ class Foreign:
         return int(getattr(self.pipeline.feature_extractor, "sampling_rate", 16000))
 
     def example(self, text: str) -> Request | None:
-        """Return a request that this task answers; None if it cannot be made without knowing more."""
         from PIL import Image
 
         inputs: Any
@@ -130,11 +121,7 @@ class Foreign:
         )
 
     def measure(self, request: Request) -> list[int]:
-        """One for each input: how long they take is not known.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's.
-        """
+        """Return 1 for each input, since their cost is unknown."""
         if request.faults and not request.texts:
             raise BadRequest(request.faults[min(request.faults)])
         if request.prepared is None:
@@ -171,7 +158,7 @@ class Foreign:
         return rest
 
     def _read(self, inputs: Any, content_type: str) -> Any:
-        """Return what the pipeline is called with: pictures and sounds in the place of their bytes."""
+        """Return the pipeline's inputs: images and sounds in place of their bytes."""
         reads_sounds, reads_words = self.task in _SOUNDS, self.task in _WORDS
         if content_type:
             media_type = "audio/" if reads_sounds else "text" if reads_words else "image/"
@@ -241,12 +228,12 @@ def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
     """Return `value` with an image in place of every text that may stand for one.
 
     Args:
-        value: What JSON holds, at any depth, or the bytes of a picture.
+        value: What JSON holds, at any depth, or the bytes of an image.
         pixels: Those of the request's images so far.
         key: The name that it has in the object around it: of some, texts are texts.
 
     Raises:
-        BadRequest: A picture cannot be read, or is an address.
+        BadRequest: An image cannot be read, or is an address.
     """
     if isinstance(value, bytes):
         return media.image(value, pixels)

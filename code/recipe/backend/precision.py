@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from recipe.backend.rows import are_close, tolerance_of
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
+from recipe.backend.static import programs
 from recipe.models import packed_encoders
 from recipe.runtime import device
 
@@ -38,16 +39,38 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     Raises:
         ValueError: AMPHORA_DTYPE is not the name of a precision, or of one that the device lacks.
     """
-    found = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
-    name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if found.bf16 else "float32")
+    choice = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
+    name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if choice.bf16 else "float32")
     if name not in _DTYPES:
         raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
-    if name == "int8" and found.kind != "cpu":
+    if name == "int8" and choice.kind != "cpu":
         raise ValueError(
             f"AMPHORA_DTYPE is 'int8', which is computed on a CPU only, and models are served on "
-            f"{found.kind} here. Give bfloat16 or float16."
+            f"{choice.kind} here. Give bfloat16 or float16."
         )
-    return found.kind, name, _DTYPES[name]
+    return choice.kind, name, _DTYPES[name]
+
+
+def of_library(environ: Mapping[str, str], what: str) -> tuple[str, str, torch.dtype]:
+    """Return the device, AMPHORA_DTYPE or float32, and its type, for a library's own model class.
+
+    Args:
+        environ: AMPHORA_DTYPE.
+        what: The class or the task.
+
+    Raises:
+        ModelError: The device takes fixed shapes only.
+        ValueError: AMPHORA_DTYPE is a precision that the library does not have.
+    """
+    # Libraries make arrays of what models answer, and numpy has no bfloat16.
+    kind, name, dtype = chosen(
+        {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
+    )
+    if name == "int8":
+        raise ValueError(f"AMPHORA_DTYPE is 'int8', which {what} does not have. Give float32.")
+    if kind in programs.DEVICES:
+        raise programs.refused(kind, f"{what} has no fixed shapes")
+    return kind, name, dtype
 
 
 def may_replace(kind: str, name: str, environ: Mapping[str, str]) -> bool:
@@ -87,7 +110,7 @@ def settled(
         origin: Where it is, to be read again.
         architecture: The Auto class that reads it.
         name: The precision that it was read in.
-        environ: AMPHORA_DTYPE, which is heeded.
+        environ: AMPHORA_DTYPE.
         answers: Those of the model to some short texts; of True also to the longest that it reads.
     """
     if name == "bfloat16" and not environ.get("AMPHORA_DTYPE"):

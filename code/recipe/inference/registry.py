@@ -1,9 +1,9 @@
-"""Which task a model answers, and the model loaded for it."""
+"""Chooses the task of a model, and loads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import transformers
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
@@ -12,27 +12,12 @@ from recipe.backend import pipelines
 from recipe.backend.engines import conversion
 from recipe.backend.engines.graph import Forward
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Request
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
 from recipe.storage import checksums
 from recipe.task_table import SERVED, resolve
-
-
-class ServedTask(Protocol):
-    """A loaded model that answers requests."""
-
-    def example(self, text: str) -> Request | None:
-        """Return a request that this task answers, made of a text; None if that is not known."""
-
-    def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each input. Raise BadRequest if the request is not one for this
-        task."""
-
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """Return the prediction for each request, or an exception in its place."""
-
 
 FEATURES, SENTENCES, TRANSLATIONS = "feature-extraction", "sentence-similarity", "translation"
 _OF_SENTENCES = {
@@ -49,7 +34,7 @@ _SYNONYMS = {
     "image-to-text": "image-text-to-text",
     "text-to-speech": "text-to-audio",
 }
-# Classes of these do not tell one task: a model without a head, or one that does many things.
+# Tasks of models without a head, or with many uses: their classes do not decide for one task.
 _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-classification",
           "decision", "any-to-any"}  # fmt: skip
 
@@ -59,8 +44,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
 
     Raises:
         ModelError: There is no model, its files have changed since they were written, nothing here
-            answers with its head, this host's device cannot compute it, or it is to be served with
-            adapters by name.
+            answers with its head, or this host's device cannot compute it.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
     quieten(bars=False)

@@ -161,7 +161,7 @@ class Forward:
             options: Only that a dict is to be returned.
 
         Raises:
-            TypeError: The model is asked for something else.
+            TypeError: Other outputs are requested.
         """
         others = {name for name, value in options.items() if value is not None}
         if others - {"return_dict"} or options.get("return_dict") is False:

@@ -56,8 +56,8 @@ def may_merge(loaded: LoadedModel) -> bool:
             first, alone = steps([prompt])
             # The second step can be compared only after equal first tokens.
             count = 2 if first[0] == firsts[place] else 1
-            for own, both in zip(alone[:count], together, strict=False):
-                if not are_same(own[0], both[place], model.dtype):
+            for by_itself, both in zip(alone[:count], together, strict=False):
+                if not are_same(by_itself[0], both[place], model.dtype):
                     return False
     except Exception as error:
         print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
@@ -128,9 +128,9 @@ def write(
     model: Any = loaded.model
     ends = calls.end_ids(model)
     # Chat models often end their turn with a token that only their tokenizer names.
-    own = loaded.tokenizer.eos_token_id
-    if own is not None and (prompts[0].is_chat or not ends):
-        ends.append(own)
+    end = loaded.tokenizer.eos_token_id
+    if end is not None and (prompts[0].is_chat or not ends):
+        ends.append(end)
     texts = [
         [Completion(prompt.place, place) for place in range(settings.sequences)]
         for prompt in prompts

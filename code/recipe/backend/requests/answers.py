@@ -1,4 +1,4 @@
-"""Predictions to bytes, in the type that a request's Accept asks for. No model here."""
+"""Writes predictions in the type that a request accepts."""
 
 from __future__ import annotations
 

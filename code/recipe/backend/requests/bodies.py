@@ -1,4 +1,4 @@
-"""Bodies of requests to their inputs and parameters. No model here."""
+"""Reads the inputs and parameters of requests from their bodies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MEDIA_KEYS = {"image", "images", "audio", "raw", "array", "video", "videos"}
 MEDIA_PARTS = _MEDIA_KEYS | {
     "text", "question", "word_boxes", "sampling_rate", "candidate_labels",
 }  # fmt: skip
-"""What an input with an image or a sound may be made of; what else stands beside is a parameter."""
+"""Parts of an input with an image or a sound; other keys are parameters."""
 _ESCAPED_HALF = re.compile(rb"\\u[dD]")
 
 
@@ -122,7 +122,7 @@ def parsed(body: bytes) -> Any:
 
 def of_document(document: object) -> Request:
     """Read a JSON document: an input, a list of inputs, or an object with the inputs and their
-    parameters, which stand in `parameters` or beside the inputs.
+    parameters, which are in `parameters` or next to the inputs.
 
     Raises:
         BadRequest: It has no inputs, or parameters that contradict each other.

@@ -1,5 +1,4 @@
-"""What a request may ask beside its inputs: the names that transformers' pipelines take, and what
-values each may have."""
+"""Parameters of requests: the names that transformers' pipelines take, and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request asks, and what it is answered. No model, and no bytes, here."""
+"""Requests and answers as values, independent of models and of bodies."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class TokenIds(tuple[int, ...]):
 def refuse(wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
     """Raise BadRequest with all that is `wrong` with a body, and the first key that is wrong."""
     if wrong:
-        own = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
+        keys = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
         missing = re.match(r"(\w+) is not there", wrong[-1])
-        raise BadRequest(". ".join(wrong) + ".", own[0] if own else missing and missing[1])
+        raise BadRequest(". ".join(wrong) + ".", keys[0] if keys else missing and missing[1])
 
 
 def texts_or_ids(value: Any) -> list[Any]:
@@ -107,7 +107,7 @@ class Request:
     route: str = ""
     """The route of a client's API whose body this is; empty for a body of our own."""
     settings: Any = None
-    """How texts are to be generated, if another API than pipelines' says it."""
+    """Settings of generation, if an API other than pipelines' has read them."""
     form: Callable[[Any, Request], Any] | None = None
     """What makes another API's answer of the task's; None: the task's own is the answer."""
     prepared: Any = None
@@ -157,7 +157,7 @@ class Request:
 
         Args:
             reader: Raises BadRequest for what it cannot read.
-            columns: The columns of texts that the model was trained on, if it says so. A CSV body
+            columns: The text columns that the model was trained on, if they are known. A CSV body
                 whose header has them is read by them, and not by the names that are usual.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, or the Hugging Face Hub."""
+"""The origin of a model: a folder, or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Origin:
             return cls(name, options, base=_base_of(Path(name), "", environ, options))
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
-            # Whoever asked for a folder may read the error, which names model files only.
+            # The error may reach clients, so it does not list files.
             print(f"{model_dir} holds {files or 'nothing'}", flush=True)
             raise ModelError(
                 f"There is no config.json in {model_dir} (the log lists what it holds).",
@@ -92,7 +92,6 @@ class Origin:
         if Path(self.place).is_dir():
             path: str | None = str(Path(self.place) / name)
         else:
-            # What loads the model says whether there is one at all.
             path = _on_hub(self.place, name, self.options)
         return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
 
@@ -187,14 +186,14 @@ def _advice(folder: Path) -> str:
             f"model.tar.gz (tar -C {Path(nested[0]).name} -czf model.tar.gz .), or set "
             f"HF_MODEL_ID={' or '.join(nested)}."
         )
-    if found := [path for path in files if path.suffix == ".gguf"]:
+    if matches := [path for path in files if path.suffix == ".gguf"]:
         return (
-            f"{found[0]} is a GGUF file, llama.cpp's format, which is not served here: pack the "
+            f"{matches[0]} is a GGUF file, llama.cpp's format, which is not served here: pack the "
             "original model, as save_pretrained wrote it."
         )
-    if found := [path for path in files if path.name.endswith(_ARCHIVES)]:
+    if matches := [path for path in files if path.name.endswith(_ARCHIVES)]:
         return (
-            f"{found[0]} is an archive inside the archive: pack its content at the top of "
+            f"{matches[0]} is an archive inside the archive: pack its content at the top of "
             "model.tar.gz."
         )
     return (

@@ -1,4 +1,4 @@
-"""The weights of a saved model: read whole, and none of them NaN."""
+"""Loads the weights of a saved model, all of them, and refuses NaN."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
 
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
     """Raise ModelError if a weight is NaN or infinite: every answer would be NaN, or the same."""
-    # The least and the largest value tell it as surely as each, in a twentieth of the time.
+    # Minimum and maximum show it in a twentieth of the time that all values take.
     broken = [
         name
         for name, weight in model.named_parameters()

@@ -1,4 +1,4 @@
-"""OpenAI's API: bodies of chat completions, completions and embeddings, as requests of ours.
+"""OpenAI's API: reads bodies of chat completions, completions and embeddings.
 
 A body becomes a `Request` whose `form` makes the API's answer of the task's prediction, so that it
 is batched and streamed as any other. What the API has and these models have not is refused by name:
@@ -34,12 +34,12 @@ from recipe.inference.apis.openai_forms import (
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _CHAT_TOKENS, _COMPLETION_TOKENS = 1024, 16
-"""New tokens if a request does not say, at most; the second as the API documents it."""
+"""The most new tokens unless a request gives a number; the second is the API's default."""
 
 _ANY = Rule(lambda value: True, "")
 _OFF = Rule(lambda value: value is False or value in ([], {}), "nothing: it is not supported")
 
-# What says who asks, or how the service should keep or bill it; nothing about the answer.
+# Keys that do not change the answer: the client, and how a service stores or bills it.
 _REMARKS = {
     "model": TEXT, "user": TEXT, "safety_identifier": TEXT, "prompt_cache_key": TEXT,
     "metadata": _ANY, "service_tier": _ANY, "prompt_cache_retention": _ANY,
@@ -116,8 +116,7 @@ def read(path: str, document: Any) -> Request:
     """Read a body of one of the API's routes.
 
     Raises:
-        BadRequest: A key is unknown or unsupported, or has a value that it may not have; all that
-            is wrong is said.
+        BadRequest: Keys are unknown or unsupported, or have wrong values; the message names all.
     """
     rules, needed, make = _ROUTES[path]
     if not isinstance(document, dict):

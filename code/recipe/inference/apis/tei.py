@@ -113,8 +113,7 @@ def read(path: str, document: Any) -> Request:
     """Read a body of one of the API's routes.
 
     Raises:
-        BadRequest: A key is unknown, or has a value that it may not have; all that is wrong is
-            said.
+        BadRequest: Keys are unknown or have wrong values; the message names all.
     """
     if path == RERANK and isinstance(document, dict) and "documents" in document:
         path = RERANK_DOCUMENTS
@@ -155,17 +154,17 @@ def _embed_by_library(body: Mapping[str, Any], parameters: dict[str, Any]) -> Re
 
 
 def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    inputs = {"query": body["query"], "texts": [_text(each) for each in body["documents"]]}
+    inputs = {"query": body["query"], "texts": [_text(part) for part in body["documents"]]}
 
     def form(prediction: Answers, request: Request) -> Document:
         results = [
-            {"index": each["index"], "relevance_score": each["score"]}
+            {"index": entry["index"], "relevance_score": entry["score"]}
             | (
-                {"document": {"text": inputs["texts"][each["index"]]}}
+                {"document": {"text": inputs["texts"][entry["index"]]}}
                 if body.get("return_documents", True)
                 else {}
             )
-            for each in prediction[: body.get("top_n")]
+            for entry in prediction[: body.get("top_n")]
         ]
         count = sum(map(len, request.token_ids or []))
         head = {"id": f"rerank-{uuid.uuid4().hex}", "model": served_name()}

@@ -21,7 +21,7 @@ def read(path: str, document: Any) -> Request:
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), str):
         raise BadRequest('Send {"inputs": "a text", "parameters": {...}}.', "inputs")
     if set(document) - {"inputs", "parameters", "stream"}:
-        raise BadRequest(f"{path} takes inputs and parameters, and nothing beside them.")
+        raise BadRequest(f"{path} takes inputs and parameters only.")
     request = bodies.of_document({name: document[name] for name in document if name != "stream"})
     if request.streams:
         raise BadRequest(f"{GENERATE_STREAM} streams: leave stream out.", "stream")

@@ -1,7 +1,7 @@
-"""What Hugging Face's image does if a file defines no function of a kind.
+"""The functions of Hugging Face's image that a file may leave out.
 
 `model_fn` makes a pipeline for the task of the model's head, or of HF_TASK; `input_fn` reads JSON
-as it is, CSV and pictures as a dict with "inputs", NPY as an array.
+as it is, CSV and images as a dict with "inputs", NPY as an array.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
 
     Returns:
         JSON as it is; {"inputs": [...]} of CSV with a header; an array of NPY, which is read
-        without pickle; {"inputs": image} of a picture; {"inputs": bytes} of a sound.
+        without pickle; {"inputs": image} of an image; {"inputs": bytes} of a sound.
 
     Raises:
         BadRequest: (400) The body is not of its type.
@@ -68,7 +68,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
         try:
             return {"inputs": Image.open(io.BytesIO(data)).convert("RGB")}
         except (OSError, ValueError) as error:
-            raise BadRequest(f"The body is not a picture that can be read: {error}.") from error
+            raise BadRequest(f"The body is not an image that can be read: {error}.") from error
     if kind.startswith("audio/"):
         return {"inputs": bytes_of(body)}
     raise UnsupportedContentType(

@@ -1,4 +1,4 @@
-"""What PyTorch's image does if a file defines no function of a kind.
+"""The functions of PyTorch's image that a file may leave out.
 
 `model_fn` loads TorchScript; `input_fn` makes a tensor of JSON, CSV or NPY; `predict_fn` calls the
 model with it.

@@ -16,11 +16,12 @@ from recipe.backend.generation.prompts import Prompt, Prompts
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, Request
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generator:
+class Generator(ServedTask):
     """A saved causal language model that continues texts."""
 
     loaded: LoadedModel
@@ -50,7 +51,6 @@ class Generator:
         return cls(loaded=loaded, prompts=Prompts(loaded, stop), merges=merges)
 
     def example(self, text: str) -> Request:
-        """Return a cheap request that this task answers."""
         return Request(texts=[text], parameters={"max_new_tokens": 2})
 
     @property
@@ -59,12 +59,7 @@ class Generator:
         return self.prompts.has_template
 
     def measure(self, request: Request) -> list[int]:
-        """Return the most tokens of each prompt and its text together.
-
-        Raises:
-            BadRequest: A parameter is not one of this task's, the model has no chat template for a
-                conversation, or prompt and text do not fit into the model's positions.
-        """
+        """Return the most tokens of each prompt and its text together."""
         return [len(prompt.ids) + prompt.new for prompt in self.prompts.of(request)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:

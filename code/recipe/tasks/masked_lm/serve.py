@@ -15,6 +15,7 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 
 PARAMETERS = {"top_k", "targets", "tokenizer_kwargs"} | loaded_model.PARAMETERS
@@ -22,7 +23,7 @@ _TOP_K = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskFiller:
+class MaskFiller(ServedTask):
     """A saved masked language model that answers texts with a mask in them."""
 
     loaded: LoadedModel
@@ -46,16 +47,9 @@ class MaskFiller:
         return cls(loaded=loaded, pipeline=pipelines.around("fill-mask", loaded))
 
     def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
         return Request(texts=[f"{self.loaded.tokenizer.mask_token} {text}"])
 
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each text.
-
-        Raises:
-            BadRequest: A parameter is not one of this task's, no target is a token of the model, or
-                a text has no mask.
-        """
         if request.prepared is None:
             request.check_parameters(PARAMETERS, "fill-mask")
             nested = request.parameters.get("tokenizer_kwargs", {})

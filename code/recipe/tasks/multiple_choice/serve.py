@@ -14,6 +14,7 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.tasks.multiple_choice.model import ScorerOfChoices, pairs_of
 from recipe.tokenization.encoding import encode_pairs
 
@@ -27,7 +28,7 @@ Question = tuple[str, str, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chooser:
+class Chooser(ServedTask):
     """A saved model of multiple choice."""
 
     loaded: LoadedModel
@@ -42,15 +43,10 @@ class Chooser:
         return cls(loaded=loading.load(origin, ScorerOfChoices, reading=Reading.LABELS))
 
     def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
         return Request(texts=[{"question": text, "choices": ["a", "b"]}])
 
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each question with each choice.
-
-        Raises:
-            BadRequest: There are parameters, or an input has no question or no choices.
-        """
+        """Return the tokens of each question with each choice."""
         if request.prepared is None:
             request.check_parameters(set(), "multiple-choice")
             request.read(a_question)

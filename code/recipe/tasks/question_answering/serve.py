@@ -15,6 +15,7 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 
 PARAMETERS = {
@@ -40,7 +41,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionAnswerer:
+class QuestionAnswerer(ServedTask):
     """A saved extractive question answering model."""
 
     loaded: LoadedModel
@@ -60,21 +61,16 @@ class QuestionAnswerer:
         loaded = loading.load(origin, AutoModelForQuestionAnswering)
         if not loaded.tokenizer.is_fast:
             raise ModelError(
-                f"The tokenizer of {origin.place} does not say where its tokens stand in a text.",
+                f"The tokenizer of {origin.place} has no places of tokens in a text.",
                 "Save a fast tokenizer (tokenizer.json) beside the model.",
             )
         return cls(loaded=loaded)
 
     def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
         return Request(texts=[{"question": "Is it?", "context": text}])
 
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each part of each context, with its question.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's.
-        """
+        """Return the tokens of each part of each context, with its question."""
         if request.prepared is None:
             request.check_parameters(PARAMETERS, "question-answering")
             if not request.is_read and not request.records:
@@ -101,10 +97,10 @@ class QuestionAnswerer:
             BadRequest: The question leaves no room for the context, or the context has no tokens.
         """
         tokenizer: Any = self.loaded.tokenizer
-        own = self._trained
-        most = parameters.get("max_seq_len", own.get("max_seq_len", _MAX_SEQ_LEN))
+        trained = self._trained
+        most = parameters.get("max_seq_len", trained.get("max_seq_len", _MAX_SEQ_LEN))
         most = min(most, self.loaded.max_length)
-        stride = min(most // 2, own.get("doc_stride", _DOC_STRIDE))
+        stride = min(most // 2, trained.get("doc_stride", _DOC_STRIDE))
         stride = parameters.get("doc_stride", stride)
         bounds.hold_text(question, context)
         answer = min(parameters.get("max_answer_len", _MAX_ANSWER_LEN), most)
@@ -142,7 +138,7 @@ class QuestionAnswerer:
             # The token before all, or XLNet's last one, stands for "no answer".
             has_cls = tokenizer.cls_token_id in ids
             nowhere = ids.index(tokenizer.cls_token_id) if has_cls else 0
-            allowed[nowhere] |= has_cls or own.get(_NONE, False)
+            allowed[nowhere] |= has_cls or trained.get(_NONE, False)
             types = encoded["token_type_ids"][number] if "token_type_ids" in encoded else None
             windows.append(Window(TokenRow(ids, types), encoded[number], allowed, nowhere))
         if not any(window.allowed.sum() > window.allowed[window.nowhere] for window in windows):
@@ -193,8 +189,8 @@ class QuestionAnswerer:
         sequence = 1 if self.loaded.tokenizer.padding_side == "right" else 0
         no_answer, answers = 1e6, dict[str, dict[str, Any]]()
         masked = [np.where(window.allowed, logits.T, -10000.0) for window, logits in scored]
-        # As training judges: each window's logits beside those of all, and of equal words in two
-        # places the likelier ones. Pipelines take each window for itself, and add the places up.
+        # As in training's evaluation: one softmax over all windows, and of equal words the likelier
+        # place. Pipelines normalize each window, and add up equal words.
         is_judged = bool(self._trained)
         per_window = min(spans, masked[0].shape[1] * longest)
         bounds.hold(Bound.ANSWER, 8 * len(masked) * per_window, "places of answers, by top_k")

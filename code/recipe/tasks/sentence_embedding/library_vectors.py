@@ -16,7 +16,7 @@ from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
-from recipe.backend.static import programs as static
+from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED, in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.tokenization.encoding import cutting
@@ -27,7 +27,7 @@ _SIDES = ("query", "document")
 
 
 @dataclass(frozen=True)
-class LibraryVectors:
+class LibraryVectors(ServedTask):
     """A sparse encoder (SPLADE) or one of late interaction (ColBERT)."""
 
     kind: str
@@ -45,12 +45,7 @@ class LibraryVectors:
         """
         import sentence_transformers
 
-        exact = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
-        device, name, dtype = precision.chosen(exact)
-        if name == "int8":
-            raise ValueError(f"AMPHORA_DTYPE is 'int8', which a {kind} does not have.")
-        if device in static.DEVICES:
-            raise static.refused(device, f"a {kind} has no fixed shapes")
+        device, name, dtype = precision.of_library(environ, f"a {kind}")
         encoder_class = getattr(sentence_transformers, kind, None)
         if encoder_class is None:
             version = sentence_transformers.__version__
@@ -78,17 +73,7 @@ class LibraryVectors:
         """Return how many tokens of a text are read."""
         return int(self.model.max_seq_length or UNBOUNDED)
 
-    def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
-        return Request(texts=[text])
-
     def measure(self, request: Request) -> list[int]:
-        """Count the tokens of each text.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's, or an input is too long
-                and is not to be cut.
-        """
         request.check_parameters(_PARAMETERS, self.kind)
         request.read(a_text, ())
         name, known = request.parameters.get("prompt_name"), {*_SIDES, *self.model.prompts}
@@ -129,12 +114,12 @@ class LibraryVectors:
             "prompt_name": name if name in self.model.prompts else None,
         }
         with cutting(self.model.tokenizer, side_of(request.parameters)):
-            found = self.model.encode(
+            encoded = self.model.encode(
                 list(request.texts), batch_size=BATCH, show_progress_bar=False, **options
             )
         if self.kind == MULTI_VECTOR:
-            return Answers([vectors.float().tolist() for vectors in found], request.truncated)
-        rows = (row.coalesce() for row in found)
+            return Answers([vectors.float().tolist() for vectors in encoded], request.truncated)
+        rows = (row.coalesce() for row in encoded)
         return Answers(
             [
                 [

@@ -25,6 +25,7 @@ from recipe.backend.requests.payloads import (
 from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.tasks.sentence_embedding.vectors import SentenceVectors
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
@@ -54,13 +55,8 @@ class Means:
         return self.loaded.tokenizer
 
     @property
-    def prompts(self) -> Mapping[str, str]:
-        """Return what may stand before texts: nothing."""
-        return {}
-
-    @property
     def columns(self) -> tuple[str, ...]:
-        """Return the column of texts that the model was trained on, if it says so."""
+        """Return the text columns that the model was trained on; empty if unknown."""
         return self.loaded.columns
 
     @property
@@ -78,21 +74,12 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Embedder:
+class Embedder(ServedTask):
     """A saved encoder that answers texts with a vector for each."""
 
     vectors: Means | SentenceVectors
 
-    def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
-        return Request(texts=[text])
-
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each text.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's.
-        """
         request.rename_parameters(_SAME)
         request.check_parameters(self.vectors.parameters, "feature-extraction")
         compared = (
@@ -156,15 +143,15 @@ class Embedder:
         """Return the vectors [texts, width] as a request wants them: shortened, of length 1.
 
         Raises:
-            BadRequest: More numbers are asked for than a vector has.
+            BadRequest: The request's width exceeds a vector's.
         """
         whole = torch.stack(list(vectors))
         if self.vectors.normalizes and "normalize" not in parameters:
             whole = _normalized(whole)
         width = parameters.get("truncate_dim", self.vectors.shortened)
-        if width is not None and width > (own := whole.shape[1]):
+        if width is not None and width > (most := whole.shape[1]):
             raise BadRequest(
-                f"The vectors are to have {width} dimensions, and the model's have {own}.",
+                f"The vectors are to have {width} dimensions, and the model's have {most}.",
                 "dimensions",
             )
         shortened = whole[:, :width]
@@ -172,14 +159,10 @@ class Embedder:
 
 
 @dataclass(frozen=True)
-class TokenFeatures:
+class TokenFeatures(ServedTask):
     """A saved encoder that answers texts with the last hidden state of each of their tokens."""
 
     loaded: LoadedModel
-
-    def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
-        return Request(texts=[text])
 
     @property
     def embedder(self) -> Embedder:
@@ -187,11 +170,6 @@ class TokenFeatures:
         return Embedder(Means(self.loaded))
 
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each text.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's.
-        """
         if request.form is not None:
             return self.embedder.measure(request)
         request.rename_parameters({"truncate": "truncation"})
@@ -211,9 +189,9 @@ class TokenFeatures:
         """Return for each request a matrix of [1, tokens, hidden size] for each text, special
         tokens included, as transformers' pipeline answers; of a text in no list that matrix alone.
         """
-        own = [request for request in requests if request.form is None]
+        plain = [request for request in requests if request.form is None]
         answers: dict[int, Any] = {}
-        for request, states in zip(own, self.loaded.rows(own, Reading.TOKENS), strict=True):
+        for request, states in zip(plain, self.loaded.rows(plain, Reading.TOKENS), strict=True):
             matrices = []
             for state in states:
                 turns.pause()
@@ -248,8 +226,8 @@ def load_features(
     named = environ.get("AMPHORA_ANSWERS", "")
     if named and named not in (TOKENS, VECTORS):
         raise ValueError(f"AMPHORA_ANSWERS is {named!r}. Give {TOKENS} or {VECTORS}.")
-    # Hugging Face's image serves a model without a head only if HF_TASK says so: its clients read a
-    # matrix. If nobody asked for that, texts have vectors.
+    # Hugging Face's image serves a model without a head only if HF_TASK is feature-extraction, and
+    # its clients read a matrix. Otherwise a text has one vector.
     is_named = environ.get("HF_TASK") == "feature-extraction" and not origin.sentence_modules
     answers = named or (TOKENS if is_named else VECTORS)
     what = "each token" if answers == TOKENS else "each text"

@@ -64,12 +64,6 @@ class SentenceVectors:
         """Return the tokenizer."""
         return self.model.tokenizer
 
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """Return the texts that may be put before inputs, by name."""
-        prompts: Mapping[str, str] = self.model.prompts
-        return prompts
-
     @classmethod
     def load(cls, origin: Origin, environ: Mapping[str, str] = os.environ) -> SentenceVectors:
         """Load the SentenceTransformer that `origin` names.

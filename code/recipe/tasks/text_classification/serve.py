@@ -25,6 +25,7 @@ from recipe.backend.requests.payloads import (
 from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 from recipe.tokenization.encoding import around, windows_of
 from recipe.value_ranges import SPLIT
@@ -35,12 +36,12 @@ PARAMETERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classifier:
+class Classifier(ServedTask):
     """A saved classifier that answers texts and pairs."""
 
     loaded: LoadedModel
     activation: str
-    """sigmoid, softmax or none: what makes scores of the model's outputs, unless a request says."""
+    """sigmoid, softmax or none: makes scores of the outputs, unless a request names another."""
 
     @classmethod
     def load(cls, origin: Origin) -> Classifier:
@@ -53,15 +54,9 @@ class Classifier:
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
         return Request(texts=[text if len(self.loaded.columns) < 2 else (text, text)])
 
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each text.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's.
-        """
         request.check_parameters(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
         ranking.expand(request, self.text_or_pair, self.loaded.columns, labels)
@@ -87,14 +82,14 @@ class Classifier:
 
     def _windows(self, request: Request) -> list[list[TokenRow]]:
         """Return what the model reads of each text: one row, or the windows of a long one, if it
-        was trained on windows (long_texts=split) and the request does not say truncation.
+        was trained on windows (long_texts=split) and the request has no truncation.
 
         Raises:
             BadRequest: A text is too long and not to be cut, or has no windows.
         """
-        asked = request.parameters
+        parameters = request.parameters
         is_split = getattr(self.loaded.model.config, "long_texts", None) == SPLIT
-        if not is_split or asked.get("truncation") in (True, "longest_first"):
+        if not is_split or parameters.get("truncation") in (True, "longest_first"):
             ids = self.loaded.encode(request)
             types = request.type_ids or [None] * len(ids)
             return [[TokenRow(*row)] for row in zip(ids, types, strict=True)]
@@ -104,7 +99,9 @@ class Classifier:
                     "The model reads long texts in windows (long_texts=split), and an input is a "
                     "pair of texts, which has none. Send single texts."
                 )
-            limit = min(self.loaded.max_length, asked.get("max_length") or self.loaded.max_length)
+            limit = min(
+                self.loaded.max_length, parameters.get("max_length") or self.loaded.max_length
+            )
             special = sum(map(len, around(self.loaded.tokenizer)))
             if limit <= special:
                 raise BadRequest(
@@ -122,7 +119,7 @@ class Classifier:
                 ids_of += windows
                 types_of += window_types or []
                 rows_read += sum(map(len, windows))
-                tokens_read += sum(len(window) for own in windows for window in own)
+                tokens_read += sum(len(window) for some in windows for window in some)
                 bounds.hold(Bound.ROWS, rows_read)
                 bounds.hold(Bound.READ, tokens_read)
             request.keep_those_with_tokens(
@@ -168,11 +165,11 @@ class Classifier:
         itself; and of a cross-encoder what its own configuration names.
         """
         rows_of = [self._windows(request) for request in requests]
-        each_row = [row for texts in rows_of for windows in texts for row in windows]
-        said = iter(self.loaded.forward(each_row, Reading.LABELS))
+        windows = [row for texts in rows_of for some in texts for row in some]
+        values = iter(self.loaded.forward(windows, Reading.LABELS))
         # Of a text in windows the mean, as in training (`Samples.pooled`).
         logits = [
-            [torch.stack([next(said) for _ in windows]).mean(0) for windows in texts]
+            [torch.stack([next(values) for _ in some]).mean(0) for some in texts]
             for texts in rows_of
         ]
         answers = []

@@ -26,6 +26,7 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.models.packed_encoders import IS_OLDER
 from recipe.tasks.text_to_text.languages import is_multilingual, languages, token_of
 
@@ -46,7 +47,7 @@ _MOST_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextGenerator:
+class TextGenerator(ServedTask):
     """A saved encoder-decoder model."""
 
     loaded: LoadedModel
@@ -74,43 +75,38 @@ class TextGenerator:
         calls.settle(loaded.model)
         name = environ.get("HF_TASK") or task
         config: Any = loaded.model.config
-        own: Any = loaded.model.generation_config
+        generation: Any = loaded.model.generation_config
         defaults: dict[str, Any] = {"prefix": getattr(config, "prefix", None) or ""}
-        # In transformers 4, 1 is the value of a model that says nothing.
-        if own.num_beams is None or (own.num_beams == 1 and IS_OLDER):
+        # In transformers 4, 1 is also the value of a model without this setting.
+        if generation.num_beams is None or (generation.num_beams == 1 and IS_OLDER):
             defaults["num_beams"] = _BEAMS
-        if own.max_new_tokens is not None:
-            defaults["max_new_tokens"] = own.max_new_tokens
-        elif own.max_length in (None, 20):
-            # 20 is transformers' value for a model that says nothing.
+        if generation.max_new_tokens is not None:
+            defaults["max_new_tokens"] = generation.max_new_tokens
+        elif generation.max_length in (None, 20):
+            # 20 is transformers' value for a model without this setting.
             defaults["max_new_tokens"] = _NEW_TOKENS
         else:
-            defaults["max_length"] = own.max_length
+            defaults["max_length"] = generation.max_length
         specific = (getattr(config, "task_specific_params", None) or {}).get(name, {})
         if "max_length" in specific:
             defaults.pop("max_new_tokens", None)
         defaults |= {k: v for k, v in specific.items() if k in PARAMETERS}
         if pair := re.fullmatch(r"translation_(.+)_to_(.+)", name):
             defaults |= {"src_lang": pair[1], "tgt_lang": pair[2]}
-        defaults["own_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
+        defaults["tokenizer_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
         shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
-        print(f"generation: {shown}, unless a request says otherwise", flush=True)
-        own_languages = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
-        return cls(loaded=loaded, task=task, defaults=defaults, languages=own_languages)
+        print(f"generation: {shown}, unless a request sets others", flush=True)
+        codes = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
+        return cls(loaded=loaded, task=task, defaults=defaults, languages=codes)
 
     def example(self, text: str) -> Request:
-        """Return a cheap request that this task answers."""
         parameters: dict[str, Any] = {"max_new_tokens": 2, "num_beams": 1, "min_length": 0}
         if self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
             parameters["tgt_lang"] = self.defaults.get("tgt_lang") or self.languages[0]
         return Request(texts=[text], parameters=parameters)
 
     def measure(self, request: Request) -> list[int]:
-        """Return the most tokens of each text and what is generated for it, together.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's.
-        """
+        """Return the most tokens of each text and what is generated for it, together."""
         if request.prepared is None:
             request.check_parameters(
                 PARAMETERS | (_LANGUAGES if self.languages else set()), self.task
@@ -129,7 +125,7 @@ class TextGenerator:
             for piece in bounds.pieces(request.texts, len(prefix)):
                 if self.languages:
                     # Other requests may have set theirs in the meantime.
-                    tokenizer.src_lang = source or self.defaults["own_src_lang"]
+                    tokenizer.src_lang = source or self.defaults["tokenizer_src_lang"]
                 some = request.texts[piece.start : piece.stop]
                 texts = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
                 whole = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
@@ -146,9 +142,9 @@ class TextGenerator:
 
     def _hold_written(self, texts: int, options: Mapping[str, Any]) -> None:
         """Raise TooCostly if a request may generate too much."""
-        own: Any = self.loaded.model.generation_config
-        beams = options.get("num_beams", own.num_beams) or 1
-        count = options.get("num_return_sequences", own.num_return_sequences) or 1
+        generation: Any = self.loaded.model.generation_config
+        beams = options.get("num_beams", generation.num_beams) or 1
+        count = options.get("num_return_sequences", generation.num_return_sequences) or 1
         new = options.get("max_new_tokens") or options["max_length"]
         rows = max(beams, count)
         bounds.hold(
@@ -170,11 +166,11 @@ class TextGenerator:
         options = {**usual, **chosen}
         if self.languages:
             options |= self._first_token(parameters)
-        own: Any = self.loaded.model.generation_config
+        generation: Any = self.loaded.model.generation_config
         if options.get("temperature", 1) < GREEDY_BELOW:
             del options["temperature"]
             options["do_sample"] = False
-        if not options.get("do_sample", own.do_sample):
+        if not options.get("do_sample", generation.do_sample):
             if idle := [name for name in _SAMPLING if name in chosen and name in options]:
                 raise BadRequest(
                     f"{idle[0]} has no effect without do_sample: true. Send that too, or leave "
@@ -239,14 +235,14 @@ class TextGenerator:
 
     def _pieces(self, request: Request) -> Iterator[Piece[Source]]:
         """Cut a request's texts into pieces that are generated together."""
-        own: Any = self.loaded.model.generation_config
+        generation: Any = self.loaded.model.generation_config
         options = request.prepared
-        beams = options.get("num_beams", own.num_beams) or 1
-        rows = max(beams, options.get("num_return_sequences", own.num_return_sequences) or 1)
+        beams = options.get("num_beams", generation.num_beams) or 1
+        rows = max(beams, options.get("num_return_sequences", generation.num_return_sequences) or 1)
         # A step takes no longer than one of as many texts with the usual beams.
         size = max(1, min(BATCH, BATCH * _BEAMS // rows))
-        penalty = own.encoder_repetition_penalty
-        if penalty not in (None, 1.0) or own.encoder_no_repeat_ngram_size:
+        penalty = generation.encoder_repetition_penalty
+        if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
             # Penalties on tokens of the source would apply to its padding, too.
             size = 1
         sources = [Source(place, ids) for place, ids in enumerate(request.token_ids or [])]

@@ -15,6 +15,7 @@ from recipe.backend.requests.answers import json_values
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 
 PARAMETERS = {
     "aggregation_strategy", "ignore_labels", "stride", "is_split_into_words", "delimiter",
@@ -22,7 +23,7 @@ PARAMETERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagger:
+class Tagger(ServedTask):
     """A saved token classifier that answers texts."""
 
     loaded: LoadedModel
@@ -39,16 +40,7 @@ class Tagger:
         pipeline.gather_pre_entities = _pausing(pipeline.gather_pre_entities)
         return cls(loaded=loaded, pipeline=pipeline)
 
-    def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
-        return Request(texts=[text])
-
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each text.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's.
-        """
         if request.prepared is None:
             self._read(request)
             limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
@@ -68,13 +60,13 @@ class Tagger:
                 else:
                     bounds.hold_text(text)
                     bounds.hold_windows(tokenizer, text, limit - specials, shared)
-                own = []
+                of_text = []
                 for chunk in self.pipeline.preprocess(text, **before):
-                    own.append(chunk)
+                    of_text.append(chunk)
                     turns.pause()
-                chunks.append(own)
-                rows += len(own)
-                read += sum(chunk["input_ids"].shape[1] for chunk in own)
+                chunks.append(of_text)
+                rows += len(of_text)
+                read += sum(chunk["input_ids"].shape[1] for chunk in of_text)
                 bounds.hold(Bound.ROWS, rows)
                 bounds.hold(Bound.READ, read)
             request.prepared = chunks
@@ -140,9 +132,9 @@ class Tagger:
             _, _, after = self.pipeline._sanitize_parameters(**request.parameters)
             if "ignore_labels" in after:
                 after["ignore_labels"] = frozenset(after["ignore_labels"])
-            own = [[next(logits) for _ in chunks] for chunks in request.prepared]
+            scores = [[next(logits) for _ in chunks] for chunks in request.prepared]
             try:
-                entities = self._entities(request, own, after)
+                entities = self._entities(request, scores, after)
             except bounds.TooCostly as error:
                 answers.append(error)
             else:
@@ -154,10 +146,10 @@ class Tagger:
     ) -> list[Any]:
         """Return the entities of each text. Raise TooCostly if they are too many for an answer."""
         entities, count = [], 0
-        for chunks, own in zip(request.prepared, logits, strict=True):
+        for chunks, scores in zip(request.prepared, logits, strict=True):
             scored = [
                 {**chunk, "logits": values.unsqueeze(0)}
-                for chunk, values in zip(chunks, own, strict=True)
+                for chunk, values in zip(chunks, scores, strict=True)
             ]
             entities.append(json_values(self.pipeline.postprocess(scored, **options)))
             count += len(entities[-1])

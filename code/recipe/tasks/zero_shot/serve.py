@@ -1,5 +1,5 @@
-"""Zero-shot classification: how well labels that a request names go with each text, by a model that
-tells whether a sentence follows from another."""
+"""Zero-shot classification: scores of a request's labels for each text, by a model of natural
+language inference."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
+from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 from recipe.tokenization.encoding import beginning_of_two
 
@@ -25,19 +26,19 @@ _TEMPLATE = "This example is {}."
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZeroShot:
+class ZeroShot(ServedTask):
     """A saved model of entailment that answers texts with labels."""
 
     loaded: LoadedModel
     entails: int
-    """The output that says that the second text follows from the first."""
+    """The output for entailment of the second text by the first."""
 
     @classmethod
     def load(cls, origin: Origin) -> ZeroShot:
         """Return the model of entailment that `origin` names.
 
         Raises:
-            ModelError: It does not say which of its labels means that a text follows from another.
+            ModelError: None of its labels is entailment.
         """
         loaded = loading.load(origin, AutoModelForSequenceClassification)
         config: Any = loaded.model.config
@@ -53,15 +54,10 @@ class ZeroShot:
         return cls(loaded=loaded, entails=int(entails[0]))
 
     def example(self, text: str) -> Request:
-        """Return a request that this task answers."""
         return Request(texts=[text], parameters={"candidate_labels": ["a", "b"]})
 
     def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each text with each label.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of this task's, or there are no labels.
-        """
+        """Return the tokens of each text with each label."""
         if request.prepared is None:
             request.check_parameters(PARAMETERS, "zero-shot-classification")
             request.read(a_text)

@@ -1,0 +1,28 @@
+"""What every served task has: a base class for `serve` modules and transformers' pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recipe.backend.requests.payloads import Request
+
+
+class ServedTask:
+    """A loaded model that answers requests."""
+
+    def example(self, text: str) -> Request | None:
+        """Return a cheap request with a text; None if the task has no request that is known."""
+        return Request(texts=[text])
+
+    def measure(self, request: Request) -> list[int]:
+        """Read a request's inputs, once, and return the tokens of each.
+
+        Raises:
+            BadRequest: A parameter or an input is not one of the task's.
+        """
+        raise NotImplementedError
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """Return the prediction for each request, or an exception in its place."""
+        raise NotImplementedError
