@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import datasets
+from datasets import Dataset
 from torch import Tensor
 from transformers import (
     EvalPrediction,
@@ -32,11 +32,15 @@ from recipe.runtime import xla
 from recipe.tasks import evaluation
 from recipe.tokenization.encoding import takes_token_types
 
-Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+Tokenizer = PreTrainedTokenizerBase
+Model = tuple[PreTrainedModel, Tokenizer]
 Batches = Sequence[tuple[Samples, Rows]]
 """The samples of each of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
-_FEW = 8
+_FEW, _SHOWN_ROWS = 8, 3
+_RAREST_SHARE = 0.01
+SHOWN_CHARS = 70
+"""Characters of a text in a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +176,7 @@ class Task:
     objective: Objective
     _hyperparameters: Hyperparameters
     data: DataSets
-    train: datasets.Dataset
+    train: Dataset
     """The training data before it is tokenised: a row for each text or pair that is learned."""
     found: list[str]
     """What was detected in the data, one line each."""
@@ -184,21 +188,15 @@ class Task:
         """Return the model to start from, and its tokenizer."""
         raise NotImplementedError
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return how many tokens a sample has at most; 0 if samples are not cut."""
         raise NotImplementedError
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return the samples of one split; `name` is train, evaluation or test."""
         raise NotImplementedError
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(self, tokenizer: Tokenizer, max_length: int) -> dict[str, Samples]:
         """Return the samples of all splits."""
         return {
             name: self.tokenise(name, split, tokenizer, max_length)
@@ -206,7 +204,7 @@ class Task:
         }
 
     def some_samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int]
+        self, tokenizer: Tokenizer, max_length: int, rows: Sequence[int]
     ) -> dict[str, Samples]:
         """Return the samples of some rows of `data.train`, and of the first evaluation rows."""
         few = range(min(_FEW, len(self.data.evaluation)))
@@ -218,11 +216,17 @@ class Task:
             for name, split in splits.items()
         }
 
-    def findings(self) -> Iterable[Finding]:
+    def findings(self) -> Iterator[Finding]:
         """Return what the data alone tells, before the model is loaded."""
-        return ()
+        for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
+            if detail := self.shown(row):
+                yield Finding(level=OK, what="row", detail=detail)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return a row of the training data as it was read; empty if rows are not shown."""
+        return ""
+
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of some rows of `train`, special tokens included, uncut."""
         raise NotImplementedError
 
@@ -248,7 +252,7 @@ class Task:
         self,
         model: Any,
         weights: Mapping[str, Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         folder: Path,
     ) -> None:
         """Write the trained model and its tokenizer to `folder`.
@@ -270,6 +274,22 @@ class Task:
         """Return the report's sections on the model's answers."""
         answers = self.answers(trainer)
         return () if answers is None else answers.sections()
+
+
+def judged_split(splits: DataSets) -> tuple[str, Dataset]:
+    """Return the name and the data that the last answers belong to."""
+    if splits.test is not None:
+        return "test", splits.test
+    return "evaluation", splits.evaluation
+
+
+def balance(shares: Mapping[str, float]) -> Finding:
+    """Return the share of each label in the training rows; a rare one is a warning."""
+    return Finding(
+        level=WARNING if min(shares.values()) < _RAREST_SHARE else OK,
+        what="balance",
+        detail=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
+    )
 
 
 def can_answer(trainer: Trainer) -> bool:
@@ -294,7 +314,7 @@ def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
         )
 
 
-def by_name(splits: DataSets) -> dict[str, datasets.Dataset]:
+def by_name(splits: DataSets) -> dict[str, Dataset]:
     """Return the splits that are present: train, evaluation, test."""
     present = {"train": splits.train, "evaluation": splits.evaluation}
     return present if splits.test is None else {**present, "test": splits.test}

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from datasets import Dataset
+from transformers import PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import DocumentLayout, Documents
@@ -24,6 +24,7 @@ from recipe.tasks.base import (
     Model,
     Objective,
     Task,
+    Tokenizer,
     TokenLosses,
     can_answer,
     check_best,
@@ -74,23 +75,17 @@ class CausalLm(Task):
         """As it is."""
         return loading.load_causal(source, self._hyperparameters)
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer documents are split or truncated; what serves the model reads more."""
         asked = self._hyperparameters.max_length
         return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of documents."""
         long_texts = self._hyperparameters.long_texts
         return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """With the end token."""
         return document_tokens.lengths(self.train.select(rows), tokenizer)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import datasets
 import numpy as np
+from datasets import Dataset
 from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.data.column_names import LABEL
@@ -23,13 +23,14 @@ from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
 from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
-    OK,
-    WARNING,
     Batches,
     Finding,
     Objective,
     Task,
+    Tokenizer,
+    balance,
     check_best,
+    judged_split,
 )
 from recipe.tasks.evaluation import Scores
 from recipe.tasks.image_classification import data as pictures
@@ -38,7 +39,6 @@ from recipe.tasks.image_classification import tokens as pixels
 from recipe.tasks.image_classification.batches import CROP, FLIP, FixedPictures
 from recipe.tasks.image_classification.data import PLACE
 
-_RAREST_SHARE = 0.01
 AUGMENTATIONS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     CROP: frozenset({CROP}),
@@ -106,13 +106,7 @@ class ImageClassification(Task):
         """0: pictures are not cut."""
         return 0
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return a sample for each image."""
         return pixels.read(
             name, split, tokenizer, AUGMENTATIONS[self._hyperparameters.augmentation]
@@ -137,18 +131,14 @@ class ImageClassification(Task):
         """How often each label occurs."""
         counts = np.bincount(self.train[LABEL][:], minlength=len(self.data.labels.names))
         shares = dict(zip(self.data.labels.names, counts / len(self.train), strict=True))
-        detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        level = WARNING if min(shares.values()) < _RAREST_SHARE else OK
-        yield Finding(level=level, what="balance", detail=detail)
+        yield balance(shares)
 
     def answers(self, trainer: Trainer) -> Predictions | None:
         """Those last answers themselves."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None
-        name, split = "evaluation", self.data.evaluation
-        if self.data.test is not None:
-            name, split = "test", self.data.test
+        name, split = judged_split(self.data)
         outputs, true = scores.last
         assert self.data.labels.problem == SINGLE
         places = cast("list[str]", split[PLACE][:])

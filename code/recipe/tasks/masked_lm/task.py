@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from datasets import Dataset
+from transformers import PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.data import language_modeling
@@ -25,6 +25,7 @@ from recipe.tasks.base import (
     Model,
     Objective,
     Task,
+    Tokenizer,
     TokenLosses,
     can_answer,
     check_best,
@@ -76,22 +77,16 @@ class MaskedLm(Task):
         """With its head for masked tokens."""
         return masked_models.load(source, self._hyperparameters)
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer texts are split or truncated; what serves the model reads as much."""
         encoding.refuse_types(model, tokenizer)
         return loading.longest_text(model, tokenizer, self._hyperparameters.max_length)
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of texts."""
         return masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """With special tokens."""
         return masked_texts.lengths(self.train.select(rows), tokenizer)
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
+from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    AutoModelForMultipleChoice,
-    EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-)
+from transformers import AutoModelForMultipleChoice, EvalPrediction, PreTrainedModel, Trainer
 
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
@@ -31,7 +26,15 @@ from recipe.models import loading, ranking_losses
 from recipe.models.loading import Source
 from recipe.reports.model_card import About
 from recipe.tasks import judging
-from recipe.tasks.base import OK, EncoderObjective, Finding, Model, Task, by_name, check_best
+from recipe.tasks.base import (
+    SHOWN_CHARS,
+    EncoderObjective,
+    Model,
+    Task,
+    Tokenizer,
+    check_best,
+    judged_split,
+)
 from recipe.tasks.multiple_choice import data as questions
 from recipe.tasks.multiple_choice.data import ANSWER, CHOICES, CONTEXT, QUESTION
 from recipe.tasks.multiple_choice.model import pairs_of, take_rows
@@ -41,7 +44,6 @@ from recipe.tokenization import texts as text_tokens
 
 _UNCUT = 10**6
 _AT_ONCE = 10_000
-_SHOWN_ROWS, _SHOWN_CHARS = 3, 70
 
 
 class Choices(EncoderObjective):
@@ -108,20 +110,14 @@ class MultipleChoice(Task):
             what="a model that chooses",
         )
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a question with a choice, which serving cuts at, too."""
         max_length = self._hyperparameters.max_length
         length = loading.longest_text(model, tokenizer, max_length, loading.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return groups: for each question a pair of texts for each choice."""
         texts = text_tokens.samples(_pairs(split), tokenizer, max_length)
         answers = np.asarray(split[ANSWER][:], dtype=np.int64)
@@ -131,7 +127,7 @@ class MultipleChoice(Task):
         members = np.where(places < counts[:, None], starts[:, None] + places, -1)
         return Groups.of_texts(texts, members, np.stack([answers, counts], axis=1))
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each question with each choice."""
         pairs = _pairs(self.train.select(rows))
         ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
@@ -147,27 +143,22 @@ class MultipleChoice(Task):
             headline=("accuracy", "loss"),
         )
 
-    def findings(self) -> Iterator[Finding]:
-        """Return some rows as they were read."""
-        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
-            question = f"{row[CONTEXT]} {row[QUESTION]}".strip()[-_SHOWN_CHARS:]
-            choice = row[CHOICES][row[ANSWER]][:_SHOWN_CHARS]
-            detail = f"{question!r}: {choice!r}, of {len(row[CHOICES])} choices"
-            yield Finding(level=OK, what="row", detail=detail)
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return the end of a question, and its right choice."""
+        question = f"{row[CONTEXT]} {row[QUESTION]}".strip()[-SHOWN_CHARS:]
+        choice = row[CHOICES][row[ANSWER]][:SHOWN_CHARS]
+        return f"{question!r}: {choice!r}, of {len(row[CHOICES])} choices"
 
     def answers(self, trainer: Trainer) -> ChosenAnswers | None:
         """Return the last answers; None before there are any."""
         if self.objective.last is None:
             return None
         probabilities, true = self.objective.last
-        splits = by_name(self.data)
-        split = "test" if "test" in splits else "evaluation"
-        return ChosenAnswers(
-            split=split, data=splits[split], probabilities=probabilities, true=true
-        )
+        split, data = judged_split(self.data)
+        return ChosenAnswers(split=split, data=data, probabilities=probabilities, true=true)
 
 
-def _pairs(split: datasets.Dataset) -> datasets.Dataset:
+def _pairs(split: Dataset) -> Dataset:
     """Return a row for each choice: the two texts that the model reads."""
     schema = pa.schema([
         (TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.int64())

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
+from datasets import Dataset
 from safetensors.numpy import load, save
 from torch import Tensor, nn
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.data.column_names import PROMPT
@@ -24,13 +24,14 @@ from recipe.reports import generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.tasks.base import (
-    OK,
+    SHOWN_CHARS,
     WARNING,
     Batches,
     Finding,
     Model,
     Objective,
     Task,
+    Tokenizer,
     can_answer,
     check_best,
     learned_in,
@@ -189,35 +190,32 @@ class Preference(Task):
         """As it is."""
         return loading.load_causal(source, self._hyperparameters)
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where a prompt with its answer is cut; what serves the model reads more."""
         asked = self._hyperparameters.max_length
         return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pairs of answers."""
         are_talks = self.data.are_talks
         pairs = tokens.tokenise(name, split, are_talks, tokenizer, max_length)
         self.objective.pairs[name] = pairs
         return pairs
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Of the prompts with both answers, with the end token."""
         return tokens.lengths(self.train.select(rows), self.data.are_talks, tokenizer)
 
     def findings(self) -> Iterator[Finding]:
-        """Some rows as they were read, and a rate that forgets what the model knew."""
-        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
-            shown = (f"{name} {row[name][:_SHOWN_CHARS]!r}" for name in (PROMPT, CHOSEN, REJECTED))
-            yield Finding(level=OK, what="row", detail=", ".join(shown))
+        """Return some rows as they were read, and a learning rate that is too high."""
+        yield from super().findings()
         if self._rate_is_high():
             yield Finding(level=WARNING, what="learning rate", detail=self._of_rate())
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return a prompt and both answers."""
+        shown = (f"{name} {row[name][:SHOWN_CHARS]!r}" for name in (PROMPT, CHOSEN, REJECTED))
+        return ", ".join(shown)
 
     def about(self) -> About:
         """A language model that prefers some answers."""

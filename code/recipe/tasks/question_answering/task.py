@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-from transformers import (
-    AutoModelForQuestionAnswering,
-    EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-)
+from datasets import Dataset
+from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
@@ -25,13 +19,13 @@ from recipe.models.loading import Source
 from recipe.reports.model_card import About
 from recipe.tasks import judging
 from recipe.tasks.base import (
-    OK,
+    SHOWN_CHARS,
     Batches,
     EncoderObjective,
-    Finding,
     Model,
     Objective,
     Task,
+    Tokenizer,
     TokenLosses,
     by_name,
     check_best,
@@ -44,7 +38,7 @@ from recipe.tasks.question_answering.batches import WindowLayout, Windows
 from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.tasks.question_answering.report import Answer, FoundAnswers
 
-_LONGEST, _STRIDE, _SHOWN_ROWS, _SHOWN_CHARS = 384, 128, 3, 70
+_LONGEST, _STRIDE = 384, 128
 
 
 class Spans(EncoderObjective, TokenLosses):
@@ -97,7 +91,7 @@ class QuestionAnswering(Task):
             num_labels=2,
         )
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Tokens of a window."""
         max_length = self._hyperparameters.max_length
         length = loading.longest_input(model, tokenizer, max_length, _LONGEST)
@@ -124,13 +118,7 @@ class QuestionAnswering(Task):
         doc_stride = self._hyperparameters.doc_stride
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return windows of contexts, each with its question."""
         stride, judged = self._stride(max_length), name != "train"
         made = windows.tokenise(name, split, tokenizer, max_length, stride, judged=judged)
@@ -154,7 +142,7 @@ class QuestionAnswering(Task):
         self._last = name, answers
         return found_answers.scores(answers, may_be_none)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Of the question with its whole context."""
         return windows.lengths(self.train.select(rows), tokenizer)
 
@@ -174,12 +162,10 @@ class QuestionAnswering(Task):
             headline=("f1", "exact_match", "no_answer", "loss"),
         )
 
-    def findings(self) -> Iterator[Finding]:
-        """Some questions as they were read."""
-        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
-            answer = repr(row[ANSWERS][0]) if row[ANSWERS] else "(none)"
-            question, context = row[QUESTION][:_SHOWN_CHARS], row[CONTEXT][:_SHOWN_CHARS]
-            yield Finding(level=OK, what="row", detail=f"{question!r} + {context!r}: {answer}")
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return a question, its context and its first answer."""
+        answer = repr(row[ANSWERS][0]) if row[ANSWERS] else "(none)"
+        return f"{row[QUESTION][:SHOWN_CHARS]!r} + {row[CONTEXT][:SHOWN_CHARS]!r}: {answer}"
 
     def answers(self, trainer: Trainer) -> FoundAnswers | None:
         """Those last answers themselves; None before there are any."""

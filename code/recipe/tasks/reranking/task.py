@@ -6,32 +6,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import torch
+from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
     AutoModelForSequenceClassification,
     EvalPrediction,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     Trainer,
 )
 
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
-from recipe.console import say
 from recipe.data import relevance, values
 from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
-from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, lora, ranking_losses
+from recipe.models import loading, ranking_losses
 from recipe.models.loading import Source
 from recipe.reports import rankings
 from recipe.reports.model_card import About
@@ -39,11 +36,13 @@ from recipe.reports.section import Section
 from recipe.tasks import judging, numbered_texts, ranking_scores
 from recipe.tasks.base import (
     OK,
+    SHOWN_CHARS,
     WARNING,
     EncoderObjective,
     Finding,
     Model,
     Task,
+    Tokenizer,
     check_best,
 )
 from recipe.tasks.ranking_scores import Array, Found, JudgedLists
@@ -53,8 +52,6 @@ from recipe.tokenization import texts as text_tokens
 
 _UNCUT = 10**6
 _AT_ONCE = 10_000
-_SHOWN_ROWS = 3
-_SHOWN_CHARS = 70
 _SPLITS = ("evaluation", "test")
 
 
@@ -123,22 +120,16 @@ class Reranking(Task):
 
     def load(self, source: Source) -> Model:
         """With a head of one number."""
-        model, tokenizer, new = loading.read(
+        model, tokenizer = loading.load_head(
             AutoModelForSequenceClassification,
             source,
             self._hyperparameters,
+            adapters="SEQ_CLS",
+            what="a reranker",
             num_labels=1,
             id2label={0: "LABEL_0"},
             label2id={"LABEL_0": 0},
-            ignore_mismatched_sizes=True,
         )
-        say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
-        if new and not self._hyperparameters.trains:
-            raise ModelError(
-                f"The model {source.name} lacks {len(new)} weights of a reranker ({new[0]} ...), "
-                "which training would make: do_train=False has nothing to judge.",
-                "Give a trained reranker, or leave do_train out.",
-            )
         config: Any = model.config
         config.problem_type = None
         config.text_columns = list(self.data.columns)
@@ -146,22 +137,16 @@ class Reranking(Task):
         # leaves the numbers' height open: the sigmoid could make one score of many.
         name = "linear.Identity" if self._hyperparameters.listwise else "activation.Sigmoid"
         config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
-        return lora.wrap(model, self._hyperparameters, new, "SEQ_CLS", trains_head=True), tokenizer
+        return model, tokenizer
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer pairs are cut, by what serves the model, too."""
         max_length = self._hyperparameters.max_length
         length = loading.longest_text(model, tokenizer, max_length, loading.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return the pairs; of training data that is learned by lists, the lists."""
         number = 0 if name == "train" else _SPLITS.index(name)
         pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
@@ -178,7 +163,7 @@ class Reranking(Task):
         labels = np.stack([scores, is_there], axis=2).astype(np.float32)
         return Groups.of_texts(pairs, members, labels)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Of each pair of the rows, with special tokens."""
         chosen_rows = self.train.select(rows)
         pairs = _pairs(chosen_rows, 0) if self._hyperparameters.listwise else chosen_rows
@@ -186,12 +171,8 @@ class Reranking(Task):
         return [len(tokens) for tokens in ids]
 
     def findings(self) -> Iterator[Finding]:
-        """Some rows as they were read, and queries that say nothing."""
-        for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
-            texts = zip(row[TEXTS][:3], row[SCORES][:3], strict=True)
-            shown = ", ".join(f"{score:g} {text[:_SHOWN_CHARS]!r}" for text, score in texts)
-            detail = f"{row[QUERY][:_SHOWN_CHARS]!r}: {shown}"
-            yield Finding(level=OK, what="row", detail=detail)
+        """Return some rows as they were read, and how many queries cannot be ranked."""
+        yield from super().findings()
         alike = sum(len(set(scores)) == 1 for scores in self.data.evaluation[SCORES])
         if alike:
             yield Finding(
@@ -200,6 +181,12 @@ class Reranking(Task):
                 detail=f"{alike} of {len(self.data.evaluation)} queries have texts of one label "
                 "only, and are not in the scores of rankings",
             )
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return a query, and its first texts with their labels."""
+        texts = zip(row[TEXTS][:3], row[SCORES][:3], strict=True)
+        scored = ", ".join(f"{score:g} {text[:SHOWN_CHARS]!r}" for text, score in texts)
+        return f"{row[QUERY][:SHOWN_CHARS]!r}: {scored}"
 
     def about(self) -> About:
         """A reranker."""
@@ -236,7 +223,7 @@ class Reranking(Task):
         return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
 
 
-def _pairs(split: datasets.Dataset, number: int) -> datasets.Dataset:
+def _pairs(split: Dataset, number: int) -> Dataset:
     """A row for each query and text; its label is [how relevant, `number`]."""
     kinds = [(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.list_(pa.float32()))]
     schema = pa.schema(kinds)
@@ -254,7 +241,7 @@ def _pairs(split: datasets.Dataset, number: int) -> datasets.Dataset:
     return data_set([spooled(schema, pairs())])
 
 
-def _describe(train: datasets.Dataset, is_listwise: bool) -> str:
+def _describe(train: Dataset, is_listwise: bool) -> str:
     counts = numbered_texts.counts(train)
     right = int((numbered_texts.scores(train) > 0).sum())
     loss = "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"

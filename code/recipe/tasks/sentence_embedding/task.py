@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
+from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from recipe.batching import groups
 from recipe.batching.batches import Layout, Packed
@@ -36,12 +36,12 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import judging, numbered_texts, ranking_scores
 from recipe.tasks.base import (
-    OK,
+    SHOWN_CHARS,
     Batches,
     EncoderObjective,
-    Finding,
     Model,
     Task,
+    Tokenizer,
     check_best,
     text_layout,
 )
@@ -58,8 +58,6 @@ _AT_ONCE = 10_000
 _CONTRASTED = 64
 """Rows that an evaluation's loss contrasts with each other, at most: a number of its own, so that
 the loss is the same however training is cut into batches and processes."""
-_SHOWN_ROWS = 3
-_SHOWN_CHARS = 70
 _SPLITS = ("evaluation", "test")
 Array = npt.NDArray[Any]
 
@@ -74,7 +72,7 @@ class _Judged:
     """[rows, ...]: what the losses take beside the vectors."""
     corpus: Corpus | None
     """Of pairs; none where they are scored."""
-    texts: datasets.Dataset
+    texts: Dataset
 
 
 class Alike(EncoderObjective):
@@ -208,20 +206,14 @@ class SentenceEmbedding(Task):
         self.objective.sizes = _sizes(self._hyperparameters.matryoshka_dims, width)
         return model, tokenizer
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer texts are cut: as the model does, unless max_length says otherwise."""
         known = self._sentences.max_seq_length
         requested = self._hyperparameters.max_length or known
         self._max_length = loading.longest_input(model, tokenizer, requested)
         return self._max_length
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return the rows of the training data; of evaluation data each text once."""
         number = 0 if name == "train" else _SPLITS.index(name)
         texts = numbered_texts.numbered(split, self._prompts, number)
@@ -237,20 +229,17 @@ class SentenceEmbedding(Task):
         )
         return tokens
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Of each text of the rows, with special tokens."""
         chosen_rows, (query, document) = self.train.select(rows), self._prompts
         texts = [query + text for text in chosen_rows[QUERY]]
         texts += [document + text for each in chosen_rows[TEXTS] for text in each]
         return [len(ids) for ids in encoding.encode(tokenizer, texts, _UNCUT)]
 
-    def findings(self) -> Iterator[Finding]:
-        """Some rows as they were read."""
-        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
-            texts = [row[QUERY], *row[TEXTS]]
-            shown = " + ".join(repr(text[:_SHOWN_CHARS]) for text in texts[:4])
-            score = f"{row[SCORES][0]:g}: " if self.data.kind == SCORED else ""
-            yield Finding(level=OK, what="row", detail=f"{score}{shown}")
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return the first texts of a row, and its score."""
+        texts = " + ".join(repr(text[:SHOWN_CHARS]) for text in [row[QUERY], *row[TEXTS]][:4])
+        return f"{row[SCORES][0]:g}: {texts}" if self.data.kind == SCORED else texts
 
     def about(self) -> About:
         """A model of sentence vectors."""
@@ -276,7 +265,7 @@ class SentenceEmbedding(Task):
         self,
         model: Any,
         weights: Mapping[str, Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         folder: Path,
     ) -> None:
         """Write a folder of sentence-transformers, which AutoModel reads too."""
@@ -366,7 +355,7 @@ def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]
     return PAIRS, table
 
 
-def _labels(split: datasets.Dataset, kind: str, numbered: Numbered) -> Array:
+def _labels(split: Dataset, kind: str, numbered: Numbered) -> Array:
     """What the losses take beside the vectors, of rows: which texts are the same, or scores."""
     if kind == SCORED:
         scores = numbered_texts.scores(split)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
+from datasets import Dataset
 from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from recipe import metrics
 from recipe.batching.batches import Samples
@@ -27,14 +27,16 @@ from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
 from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
-    OK,
-    WARNING,
+    SHOWN_CHARS,
     EncoderObjective,
     Finding,
     Model,
     Objective,
     Task,
+    Tokenizer,
+    balance,
     check_best,
+    judged_split,
 )
 from recipe.tasks.evaluation import Floats, Scores
 from recipe.tokenization import encoding
@@ -43,9 +45,6 @@ from recipe.value_ranges import SPLIT
 
 _UNCUT = 10**6
 _SHOWN_LABELS = 20
-_SHOWN_ROWS = 3
-_SHOWN_CHARS = 70
-_RAREST_SHARE = 0.01
 SCORES_OF: Mapping[str, Sequence[str]] = {
     SINGLE: metrics.SCORES,
     SEVERAL: ("accuracy", "f1_micro", "f1_macro"),
@@ -174,7 +173,7 @@ class TextClassification(Task):
         model.config.text_columns = list(self.data.text_columns) if is_text else None
         return model, tokenizer
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer texts are cut, by what serves the model, too."""
         is_pair = PAIR in self.train.column_names
         what = loading.PAIR_OF_TEXTS if is_pair else "a window" if self._is_split else "a text"
@@ -185,19 +184,13 @@ class TextClassification(Task):
         tokenizer.model_max_length = length
         return length
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return a sample for each text, or for each of its windows."""
         if self._is_split:
             return text_tokens.windows(name, split, tokenizer, max_length)
         return text_tokens.samples(split, tokenizer, max_length)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """With special tokens."""
         chosen_rows = self.train.select(rows)
         if TEXT not in chosen_rows.column_names:
@@ -235,26 +228,23 @@ class TextClassification(Task):
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Some rows as they were read, and how often each label occurs."""
-        show = self.data.labels.show
-        if TEXT in self.data.train.column_names:
-            for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
-                texts = [row[name] for name in (TEXT, PAIR) if name in row]
-                shown = [
-                    repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
-                    for text in texts
-                ]
-                yield Finding(
-                    level=OK, what="row", detail=f"{show(row[LABEL])}: {' + '.join(shown)}"
-                )
+        """Return some rows as they were read, and how often each label occurs."""
+        yield from super().findings()
         if self.data.labels.problem == NUMBER:
             return
         rows = classification.rows_of_classes(self.data.labels, self.data.train[LABEL][:])
         shares = {name: count / len(self.data.train) for name, count in rows.items()}
-        rarest = min(shares, key=lambda name: shares[name])
-        detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        level = WARNING if shares[rarest] < _RAREST_SHARE else OK
-        yield Finding(level=level, what="balance", detail=detail)
+        yield balance(shares)
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return the label and the texts of a row; empty if it came tokenised."""
+        texts = [row[name] for name in (TEXT, PAIR) if name in row]
+        if not texts:
+            return ""
+        beginnings = (
+            text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..." for text in texts
+        )
+        return f"{self.data.labels.show(row[LABEL])}: {' + '.join(map(repr, beginnings))}"
 
     def tune(self, trainer: Trainer) -> dict[str, float]:
         """The threshold of each label, kept with the model, and scores with them, if asked for.
@@ -288,9 +278,7 @@ class TextClassification(Task):
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None
-        name, split = "evaluation", self.data.evaluation
-        if self.data.test is not None:
-            name, split = "test", self.data.test
+        name, split = judged_split(self.data)
         outputs, true = scores.last
         # Where each host has texts of its own, none has them all.
         is_whole = len(split) == len(true)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from datasets import Dataset
+from transformers import PreTrainedModel, Trainer
 
 from recipe import metrics
 from recipe.batching.batches import Layout, Samples
@@ -22,13 +22,7 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.task_table import SUMMARIES, TRANSLATIONS
 from recipe.tasks import judging
-from recipe.tasks.base import (
-    Batches,
-    Model,
-    Task,
-    TokenLosses,
-    check_best,
-)
+from recipe.tasks.base import Batches, Model, Task, Tokenizer, TokenLosses, check_best
 from recipe.tasks.text_to_text import batches as pair_batches
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text import languages, tokens
@@ -108,7 +102,7 @@ class TextToText(Task):
         languages.mark(model, tokenizer, self._hyperparameters)
         return model, tokenizer
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer sources are cut, by what serves the model, too; and targets."""
         hyperparameters = self._hyperparameters
         summarises = hyperparameters.task == SUMMARIES
@@ -131,18 +125,12 @@ class TextToText(Task):
         say(f"targets are cut at {target} tokens")
         return source
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pairs of sources and targets."""
         prefix, target = self._hyperparameters.source_prefix or "", self.objective.longest_target
         return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Of the sources, with the prefix and special tokens."""
         prefix = self._hyperparameters.source_prefix or ""
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
+from datasets import Dataset
 from transformers import (
     AutoConfig,
     AutoModelForTokenClassification,
     EvalPrediction,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     Trainer,
 )
 
@@ -34,8 +33,10 @@ from recipe.tasks.base import (
     Finding,
     Model,
     Task,
+    Tokenizer,
     TokenLosses,
     check_best,
+    judged_split,
     learned_in,
     text_layout,
 )
@@ -48,7 +49,7 @@ from recipe.tasks.token_classification.tokens import Tagging
 from recipe.tokenization import encoding
 from recipe.value_ranges import TRUNCATE
 
-_SHOWN_ROWS, _SHOWN_WORDS = 3, 15
+_SHOWN_WORDS = 15
 _FEWEST = 5
 
 
@@ -142,7 +143,7 @@ class TokenClassification(Task):
         names = config.id2label or {}
         return tuple(str(names[number]) for number in sorted(names))
 
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Tokens of a window; what serves the model reads as many."""
         encoding.refuse_types(model, tokenizer)
         max_length = self._hyperparameters.max_length
@@ -150,13 +151,7 @@ class TokenClassification(Task):
         tokenizer.model_max_length = length
         return length
 
-    def tokenise(
-        self,
-        name: str,
-        split: datasets.Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-    ) -> Samples:
+    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return windows of sentences."""
         tagging = Tagging(
             names=self._names,
@@ -166,7 +161,7 @@ class TokenClassification(Task):
         judged = name != "train"
         return words.tokenise(name, split, tokenizer, max_length, tagging, judged=judged)
 
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """With special tokens."""
         return words.lengths(self.train.select(rows), tokenizer)
 
@@ -191,12 +186,8 @@ class TokenClassification(Task):
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Some sentences as they were read, and kinds of which there are few."""
-        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
-            pairs = list(zip(row[TOKENS], row[TAGS], strict=True))
-            shown = " ".join(f"{word}/{tag or 'none'}" for word, tag in pairs[:_SHOWN_WORDS])
-            more = " ..." if len(pairs) > _SHOWN_WORDS else ""
-            yield Finding(level=OK, what="row", detail=f"{shown}{more}")
+        """Return some sentences as they were read, and tags of which there are few."""
+        yield from super().findings()
         counts = dict.fromkeys(self._names, 0)
         for tags in self.train[TAGS]:
             for tag in tags:
@@ -210,14 +201,18 @@ class TokenClassification(Task):
         detail = f"tags that train on fewer than {_FEWEST} words: {', '.join(rare) or 'none'}"
         yield Finding(level=WARNING if rare else OK, what="balance", detail=detail)
 
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Return the first words of a sentence with their tags."""
+        pairs = list(zip(row[TOKENS], row[TAGS], strict=True))
+        words_shown = (f"{word}/{tag or 'none'}" for word, tag in pairs[:_SHOWN_WORDS])
+        return " ".join(words_shown) + " ..." * (len(pairs) > _SHOWN_WORDS)
+
     def answers(self, trainer: Trainer) -> TaggedAnswers | None:
         """Those last answers themselves; None before there are any."""
         scores = trainer.compute_metrics
         if not isinstance(scores, TagScores) or scores.last is None:
             return None
-        name, split = "evaluation", self.data.evaluation
-        if self.data.test is not None:
-            name, split = "test", self.data.test
+        name, split = judged_split(self.data)
         judged = {number: split[number] for number in {example.number for example in scores.last}}
         texts = {
             number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
