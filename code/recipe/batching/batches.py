@@ -145,8 +145,8 @@ class Padded:
 
     def _length(self, samples: Samples, rows: Rows) -> int:
         longest = int(samples.lengths[rows].max(initial=1))
-        own = -(-longest // ALIGNMENT) * ALIGNMENT
-        return next((length for length in self.lengths if length >= longest), own)
+        aligned = -(-longest // ALIGNMENT) * ALIGNMENT
+        return next((length for length in self.lengths if length >= longest), aligned)
 
     def describe(self) -> str:
         """The lengths."""
@@ -391,9 +391,9 @@ def evaluation_batches(
     shards, none = samples.shards, np.empty(0, dtype=np.int64)
     if shards is None:
         batches = packing.in_order(samples.lengths, size, layout.balanced)
-        own, count = batches[world.rank :: world.processes], -(-len(batches) // world.processes)
+        mine, count = batches[world.rank :: world.processes], -(-len(batches) // world.processes)
     else:
-        own, count = [], 0
+        mine, count = [], 0
         for host in range(shards.hosts):
             rows, ranks = shards.rows(host), shards.ranks(host)
             batches = [
@@ -402,9 +402,9 @@ def evaluation_batches(
             ]
             count = max(count, -(-len(batches) // len(ranks)))
             if world.rank in ranks:
-                own = batches[ranks.index(world.rank) :: len(ranks)]
+                mine = batches[ranks.index(world.rank) :: len(ranks)]
     weight = samples.weight(np.arange(len(samples)))
-    for rows in [*own, *[none] * (count - len(own))]:
+    for rows in [*mine, *[none] * (count - len(mine))]:
         yield finish(samples, layout, rows, size, weight)
 
 

@@ -105,7 +105,7 @@ class _Portions(Sequence[Rows]):
 
     def __getitem__(self, at: int | slice) -> Rows | list[Rows]:
         if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
+            return [self[position] for position in range(*at.indices(len(self)))]
         number = at + len(self) if at < 0 else at
         if not 0 <= number < len(self):
             raise IndexError(at)
@@ -385,7 +385,7 @@ def shape(batches: Sequence[Rows]) -> Shape:
         lacking = next((at for at, batch in enumerate(checked) if not tried.holds(batch)), None)
         if lacking is None:
             apart = Shape(max(1, *map(len, batches)), -(-longest // ALIGNMENT) * ALIGNMENT)
-            costs = [cost(each, _EVEN_LENGTH_OF_KERNELS) for each in (apart, tried)]
+            costs = [cost(candidate, _EVEN_LENGTH_OF_KERNELS) for candidate in (apart, tried)]
             return apart if costs[0] < _SURELY * costs[1] else tried
         checked.insert(0, checked.pop(lacking))  # what others are likely to lack room for, too
         heappush(ranked, rank(Shape(rows, length + ALIGNMENT)))

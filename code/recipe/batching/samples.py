@@ -144,10 +144,10 @@ class Samples:
 
     def span(self, row: int) -> slice:
         """Where the tokens of one sample of this host are in `token_ids`."""
-        own = row - self.first
-        if not 0 <= own < len(self.starts) - 1:
+        local_row = row - self.first
+        if not 0 <= local_row < len(self.starts) - 1:
             raise IndexError(f"row {row} is on another host: here are {len(self.starts) - 1} rows")
-        return slice(int(self.starts[own]), int(self.starts[own + 1]))
+        return slice(int(self.starts[local_row]), int(self.starts[local_row + 1]))
 
     def tokens(self, row: int) -> Rows:
         """The token ids of one sample."""
@@ -163,11 +163,11 @@ class Samples:
     def places(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
         """Of each token of the samples at `rows`, one sample after the other: its position in
         `token_ids`; the number of its sample among `rows`; its position in that sample."""
-        own = rows - self.first
-        if len(own) and not 0 <= own.min() <= own.max() < len(self.starts) - 1:
+        local_rows = rows - self.first
+        if len(local_rows) and not 0 <= local_rows.min() <= local_rows.max() < len(self.starts) - 1:
             raise IndexError(f"some of the rows {rows} are on another host")
-        starts = self.starts[own]
-        lengths = self.starts[own + 1] - starts
+        starts = self.starts[local_rows]
+        lengths = self.starts[local_rows + 1] - starts
         owners = np.repeat(np.arange(len(rows)), lengths)
         within = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
         return starts[owners] + within, owners, within
@@ -197,11 +197,11 @@ def sharded(
         (narrow, samples.labels, samples.fingerprint(), samples.text_of) if tells else None
     )
     by_host = [of_hosts[hosts.index(name)] for name in names]
-    rows = [len(each) for each, *_ in by_host]
+    rows = [len(part) for part, *_ in by_host]
     digests = " ".join(digest for _, _, digest, _ in by_host)
     starts = [0, *np.cumsum(rows).tolist()]
-    all_lengths = np.concatenate([each.astype(np.int32) for each, *_ in by_host])
-    labels = [each for _, each, *_ in by_host if len(each)] or [samples.labels]
+    all_lengths = np.concatenate([part.astype(np.int32) for part, *_ in by_host])
+    labels = [part for _, part, *_ in by_host if len(part)] or [samples.labels]
     numbers_of_texts = None
     if samples.text_of is not None:  # each host has numbered its own from 0
         numbers_of_texts, before = np.empty(0, dtype=np.int64), 0

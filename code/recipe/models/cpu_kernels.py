@@ -138,7 +138,7 @@ def attend(
     if spare > _MOST_SPARE:
         spare = 0
     if spare:
-        key, value = (functional.pad(each, (0, 0, 0, spare)) for each in (key, value))
+        key, value = (functional.pad(states, (0, 0, 0, spare)) for states in (key, value))
     scores = torch.matmul(query * scale, key.transpose(2, 3))
     added = attention_mask
     if added is not None:

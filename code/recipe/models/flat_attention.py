@@ -147,7 +147,7 @@ def attend(
         if dtype == torch.float32 and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)  # rotary positions made it float32
         # [tokens, heads, width]
-        flat = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
+        flat = [states[0].transpose(0, 1).to(dtype) for states in (query, key, value)]
         output = torch.ops.aten._flash_attention_forward(
             *flat,
             starts,
@@ -185,8 +185,10 @@ def _by_samples(
         samples = list(places)
         begin, end = samples[0][0], samples[-1][1]
         queries, keys, values = (
-            each[0, :, begin:end].reshape(each.shape[1], len(samples), length, -1).transpose(0, 1)
-            for each in (query, key, value)
+            states[0, :, begin:end]
+            .reshape(states.shape[1], len(samples), length, -1)
+            .transpose(0, 1)
+            for states in (query, key, value)
         )
         attended = functional.scaled_dot_product_attention(
             queries,

@@ -95,14 +95,14 @@ def _masks(config: Any, segments: Tensor) -> Any:
     """What may attend to what, [rows, 1, length, length]; by kind of layer where there are two."""
     at = torch.arange(segments.shape[1], device=segments.device)
     before = at[:, None] - at[None, :]
-    own = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
+    visible = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     if window is None or (kinds is not None and "sliding_attention" not in kinds):
-        return flat_attention.as_taken(own, config)
-    near = flat_attention.as_taken(own & (before < window), config)
+        return flat_attention.as_taken(visible, config)
+    near = flat_attention.as_taken(visible & (before < window), config)
     if kinds is None:
         return near
-    return {"full_attention": flat_attention.as_taken(own, config), "sliding_attention": near}
+    return {"full_attention": flat_attention.as_taken(visible, config), "sliding_attention": near}
 
 
 def as_it_is(logits: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ def of_tokens(
     if parts <= 1:
         return _of_some(states, head, targets, smoothing)
     losses_of_parts = [
-        checkpoint(_of_some, each, head, part_targets, smoothing, use_reentrant=False)
-        for each, part_targets in zip(states.chunk(parts), targets.chunk(parts), strict=True)
+        checkpoint(_of_some, part, head, part_targets, smoothing, use_reentrant=False)
+        for part, part_targets in zip(states.chunk(parts), targets.chunk(parts), strict=True)
     ]
     return torch.cat(losses_of_parts)
 

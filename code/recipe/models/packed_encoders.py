@@ -73,11 +73,11 @@ class Family:
         """Whether `head` takes the mean of a sample's states, not that of its first token."""
         return False
 
-    def masks(self, config: Any, own: Tensor) -> Any:
+    def masks(self, config: Any, visible: Tensor) -> Any:
         """What the model takes for `own` [rows, 1, length, length]: what may attend to what."""
         if IS_OLDER:
-            return own[:, 0]  # which the model makes an added one of
-        return flat_attention.as_taken(own, config)
+            return visible[:, 0]  # which the model makes an added one of
+        return flat_attention.as_taken(visible, config)
 
 
 class _DistilBert(Family):
@@ -129,12 +129,12 @@ class _ModernBert(Family):
     def pools_mean(self, config: Any) -> bool:
         return bool(config.classifier_pooling == "mean")
 
-    def masks(self, config: Any, own: Tensor) -> dict[str, Tensor]:
-        at = torch.arange(own.shape[-1], device=own.device)
+    def masks(self, config: Any, visible: Tensor) -> dict[str, Tensor]:
+        at = torch.arange(visible.shape[-1], device=visible.device)
         near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
         return {
-            "full_attention": flat_attention.as_taken(own, config),
-            "sliding_attention": flat_attention.as_taken(own & near, config),
+            "full_attention": flat_attention.as_taken(visible, config),
+            "sliding_attention": flat_attention.as_taken(visible & near, config),
         }
 
 
@@ -189,26 +189,26 @@ def _of_each_length(
     if mask is None:
         return padded(*args, **inputs)
     width = mask.shape[1]
-    of_texts = {name: each for name, each in inputs.items() if isinstance(each, Tensor)}
+    of_texts = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     if (lacking := least_of(config) - width) > 0:
         fill = {"input_ids": config.pad_token_id or 0}
         of_texts = {
-            name: functional.pad(each, (0, lacking), value=fill.get(name, 0))
-            for name, each in of_texts.items()
+            name: functional.pad(value, (0, lacking), value=fill.get(name, 0))
+            for name, value in of_texts.items()
         }
     lengths = mask.sum(1).clamp(min=least_of(config))
     rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
     outputs = []
     for rows in rows_of:
-        parts = {name: each[rows, : int(lengths[rows[0]])] for name, each in of_texts.items()}
+        parts = {name: value[rows, : int(lengths[rows[0]])] for name, value in of_texts.items()}
         outputs.append(padded(*args, **{**inputs, **parts}))
     order = torch.cat(rows_of).argsort()
     values = {}
     for name in (name for name in (*_OF_TEXTS, *_OF_TOKENS) if name in outputs[0]):
-        said: list[Tensor] = [each[name] for each in outputs]
+        said: list[Tensor] = [output[name] for output in outputs]
         if name in _OF_TOKENS or said[0].dim() > 2:
             beside = (0, 0) * (said[0].dim() - 2)
-            said = [functional.pad(each, (*beside, 0, width - each.shape[1])) for each in said]
+            said = [functional.pad(part, (*beside, 0, width - part.shape[1])) for part in said]
         values[name] = torch.cat(said)[order]
     return type(outputs[0])(**values)
 
@@ -258,8 +258,8 @@ def states(
             mask = attention["attention_mask"]
             attention["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
     else:
-        own = segments[:, None, :, None] == segments[:, None, None, :]
-        attention = {"attention_mask": family.masks(model.config, own)}
+        visible = segments[:, None, :, None] == segments[:, None, None, :]
+        attention = {"attention_mask": family.masks(model.config, visible)}
     output = (encode or model.base_model)(
         input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], **attention, **types
     )

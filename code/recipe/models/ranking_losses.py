@@ -86,8 +86,8 @@ def cosent(
         )
         for size in sizes or (vectors.shape[-1],):
             first, second = vectors.float()[:, :2, :size].unbind(dim=1)
-            own = functional.cosine_similarity(first, second) * COSENT_SCALE
-            cosines, _ = gathered(own) if across else (own, 0)
+            cosines_here = functional.cosine_similarity(first, second) * COSENT_SCALE
+            cosines, _ = gathered(cosines_here) if across else (cosines_here, 0)
             wrong = (cosines[:, None] - cosines[None]).masked_fill(~is_pair, -torch.inf)
             total = total + torch.cat([wrong.new_zeros(1), wrong.flatten()]).logsumexp(dim=0)
         return total.expand(len(labels))

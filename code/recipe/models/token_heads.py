@@ -69,7 +69,7 @@ def _tags(
     else:
         logits = usual(**_usual(inputs)).logits.flatten(0, 1)[places]
     logits, targets, owners = logits.float(), inputs["targets"], inputs["owners"]
-    each = functional.cross_entropy(
+    losses = functional.cross_entropy(
         logits,
         targets,
         reduction="none",
@@ -77,7 +77,7 @@ def _tags(
         label_smoothing=smoothing if model.training else 0.0,
     )
     samples, width = inputs["answers"].shape
-    sums = torch.zeros(samples, device=each.device).index_add(0, owners, each)[:, None]
+    sums = torch.zeros(samples, device=losses.device).index_add(0, owners, losses)[:, None]
     words = (width - 1) // 3
     if not words:
         return TokenClassifierOutput(logits=sums)
@@ -85,7 +85,7 @@ def _tags(
     columns = [sums]
     at = owners * (words + 1) + inputs["slots"]
     for value, nothing in ((predicted, 0.0), (likeliest, 0.0), (targets, float(NO_TAG))):
-        room = torch.full((samples * (words + 1),), nothing, device=each.device)
+        room = torch.full((samples * (words + 1),), nothing, device=losses.device)
         room = room.scatter(0, at, value.float())
         columns.append(room.view(samples, words + 1)[:, :words])
     return TokenClassifierOutput(logits=torch.cat(columns, dim=1))
@@ -106,9 +106,9 @@ def _spans(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> 
     within = torch.arange(len(inputs["at"]), device=flat.device)
     at = (inputs["first"][:, None] + within).clamp(max=len(flat) - 1)
     outside = within >= inputs["lengths"][:, None]
-    own = flat[at].masked_fill(outside[..., None], _LOWEST)  # [windows, length, 2]
-    losses = functional.cross_entropy(own, gold_spans, reduction="none").mean(dim=1)
+    spans = flat[at].masked_fill(outside[..., None], _LOWEST)  # [windows, length, 2]
+    losses = functional.cross_entropy(spans, gold_spans, reduction="none").mean(dim=1)
     outputs = [losses[:, None]]
     if inputs["answers"].shape[1] > 1:
-        outputs += [own[..., 0].detach(), own[..., 1].detach()]
+        outputs += [spans[..., 0].detach(), spans[..., 1].detach()]
     return TokenClassifierOutput(logits=torch.cat(outputs, dim=1))

@@ -37,10 +37,9 @@ def sections(
     worst = missed[np.lexsort((right[missed] - wrong[missed], -firsts[missed]))][:_WORST]
     rows = []
     for query in worst.tolist():
-        text, own, other = (section.beginning(each) for each in show(query))
-        rows.append(
-            [text, str(firsts[query]), own, f"{right[query]:.3f}", other, f"{wrong[query]:.3f}"]
-        )
+        text, good, other = (section.beginning(shown) for shown in show(query))
+        score, highest = f"{right[query]:.3f}", f"{wrong[query]:.3f}"
+        rows.append([text, str(firsts[query]), good, score, other, highest])
     sections_shown = [
         Section(
             title=f"Ranks, {split} data",

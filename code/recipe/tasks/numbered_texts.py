@@ -28,13 +28,13 @@ Array = npt.NDArray[Any]
 def counts(split: datasets.Dataset) -> Array:
     """How many texts each row has [rows]."""
     of_tables = [pc.list_value_length(some[TEXTS]) for some in values.tables(split, _AT_ONCE)]
-    return np.concatenate([np.empty(0, np.int64), *(each.to_numpy() for each in of_tables)])
+    return np.concatenate([np.empty(0, np.int64), *(column.to_numpy() for column in of_tables)])
 
 
 def scores(split: datasets.Dataset) -> Array:
     """The scores of all texts of all rows, float32 [texts]."""
     of_tables = [pc.list_flatten(some[SCORES]) for some in values.tables(split, _AT_ONCE)]
-    flat = np.concatenate([np.empty(0), *(each.to_numpy() for each in of_tables)])
+    flat = np.concatenate([np.empty(0), *(column.to_numpy() for column in of_tables)])
     return flat.astype(np.float32)
 
 
@@ -73,11 +73,11 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
     def distinct() -> Iterator[pa.Table]:
         start = 0
         for texts in _in_rows(split):
-            own = firsts[slice(*np.searchsorted(firsts, [start, start + len(texts)]))]
-            chosen = texts.take(pa.array(own - start))
-            prompt = pa.array(prompts, pa.large_string()).take(pa.array(1 - is_query[own]))
+            firsts_here = firsts[slice(*np.searchsorted(firsts, [start, start + len(texts)]))]
+            chosen = texts.take(pa.array(firsts_here - start))
+            prompt = pa.array(prompts, pa.large_string()).take(pa.array(1 - is_query[firsts_here]))
             whole = pc.binary_join_element_wise(prompt, chosen, pa.scalar("", pa.large_string()))
-            yield pa.table([whole, pa.array(np.full(len(own), label))], schema=schema)
+            yield pa.table([whole, pa.array(np.full(len(firsts_here), label))], schema=schema)
             start += len(texts)
 
     texts = data_set([spooled(schema, distinct())])

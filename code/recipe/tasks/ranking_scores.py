@@ -69,15 +69,15 @@ def search(vectors: Array, corpus: Corpus) -> Found:
         others = scores.clone()
         best_right = torch.empty(len(queries))
         for row, positions in enumerate(relevant):
-            own = scores[row, torch.from_numpy(positions)].sort(descending=True).values
+            hits = scores[row, torch.from_numpy(positions)].sort(descending=True).values
             others[row, torch.from_numpy(positions)] = -torch.inf
             # What is no number is below nothing.
-            above = [int((~(scores[row] < score)).sum() - (~(own < score)).sum()) for score in own]
-            ranks.append(np.asarray(above) + np.arange(1, len(own) + 1))
-            best_right[row] = own[0]
+            above = [int((~(scores[row] < hit)).sum() - (~(hits < hit)).sum()) for hit in hits]
+            ranks.append(np.asarray(above) + np.arange(1, len(hits) + 1))
+            best_right[row] = hits[0]
         best = others.max(dim=1)
         highest.append((best_right, best.values, best.indices))
-    right, wrong, wrong_at = (torch.cat(each).numpy() for each in zip(*highest, strict=True))
+    right, wrong, wrong_at = (torch.cat(parts).numpy() for parts in zip(*highest, strict=True))
     wrong_at = np.where(np.isfinite(wrong), wrong_at, -1)
     return Found(ranks=ranks, right=right, wrong=wrong, wrong_at=wrong_at)
 
@@ -117,9 +117,9 @@ def rank(scores: Array, lists: JudgedLists) -> Found:
     ranks, right, wrong, wrong_at = [], [], [], []
     for at in lists.judged():
         start, end = lists.starts[at], lists.starts[at + 1]
-        own, labels = scores[start:end], lists.labels[start:end]
+        scores_of_list, labels = scores[start:end], lists.labels[start:end]
         is_relevant = labels > labels.min()
-        relevant, others = np.sort(own[is_relevant])[::-1], own[~is_relevant]
+        relevant, others = np.sort(scores_of_list[is_relevant])[::-1], scores_of_list[~is_relevant]
         above = (~(others[None] < relevant[:, None])).sum(axis=1)
         ranks.append(above + np.arange(1, len(relevant) + 1))
         right.append(relevant[0])
@@ -158,4 +158,4 @@ def in_batches(count: int, size: int) -> list[slice]:
 
 def mean(losses: Sequence[tuple[float, int]]) -> Mapping[str, float]:
     """The loss of an evaluation, of (sum, samples) of each batch."""
-    return {"loss": sum(each for each, _ in losses) / sum(count for _, count in losses)}
+    return {"loss": sum(loss for loss, _ in losses) / sum(count for _, count in losses)}

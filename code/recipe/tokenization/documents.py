@@ -114,8 +114,8 @@ def _pieces_of(
     cut = [list(pieces(int(length), max_length, is_split)) for length in read.lengths]
     counts = store.lengths_of(cut)
     owners = np.repeat(np.arange(len(cut)), counts)
-    begins = np.fromiter((each.start or 0 for some in cut for each in some), np.int64, len(owners))
-    lengths = np.fromiter((each.stop for some in cut for each in some), np.int64, len(owners))
+    begins = np.fromiter((one.start or 0 for some in cut for one in some), np.int64, len(owners))
+    lengths = np.fromiter((one.stop for some in cut for one in some), np.int64, len(owners))
     lengths = np.minimum(lengths, read.lengths[owners]) - begins
     begins += (np.cumsum(read.lengths) - read.lengths)[owners]
     # Nothing comes before the first token of a piece by which it could be told.

@@ -57,11 +57,11 @@ def beginning(
 def cutting(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
     """Let the tokenizer cut long texts at this side (left, right); nobody may have a turn within,
     since others share it."""
-    own, tokenizer.truncation_side = tokenizer.truncation_side, side
+    usual, tokenizer.truncation_side = tokenizer.truncation_side, side
     try:
         yield
     finally:
-        tokenizer.truncation_side = own
+        tokenizer.truncation_side = usual
 
 
 def ending(
@@ -277,10 +277,10 @@ class Encoder:
             backend.no_padding()
         backend.encode_special_tokens = tokenizer.split_special_tokens
         made = backend.encode_batch_fast(heads, add_special_tokens=self._with_specials)
-        ids = [each.ids for each in made]
+        ids = [encoding.ids for encoding in made]
         if not (self._is_typed if pairs is None else TYPE_IDS in tokenizer.model_input_names):
             return ids, None
-        return ids, [each.type_ids for each in made]
+        return ids, [encoding.type_ids for encoding in made]
 
 
 def encode_pairs(

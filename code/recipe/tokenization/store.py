@@ -187,11 +187,11 @@ it is some seconds of work."""
 def _identity(tokenizer: PreTrainedTokenizerBase) -> bytes:
     """What tells the rules and the vocabulary of a tokenizer apart from those of others."""
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "{}"
-    asked = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
-    if asked not in _identities or not tokenizer.is_fast:
+    known_by = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
+    if known_by not in _identities or not tokenizer.is_fast:
         parts = json.loads(rules)
         # How it was called last, not what it is.
         parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
         _identities.clear()
-        _identities[asked] = json.dumps(parts, sort_keys=True).encode()
-    return _identities[asked]
+        _identities[known_by] = json.dumps(parts, sort_keys=True).encode()
+    return _identities[known_by]

@@ -74,12 +74,12 @@ def windows(
 
     def make(batch: Mapping[str, list[Any]], rows: range) -> dict[str, store.Column]:
         of_texts, types = windows_of(tokenizer, batch[TEXT], max_length)
-        each = list(itertools.chain.from_iterable(of_texts))
+        all_windows = list(itertools.chain.from_iterable(of_texts))
         flat_types = list(itertools.chain.from_iterable(types or ()))
         return {
-            TOKEN_IDS: store.flat(each, np.int32),
+            TOKEN_IDS: store.flat(all_windows, np.int32),
             **({TYPE_IDS: store.flat(flat_types, np.int8)} if typed else {}),
-            store.LENGTHS: store.lengths_of(each),
+            store.LENGTHS: store.lengths_of(all_windows),
             _TEXT_NUMBER: np.repeat(np.asarray(rows), store.lengths_of(of_texts)),
         }
 

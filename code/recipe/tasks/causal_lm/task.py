@@ -77,8 +77,8 @@ class CausalLm(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer documents are split or truncated; what serves the model reads more."""
-        asked = self._hyperparameters.max_length
-        return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
+        max_length = self._hyperparameters.max_length
+        return loading.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of documents."""

@@ -89,7 +89,7 @@ class FixedPictures:
         for at, row in enumerate(rows.tolist()):
             pixels[at] = samples.picture(row)
         values = torch.from_numpy(pixels).float().mul_(self.scale)
-        mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (self.mean, self.std))
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return {"pixel_values": values.sub_(mean).div_(std)}
 
     def describe(self) -> str:

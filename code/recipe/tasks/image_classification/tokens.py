@@ -41,8 +41,8 @@ def read(
     height, width = shape_of(processor)
     # The same for the same contents and processor only.
     sha = hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode())
-    for each in split:
-        content = each[BYTES] if each[BYTES] is not None else Path(each[FILE]).read_bytes()
+    for sample in split:
+        content = sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE]).read_bytes()
         sha.update(hashlib.sha256(content).digest())
     digest = sha.hexdigest()[:32]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "pictures"
@@ -57,8 +57,8 @@ def read(
                 f"{width} x {height} pixels, and {folder} has not so much room.",
                 "Give the job a larger volume, or set HF_DATASETS_CACHE to a folder on one.",
             )
-        with claims.claimed(folder, digest) as own:
-            aside = own / path.name
+        with claims.claimed(folder, digest) as claimed:
+            aside = claimed / path.name
             _fill(np.memmap(aside, np.uint8, "w+", shape=shape), split, processor)
             aside.replace(path)
     pixels = np.memmap(path, np.uint8, "r", shape=shape)
@@ -104,12 +104,14 @@ def _pixels(processor: Any, opened: Any) -> Any:
 
 def _fill(pixels: Any, split: datasets.Dataset, processor: Any) -> None:
     problems = Problems()
-    for row, each in enumerate(split):
+    for row, sample in enumerate(split):
         with problems.noted():
             try:
-                opened = picture(each[BYTES] if each[BYTES] is not None else Path(each[FILE]))
+                opened = picture(sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE]))
             except Unreadable as error:
-                raise DataError(f"{each[PLACE]}: {error}", "Remove it, or save it anew.") from error
+                raise DataError(
+                    f"{sample[PLACE]}: {error}", "Remove it, or save it anew."
+                ) from error
             pixels[row] = _pixels(processor, opened)
     problems.check()
     pixels.flush()

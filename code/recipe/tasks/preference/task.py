@@ -144,7 +144,7 @@ class Preferring(Objective):
     @functools.cached_property
     def _keys(self) -> Mapping[str, str]:
         """The name of each split with what its data is told by, which takes time to compute."""
-        return {name: f"{name} {each.fingerprint()}" for name, each in self.pairs.items()}
+        return {name: f"{name} {samples.fingerprint()}" for name, samples in self.pairs.items()}
 
 
 class Preference(Task):
@@ -192,8 +192,8 @@ class Preference(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where a prompt with its answer is cut; what serves the model reads more."""
-        asked = self._hyperparameters.max_length
-        return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
+        max_length = self._hyperparameters.max_length
+        return loading.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pairs of answers."""

@@ -147,11 +147,11 @@ def _encoded(
     """The chosen and the rejected document of each row, and whether their prompt is a guess."""
     if not are_talks:
         answers = [reader.completed(batch[PROMPT], batch[name]) for name in (CHOSEN, REJECTED)]
-        for each in zip(*answers, strict=True):
+        for two in zip(*answers, strict=True):
             yield (
                 [
                     (prompt + answer, [False] * len(prompt) + [True] * len(answer))
-                    for prompt, answer in each
+                    for prompt, answer in two
                 ],
                 False,
             )
@@ -160,7 +160,7 @@ def _encoded(
     for row, *talks in zip(rows, batch[PROMPT], batch[CHOSEN], batch[REJECTED], strict=True):
         prompt, *both = map(json.loads, talks)
         with chat.row_named(row):
-            written += [chat.write(tokenizer, prompt + each, len(prompt)) for each in both]
+            written += [chat.write(tokenizer, prompt + answer, len(prompt)) for answer in both]
     encoded = chat.in_tokens(reader.following, written)
     for two in zip(encoded[::2], encoded[1::2], strict=True):
         pair = [(talk.ids, talk.learned) for talk in two]

@@ -42,12 +42,12 @@ class Answer:
     @property
     def exact(self) -> float:
         """1 where it is one of the true ones, but for case, articles and punctuation."""
-        return max(float(normal(each) == normal(self.text)) for each in self.true or [""])
+        return max(float(normal(text) == normal(self.text)) for text in self.true or [""])
 
     @property
     def f1(self) -> float:
         """Of its words, against the true one that is nearest."""
-        return max(f1_of(each, self.text) for each in self.true or [""])
+        return max(f1_of(text, self.text) for text in self.true or [""])
 
 
 def normal(text: str) -> str:
@@ -82,7 +82,7 @@ def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float
             metrics["answerable_exact_match"] = _mean([answer.exact for answer in rest])
             metrics["answerable_f1"] = _mean([answer.f1 for answer in rest])
         if without:
-            metrics["no_answer"] = _mean([each.exact for each in without])
+            metrics["no_answer"] = _mean([answer.exact for answer in without])
     return metrics
 
 
@@ -119,7 +119,7 @@ def find(
             candidates += _spans(start, end, begins, ends)
         candidates.sort(reverse=True)
         score, begin, stop = candidates[0] if candidates else (-np.inf, 0, 0)
-        others = [each for each, *at in candidates if tuple(at) != (begin, stop)]
+        others = [rival_score for rival_score, *at in candidates if tuple(at) != (begin, stop)]
         rival = nothing if may_be_none else max(others, default=score)
         is_none = not candidates or (may_be_none and nothing > score)
         answers.append(
@@ -158,15 +158,15 @@ class FoundAnswers:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Of each question its number and id, the answer, where it begins, and the true ones."""
-        for row, (name, each) in enumerate(zip(self.ids, self.answers, strict=True)):
+        for row, (name, answer) in enumerate(zip(self.ids, self.answers, strict=True)):
             yield {
                 "row": row,
                 "id": name,
-                "answer": each.text,
-                "start": each.start,
-                "true": list(each.true),
-                "exact_match": each.exact,
-                "f1": round(each.f1, 6),
+                "answer": answer.text,
+                "start": answer.start,
+                "true": list(answer.true),
+                "exact_match": answer.exact,
+                "f1": round(answer.f1, 6),
             }
 
     def sections(self) -> list[Section]:

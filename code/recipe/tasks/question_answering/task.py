@@ -50,9 +50,9 @@ class Spans(EncoderObjective, TokenLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        each = {id(samples): samples for samples, _ in batches}.values()
-        tokens = max(int(one.lengths.max(initial=1)) for one in each)
-        judged = any(isinstance(one, Windows) and one.judged for one in each)
+        distinct = {id(samples): samples for samples, _ in batches}.values()
+        tokens = max(int(one.lengths.max(initial=1)) for one in distinct)
+        judged = any(isinstance(one, Windows) and one.judged for one in distinct)
         texts = text_layout(model, packed, size, pad_id, batches, in_blocks=True)
         return WindowLayout(texts, tokens, judged)
 
@@ -127,7 +127,7 @@ class QuestionAnswering(Task):
 
     def _score(self, prediction: EvalPrediction) -> dict[str, float]:
         name = next(
-            (key for key, each in self._windows.items() if each.labels is prediction.label_ids),
+            (key for key, made in self._windows.items() if made.labels is prediction.label_ids),
             None,
         )
         if name is None:

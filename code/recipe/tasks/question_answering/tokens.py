@@ -102,11 +102,15 @@ def _windows_of(
     all_begins, all_ends, labels, is_cut = [], [], [], []
     for window, at in enumerate(encoded["overflow_to_sample_mapping"]):
         owners, places = encoded.sequence_ids(window), encoded["offset_mapping"][window]
-        own = [owner == of_context for owner in owners]
+        in_text = [owner == of_context for owner in owners]
         begins = [
-            place[0] if is_own else NOWHERE for place, is_own in zip(places, own, strict=True)
+            place[0] if is_there else NOWHERE
+            for place, is_there in zip(places, in_text, strict=True)
         ]
-        ends = [place[1] if is_own else NOWHERE for place, is_own in zip(places, own, strict=True)]
+        ends = [
+            place[1] if is_there else NOWHERE
+            for place, is_there in zip(places, in_text, strict=True)
+        ]
         ids = encoded[TOKEN_IDS][window]
         nowhere = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
         span = [nowhere, nowhere]

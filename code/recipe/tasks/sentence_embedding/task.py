@@ -141,8 +141,8 @@ class Alike(EncoderObjective):
         for span in ranking_scores.in_batches(len(judged.members), _CONTRASTED):
             members = torch.from_numpy(judged.members[span])
             labels = torch.from_numpy(judged.labels[span])
-            each = self._of_rows(known[members.clamp(min=0)], labels, across=False)
-            losses.append((float(each.sum()), len(each)))
+            of_rows = self._of_rows(known[members.clamp(min=0)], labels, across=False)
+            losses.append((float(of_rows.sum()), len(of_rows)))
         hits = None
         if judged.corpus is not None:
             hits = ranking_scores.search(vectors, judged.corpus)
@@ -233,7 +233,7 @@ class SentenceEmbedding(Task):
         """Of each text of the rows, with special tokens."""
         chosen_rows, (query, document) = self.train.select(rows), self._prompts
         texts = [query + text for text in chosen_rows[QUERY]]
-        texts += [document + text for each in chosen_rows[TEXTS] for text in each]
+        texts += [document + text for texts_of_row in chosen_rows[TEXTS] for text in texts_of_row]
         return [len(ids) for ids in encoding.encode(tokenizer, texts, _UNCUT)]
 
     def shown(self, row: Mapping[str, Any]) -> str:
@@ -287,11 +287,11 @@ class SentenceEmbedding(Task):
             return [Section(title=f"Cosines by score, {split} data", figure=("cosines", draw))]
 
         def show(query: int) -> tuple[str, str, str]:
-            own = corpus.documents[corpus.relevant[query]]
-            near = vectors[own] @ vectors[corpus.queries[query]]
+            relevant = corpus.documents[corpus.relevant[query]]
+            near = vectors[relevant] @ vectors[corpus.queries[query]]
             other = corpus.documents[hits.wrong_at[query]]
-            numbers = corpus.queries[query], own[int(near.argmax())], other
-            query_text, right, wrong = (judged.texts[int(each)][TEXT] for each in numbers)
+            numbers = corpus.queries[query], relevant[int(near.argmax())], other
+            query_text, right, wrong = (judged.texts[int(number)][TEXT] for number in numbers)
             return query_text, right, wrong
 
         return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)

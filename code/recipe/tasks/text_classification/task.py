@@ -283,8 +283,8 @@ class TextClassification(Task):
         # Where each host has texts of its own, none has them all.
         is_whole = len(split) == len(true)
         texts, pairs = (
-            list(split[each]) if is_whole and each in split.column_names else None
-            for each in (TEXT, PAIR)
+            list(split[column]) if is_whole and column in split.column_names else None
+            for column in (TEXT, PAIR)
         )
         return Predictions(
             split=name,

@@ -113,12 +113,12 @@ def shapes(batches: Sequence[tuple[Pairs, Rows]]) -> list[Lengths]:
     longest = np.asarray([samples.lengths_of(rows) for samples, rows in batches if len(rows)])
     if not len(longest):
         return [(packing.ALIGNMENT, packing.ALIGNMENT)]
-    tops = packing.buckets([each[:1] for each in longest], _SOURCES)
+    tops = packing.buckets([batch[:1] for batch in longest], _SOURCES)
     lengths_in_use: set[Lengths] = set()
     for below, top in zip((0, *tops), tops, strict=False):
         targets = longest[(longest[:, 0] > below) & (longest[:, 0] <= top), 1]
         if len(targets):
-            lengths = packing.buckets([np.asarray([each]) for each in targets], _TARGETS)
+            lengths = packing.buckets([np.asarray([target]) for target in targets], _TARGETS)
             lengths_in_use |= {(top, length) for length in lengths}
     # In other epochs a long target may meet other sources.
     lengths_in_use.add((max(tops), max(length for _, length in lengths_in_use)))

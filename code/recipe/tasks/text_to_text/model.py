@@ -64,7 +64,7 @@ def load(
     prefix = hyperparameters.source_prefix
     known = getattr(config, "task_specific_params", None) or {}
     if prefix is None and config.model_type == "t5" and known:
-        shown = next((each["prefix"] for each in known.values() if each.get("prefix")), "")
+        shown = next((of["prefix"] for of in known.values() if of.get("prefix")), "")
         say(f"no source_prefix is given; the model was trained with such as {shown!r}")
     # What serves the model puts it before each text; other tasks' settings are those of its past.
     config.prefix = prefix
@@ -79,17 +79,17 @@ def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
     inner = lora.bare(model)
     if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
         return functools.partial(_prepared, inner.prepare_decoder_input_ids_from_labels)
-    own = inspect.getmodule(type(inner)).shift_tokens_right  # type: ignore[union-attr]
+    shift = inspect.getmodule(type(inner)).shift_tokens_right  # type: ignore[union-attr]
     config = inner.config
-    return functools.partial(_shifted, own, config.pad_token_id, config.decoder_start_token_id)
+    return functools.partial(_shifted, shift, config.pad_token_id, config.decoder_start_token_id)
 
 
-def _prepared(own: Callable[..., Tensor], labels: Tensor) -> Tensor:
-    return own(labels=labels)
+def _prepared(shift: Callable[..., Tensor], labels: Tensor) -> Tensor:
+    return shift(labels=labels)
 
 
-def _shifted(own: Callable[..., Tensor], pad: int, start: int, labels: Tensor) -> Tensor:
-    return own(labels, pad, start)
+def _shifted(shift: Callable[..., Tensor], pad: int, start: int, labels: Tensor) -> Tensor:
+    return shift(labels, pad, start)
 
 
 def take_pairs(model: Any, smoothing: float) -> None:

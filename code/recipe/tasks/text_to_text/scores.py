@@ -102,7 +102,7 @@ def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any])
             texts = tokenizer.batch_decode(output, skip_special_tokens=True)
             lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
             texts_by_row += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
-    every = sorted(each for part in everyones(texts_by_row) for each in part)
+    every = sorted(row for part in everyones(texts_by_row) for row in part)
     numbers, texts, lengths = (list(part) for part in zip(*every, strict=True))
     return Written(numbers, texts, lengths, pairs)
 
@@ -141,8 +141,8 @@ def _rouge(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
     is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
     # As run_summarization.py has it, where the library's own words can be told.
     scorer = RougeScorer(kinds, use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
-    each = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
-    return {kind: 100 * float(np.mean([one[kind].fmeasure for one in each])) for kind in kinds}
+    scored = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
+    return {kind: 100 * float(np.mean([one[kind].fmeasure for one in scored])) for kind in kinds}
 
 
 def _split_of(language: str | None) -> str:

@@ -181,7 +181,7 @@ def _within(model: PreTrainedModel, half: str, name: str, requested: int | None)
     """
     config: Any = model.config
     names = (f"max_{half}_position_embeddings", "max_position_embeddings")
-    limit = next((value for each in names if (value := getattr(config, each, None))), _NO_LIMIT)
+    limit = next((value for key in names if (value := getattr(config, key, None))), _NO_LIMIT)
     if requested is not None and requested > limit:
         raise HyperparameterError(
             f"Hyperparameter {name} has value {requested}, but the model's {half} takes {limit} "

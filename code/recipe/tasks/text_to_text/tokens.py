@@ -51,7 +51,7 @@ def tokenise(
 
 def marks(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The languages that a tokenizer is set to."""
-    return [str(getattr(tokenizer, each, None)) for each in ("src_lang", "tgt_lang")]
+    return [str(getattr(tokenizer, name, None)) for name in ("src_lang", "tgt_lang")]
 
 
 _SOURCES, _TARGETS = "sources", "targets"

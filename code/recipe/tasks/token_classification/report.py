@@ -42,6 +42,11 @@ class Sentence:
     """The probability of each."""
     true: list[str]
 
+    @property
+    def wrong(self) -> list[bool]:
+        """Whether the tag of each word is not the true one."""
+        return [said != true for said, true in zip(self.said, self.true, strict=True)]
+
 
 def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Sentence]:
     """What the model says of whole sentences, put together from that of their windows.
@@ -93,7 +98,7 @@ def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float
         average: precision_recall_fscore_support(*flat, average=average, zero_division=0)[2]
         for average in ("macro", "weighted")
     }
-    return {"accuracy": accuracy, **{f"f1_{name}": float(each) for name, each in means.items()}}
+    return {"accuracy": accuracy, **{f"f1_{name}": float(mean) for name, mean in means.items()}}
 
 
 def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -189,26 +194,21 @@ class TaggedAnswers:
     def _mistakes(self) -> Section:
         """The sentences in which the model is most sure and wrong, worst first."""
         ranked = sorted(
-            (
-                (-max(sure for sure, one, other in zip(each.sure, each.said, each.true, strict=True)
-                      if one != other), at)
-                for at, each in enumerate(self.sentences)
-                if each.said != each.true
-            )
-        )  # fmt: skip
+            (-max(sure for sure, is_wrong in zip(one.sure, one.wrong, strict=True) if is_wrong), at)
+            for at, one in enumerate(self.sentences)
+            if any(one.wrong)
+        )
         rows = []
         for badness, at in ranked[:_MISTAKES]:
-            each = self.sentences[at]
-            wrong = next(n for n, pair in enumerate(zip(each.said, each.true, strict=True))
-                         if pair[0] != pair[1])  # fmt: skip
-            start = max(0, wrong - _SHOWN_WORDS // 2)
+            sentence = self.sentences[at]
+            start = max(0, sentence.wrong.index(True) - _SHOWN_WORDS // 2)
             shown = slice(start, start + _SHOWN_WORDS)
-            words = [f"word {n}" for n in range(len(each.true))]
+            words = [f"word {n}" for n in range(len(sentence.true))]
             if self.words is not None:
-                words = list(self.words[each.number])
-            text = " ".join(words[shown]) if self.words is not None else f"row {each.number}"
+                words = list(self.words[sentence.number])
+            text = " ".join(words[shown]) if self.words is not None else f"row {sentence.number}"
             rows.append(
-                [text, *(self._told(tags, words, shown) for tags in (each.true, each.said)),
+                [text, *(self._told(tags, words, shown) for tags in (sentence.true, sentence.said)),
                  f"{-badness:.0%}"]
             )  # fmt: skip
         total = sum(len(sentence.true) for sentence in self.sentences)

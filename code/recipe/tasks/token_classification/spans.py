@@ -133,7 +133,7 @@ def _is_in_word(text: str, edge: int) -> bool:
     """Whether a letter stands on both sides: one of a script with cases, whose words have spaces
     between them."""
     around = text[edge - 1 : edge + 1] if 0 < edge < len(text) else ""
-    return len(around) == 2 and all(each.lower() != each.upper() for each in around)
+    return len(around) == 2 and all(character.lower() != character.upper() for character in around)
 
 
 def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
@@ -158,13 +158,15 @@ def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
 def _said(value: Any) -> Sequence[tuple[str, Span]]:
     """What records say that their spans hold."""
     texts_and_spans: list[tuple[str, Span]] = []
-    for each in json.loads(value) if isinstance(value, str) else value:
-        if isinstance(each, dict) and isinstance(each.get("result"), list):
-            texts_and_spans += [] if _is_skipped(each) else _said(each["result"])
+    for annotation in json.loads(value) if isinstance(value, str) else value:
+        if isinstance(annotation, dict) and isinstance(annotation.get("result"), list):
+            texts_and_spans += [] if _is_skipped(annotation) else _said(annotation["result"])
             continue
-        span = _span(each)
-        if span is not None and isinstance(each, dict):
-            record = each["value"] if isinstance(each.get("value"), dict) else each
+        span = _span(annotation)
+        if span is not None and isinstance(annotation, dict):
+            record = (
+                annotation["value"] if isinstance(annotation.get("value"), dict) else annotation
+            )
             texts = [record[name] for name in _WORDS if isinstance(record.get(name), str)]
             texts_and_spans += [(text, span) for text in texts[:1]]
     return texts_and_spans

@@ -79,8 +79,8 @@ class Tags(EncoderObjective, TokenLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        each = {id(samples): samples for samples, _ in batches}.values()
-        most = max((one.words() for one in each if isinstance(one, TaggedSamples)), default=0)
+        distinct = {id(samples): samples for samples, _ in batches}.values()
+        most = max((one.words() for one in distinct if isinstance(one, TaggedSamples)), default=0)
         texts = text_layout(model, packed, size, pad_id, batches, in_blocks=True)
         return TagLayout(texts, learned_in(batches), most)
 

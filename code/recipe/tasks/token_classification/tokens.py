@@ -175,7 +175,7 @@ def _windows_of(
             of_words.setdefault(owners[place], []).append(ids[place])
         words = list(of_words.items())
         room = max_length - len(before) - len(after)
-        sizes = [len(each) for _, each in words]
+        sizes = [len(pieces_of_word) for _, pieces_of_word in words]
         for window, learned in windows(sizes, room, tagging.long_texts != TRUNCATE):
             row, tag_ids, heads = list(before), [NOT_LEARNED] * len(before), [False] * len(before)
             for place in window:
