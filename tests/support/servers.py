@@ -12,7 +12,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -54,9 +53,6 @@ def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
         f" settings.LIMITS = settings.ClientLimits(**{limits!r}); raise SystemExit(main())"
     )
     return (sys.executable, "-c", program, "serve")
-
-
-WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again"]
 
 
 class Running:
@@ -290,26 +286,3 @@ import json
 def model_fn(model_dir): return model_dir.rsplit("/", 1)[1]
 def transform_fn(model, body, content_type, accept): return json.dumps([model, json.loads(body)])
 """
-
-
-LABELS = {0: "neg", 1: "pos", 2: "mixed"}
-
-
-def save_model(kind: str, folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
-    """A tiny random model of that class, with its tokenizer."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    size = {"vocab_size": len(tokenizer)}
-    if kind == "GPT2LMHeadModel":
-        made: Any = transformers.GPT2Config(
-            n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=3, **size
-        )
-    else:
-        made = transformers.BertConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-            max_position_embeddings=32, **size, **config,
-        )  # fmt: skip
-    getattr(transformers, kind)(made).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

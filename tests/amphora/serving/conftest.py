@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.servers import ECHO, SERVE, WORDS, Running, Start, serve_with, write_code
+from tests.support.servers import ECHO, SERVE, Running, Start, serve_with, write_code
 
 
 @pytest.fixture(autouse=True)
@@ -60,22 +59,3 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     yield _shared
     for server in servers.values():
         server.close()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """Whole words, four special tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
-    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    fast.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]", model_max_length=32,
-    )  # fmt: skip

@@ -39,7 +39,8 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     if not program:
         return None
     names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
-    if programs.DOTTED.fullmatch(program) and not program.endswith(".py"):
+    if "." in program and programs.DOTTED.fullmatch(program) and not program.endswith(".py"):
+        # An installed module; a plain name would also find the standard library's `code`.
         # find_spec fails for a missing parent package, and for a module without a spec.
         with contextlib.suppress(ImportError, ValueError):
             if importlib.util.find_spec(program) is not None:

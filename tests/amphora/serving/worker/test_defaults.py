@@ -123,7 +123,7 @@ def test_an_error_of_predict_fn_names_the_setting_that_gives_other_data(
     ("body", "nested"), [({"inputs": "a"}, True), ({"inputs": ["a", "b"]}, False)]
 )
 def test_a_requests_return_all_scores_gives_all_as_transformers_4(
-    body: dict[str, Any], nested: bool, load: Load, tmp_path: Path, tokenizer: Any
+    body: dict[str, Any], nested: bool, load: Load, tmp_path: Path
 ) -> None:
     """transformers 5 drops the parameter: the answer would hold one label."""
     from tests.support.serving_kit import save
@@ -230,17 +230,12 @@ def test_an_engine_that_would_not_compute_is_refused(
 
 
 def test_a_task_whose_pipeline_transformers_has_dropped(
-    load: Load, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Hugging Face's image has that pipeline; a file for it calls it by these names."""
-    from transformers import BertConfig, BertForQuestionAnswering
+    from tests.support.serving_kit import save
 
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    BertForQuestionAnswering(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save("BertForQuestionAnswering", tmp_path / "model")
     loaded = load(
         """
         import torch

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.paths import CODE
-from tests.support.servers import Running, save_model
+from tests.support.servers import Running
+from tests.support.serving_kit import save
 
 pytestmark = pytest.mark.heavy
 REPOSITORY = "team/tiny"
@@ -81,8 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path: Path, tokenizer: Any) -> Iterator[Hub]:
-    save_model("BertForSequenceClassification", tmp_path / "hub", tokenizer, {})
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    save("BertForSequenceClassification", tmp_path / "hub")
     with Hub(tmp_path / "hub") as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

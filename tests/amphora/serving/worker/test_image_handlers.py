@@ -14,13 +14,15 @@ import pytest
 
 from amphora.serving.worker import handlers, runner
 from tests.support.paths import CODE
-from tests.support.servers import LABELS, WORDS, Running, save_model
+from tests.support.servers import Running
+from tests.support.serving_kit import WORDS, save
 
 Serve = Callable[..., Running]
+LABELS = {0: "neg", 1: "pos", 2: "mixed"}
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Any:
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """serve(kind, **environ): a server of the image's handlers over a tiny random model."""
     running: dict[object, Running] = {}
 
@@ -28,7 +30,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Any:
         key = (kind, repr(environ), repr(config))
         if key not in running:
             base = tmp_path_factory.mktemp(kind)
-            save_model(kind, base / "model", tokenizer, config)
+            save(kind, base / "model", **config)
             settings = {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32"}
             running[key] = Running(base, {**settings, **(environ or {})})
         return running[key].ready(60)
@@ -104,7 +106,10 @@ def test_records_keep_their_order_in_lines_csv_and_npy(serve: Serve) -> None:
         headers = {"content-type": content_type, "accept": "application/jsonlines"}
         answer = server.http.post("/invocations", content=body, headers=headers)
         assert answer.headers["content-type"] == "application/jsonlines"
-        assert [json.loads(line) for line in answer.text.splitlines()] == expected
+        entries = [json.loads(line) for line in answer.text.splitlines()]
+        assert [entry["label"] for entry in entries] == [entry["label"] for entry in expected]
+        scores = [entry["score"] for entry in entries]
+        assert scores == pytest.approx([entry["score"] for entry in expected], abs=1e-5)
 
 
 def test_a_bad_record_has_an_error_in_its_place(serve: Serve) -> None:
@@ -124,7 +129,8 @@ def test_a_bad_record_has_an_error_in_its_place(serve: Serve) -> None:
     assert "Line 2" in entries[1]["error"]["message"]
     assert answer.headers["x-amphora-failed"] == "1,3"
     assert answer.headers["x-amphora-truncated"] == "2"
-    assert entries[0] == server.invoke("good").json()[0]
+    (alone,) = server.invoke("good").json()
+    assert entries[0] == {**alone, "score": pytest.approx(alone["score"], abs=1e-5)}
     assert ask('{"input\n').status_code == 400
 
 
@@ -137,12 +143,11 @@ def test_a_bad_record_has_an_error_in_its_place(serve: Serve) -> None:
 )
 def test_a_wrong_variable_ends_the_load_with_its_values(
     tmp_path: Path,
-    tokenizer: Any,
     monkeypatch: pytest.MonkeyPatch,
     environ: dict[str, str],
     words: list[str],
 ) -> None:
-    save_model("BertForSequenceClassification", tmp_path, tokenizer, {})
+    save("BertForSequenceClassification", tmp_path)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     settings = runner.RunnerSettings(

@@ -34,7 +34,7 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker import handlers, runner
 from tests.support import toolkit_oracles
 from tests.support.paths import CODE
-from tests.support.servers import WORDS
+from tests.support.serving_kit import tokenizer
 from tests.support.toolkit_files import FILES
 from tests.support.toolkit_questions import CSV, NPY, File, Question
 
@@ -47,16 +47,17 @@ class Times(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Callable[[str], Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A model's folder of each kind, without code, written once."""
     base = tmp_path_factory.mktemp("models")
-    size = {"vocab_size": len(WORDS) + 4, "hidden_size": 16, "num_hidden_layers": 1}
+    reader = tokenizer(32)
+    size = {"vocab_size": len(reader), "hidden_size": 16, "num_hidden_layers": 1}
     bert = BertConfig(
         **size, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
         num_labels=3,
     )  # fmt: skip
     gpt = GPT2Config(
-        vocab_size=len(WORDS) + 4, n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=1,
+        vocab_size=len(reader), n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=1,
         bos_token_id=1,
     )  # fmt: skip
     hub: dict[str, Callable[[], Any]] = {
@@ -79,7 +80,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Callabl
         torch.manual_seed(1)
         if kind in hub:
             hub[kind]().save_pretrained(place)
-            tokenizer.save_pretrained(place)
+            reader.save_pretrained(place)
         for name in scripts.get(kind, []):
             script: Any = torch.jit.script
             script(Times()).save(str(place / name))
