@@ -34,8 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="COMMAND",
         help="the command that SDK v3's ModelTrainer sends instead of the entry point",
     )
-    commands.add_parser("serve", help="serve the model in /opt/ml/model")
-    doctor = commands.add_parser("doctor", help="check the training job without running it")
+    commands.add_parser(
+        "serve",
+        help="serve the model in /opt/ml/model",
+        epilog="SAGEMAKER_BASE_DIR replaces /opt/ml. Settings are environment variables, such as "
+        "SAGEMAKER_BIND_TO_PORT; docs/SERVING.md and docs/REFERENCE.md list them.",
+    )
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the training job without running it",
+        epilog="Checks the configuration, the data, the model and the memory of the job under "
+        "/opt/ml. The exit code is 1 if there are errors.",
+    )
     doctor.add_argument("--base-dir", metavar="DIR", help="the folder to use instead of /opt/ml")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
