@@ -47,7 +47,7 @@ from transformers import (  # noqa: E402
 from recipe import arguments, compat  # noqa: E402
 from recipe.batching.batches import Samples  # noqa: E402
 from recipe.data import classification  # noqa: E402
-from recipe.models import cpu_kernels, loading  # noqa: E402
+from recipe.models import cpu_kernels, pretrained  # noqa: E402
 from recipe.tasks.text_classification.task import CLASSES  # noqa: E402
 from recipe.tokenization import texts  # noqa: E402
 from recipe.training import engine  # noqa: E402
@@ -145,7 +145,9 @@ def _ready(model: str, source: Path) -> tuple[Any, ...]:
     hyperparameters = arguments.parse(argv)
     channels = {"train": source / "train.csv", "test": source / "test.csv"}
     splits = classification.load(channels, hyperparameters)
-    loaded, tokenizer = loading.load(loading.find(model, channels), splits.labels, hyperparameters)
+    loaded, tokenizer = pretrained.load(
+        pretrained.find(model, channels), splits.labels, hyperparameters
+    )
     ready = {
         "train": texts.tokenise(splits.train, tokenizer, PADDED),
         "evaluation": texts.tokenise(splits.evaluation, tokenizer, PADDED),

@@ -16,7 +16,7 @@ from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
 from recipe.errors import DataError, HyperparameterError, RecipeError
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
-from recipe.models import loading
+from recipe.models import pretrained
 from recipe.task_table import CLASSIFICATION, TASKS
 from recipe.tasks import judging
 
@@ -105,7 +105,7 @@ def _configuration(
 ) -> Mapping[str, Any]:
     """Return the model's config.json; empty if it cannot be read, which loading it reports."""
     try:
-        source = loading.find(hyperparameters.model_name_or_path, channels)
+        source = pretrained.find(hyperparameters.model_name_or_path, channels)
         options = {"token": hyperparameters.hf_token} if hyperparameters.hf_token else {}
         config, _ = PretrainedConfig.get_config_dict(source.name, **options)
     except (RecipeError, OSError, ValueError):

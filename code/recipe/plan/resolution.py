@@ -16,8 +16,8 @@ from recipe.data.layout import channels as layout
 from recipe.data.shards import Hosts
 from recipe.errors import DataError, DistributedError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, quantized
-from recipe.models.loading import Source
+from recipe.models import pretrained, quantized
+from recipe.models.pretrained import Source
 from recipe.paths import Places
 from recipe.plan import detection, trainer_arguments
 from recipe.plan.table import Table
@@ -101,7 +101,7 @@ def resolve(
         and bool(hyperparameters.passed.get("fsdp") or shared.arguments.get("fsdp")),
         hosts=hosts,
         task=made,
-        source=loading.find(hyperparameters.model_name_or_path, places.channels),
+        source=pretrained.find(hyperparameters.model_name_or_path, places.channels),
     )
 
 
@@ -152,7 +152,7 @@ def load(plan: Plan, table: Table) -> Loaded:
     """
     task, given = plan.task, plan.hyperparameters
     model, tokenizer = task.load(plan.source)
-    loading.check_precision(model, plan.arguments.bf16, plan.arguments.fp16)
+    pretrained.check_precision(model, plan.arguments.bf16, plan.arguments.fp16)
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
     where = "a folder" if plan.source.is_local else "from the Hugging Face hub"

@@ -24,9 +24,9 @@ from recipe.data.held_out import DataSets
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, lora, packed_encoders
-from recipe.models.loading import Source
-from recipe.reports.answers import PredictedAnswers
+from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
+from recipe.reports.predicted import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import evaluation

@@ -15,7 +15,7 @@ from recipe.data.column_names import LABEL, split_of
 from recipe.data.labels import SINGLE, Labels
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 
 
 def channels(folders: Mapping[str, Path], hyperparameters: Hyperparameters) -> Mapping[str, Path]:

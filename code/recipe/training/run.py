@@ -23,7 +23,7 @@ from recipe.paths import Places
 from recipe.plan import resolution
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table, as_line
-from recipe.reports import answers, model_card, report, tracking
+from recipe.reports import model_card, predicted, report, tracking
 from recipe.runtime import device, distribution, memory, turns, xla
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
@@ -87,7 +87,7 @@ def run(
         output = places.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
         if hyperparameters.predicts and (predictions := plan.task.answers(job.trainer)) is not None:
-            answers.write(predictions, output, _REMEDY)
+            predicted.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
             length = job.loaded.max_length
             report.of_run(job.trainer, facts, show, length, watch.seconds, hosts, output)

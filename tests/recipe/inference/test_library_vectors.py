@@ -16,7 +16,7 @@ from recipe.backend.requests.payloads import BadRequest
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.inference.apis import description
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from tests.support import serving_kit
 from tests.support.serving_kit import Handlers, assert_close

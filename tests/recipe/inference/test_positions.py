@@ -24,7 +24,7 @@ from transformers import (
 
 from recipe.compat import UNBOUNDED, positions_of
 from recipe.errors import HyperparameterError
-from recipe.models.loading import longest_input
+from recipe.models.pretrained import longest_input
 
 SIZE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 8, "max_position_embeddings": 12}  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
 

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading
+from recipe.models import pretrained
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import encode
 from tests.support import serving_kit
@@ -24,23 +24,23 @@ LABELS = Labels(("neg", "pos"))
 @pytest.mark.parametrize("asked", [None, "model", "{path}"])
 def test_a_local_model_is_found(tiny_model: Path, asked: str | None) -> None:
     asked = asked and asked.format(path=tiny_model)
-    source = loading.find(asked, {"model": tiny_model})
+    source = pretrained.find(asked, {"model": tiny_model})
     assert (source.name, source.is_local) == (str(tiny_model), True)
 
 
 def test_a_name_on_the_hub_is_left_to_it() -> None:
-    assert loading.find("distilbert/distilbert-base-uncased", {}).is_local is False
+    assert pretrained.find("distilbert/distilbert-base-uncased", {}).is_local is False
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(HyperparameterError, match="model_name_or_path is not given"):
-        loading.find(None, {"train": tmp_path})
+        pretrained.find(None, {"train": tmp_path})
     with pytest.raises(ModelError, match=r"'/no/such/folder'.*no such folder"):
-        loading.find("/no/such/folder", {})
+        pretrained.find("/no/such/folder", {})
     with pytest.raises(ModelError, match=r"without config\.json"):
-        loading.find(str(tmp_path), {})
+        pretrained.find(str(tmp_path), {})
     with pytest.raises(ModelError, match=r"Channel train .*holds no model"):
-        loading.find("train", {"train": tmp_path})
+        pretrained.find("train", {"train": tmp_path})
 
 
 def test_a_damaged_model_is_named(tmp_path: Path, tiny_model: Path) -> None:
@@ -48,9 +48,9 @@ def test_a_damaged_model_is_named(tmp_path: Path, tiny_model: Path) -> None:
         (tmp_path / entry.name).write_bytes(entry.read_bytes())
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    source = loading.find(str(tmp_path), {})
+    source = pretrained.find(str(tmp_path), {})
     with pytest.raises(ModelError, match=r"cannot be loaded.*model\.safetensors"):
-        loading.load(source, LABELS, Hyperparameters())
+        pretrained.load(source, LABELS, Hyperparameters())
 
 
 def test_a_model_is_loaded_in_float32_with_a_head_for_the_labels(
@@ -58,22 +58,24 @@ def test_a_model_is_loaded_in_float32_with_a_head_for_the_labels(
 ) -> None:
     AutoModel.from_pretrained(tiny_model).to(torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
-    model, _ = loading.load(loading.find(str(tmp_path), {}), LABELS, Hyperparameters())
+    model, _ = pretrained.load(pretrained.find(str(tmp_path), {}), LABELS, Hyperparameters())
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert model.config.id2label == {0: "neg", 1: "pos"}
     three = Labels(("a", "b", "c"))
     model.save_pretrained(tmp_path)
-    model, _ = loading.load(loading.find(str(tmp_path), {}), three, Hyperparameters())
+    model, _ = pretrained.load(pretrained.find(str(tmp_path), {}), three, Hyperparameters())
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert model.classifier.out_features == 3
 
 
 def test_the_longest_input_is_the_models(tiny_model: Path) -> None:
-    model, tokenizer = loading.load(loading.find(str(tiny_model), {}), LABELS, Hyperparameters())
-    assert loading.longest_input(model, tokenizer, None) == 64
-    assert loading.longest_input(model, tokenizer, 16) == 16
+    model, tokenizer = pretrained.load(
+        pretrained.find(str(tiny_model), {}), LABELS, Hyperparameters()
+    )
+    assert pretrained.longest_input(model, tokenizer, None) == 64
+    assert pretrained.longest_input(model, tokenizer, 16) == 16
     with pytest.raises(HyperparameterError, match=r"max_length has value 65.*takes 64"):
-        loading.longest_input(model, tokenizer, 65)
+        pretrained.longest_input(model, tokenizer, 65)
 
 
 def test_texts_are_cut_and_keep_their_special_tokens(tiny_model: Path) -> None:
@@ -130,7 +132,7 @@ def test_an_archive_made_up_to_harm_is_refused(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.tar.gz").write_bytes(member.tobuf() + bytes(1024))
     with pytest.raises(ModelError, match="cannot be unpacked"):
-        loading.find("model", {"model": tmp_path / "model"})
+        pretrained.find("model", {"model": tmp_path / "model"})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -139,15 +141,15 @@ def test_an_archive_made_up_to_harm_is_refused(
 def test_an_adapter_of_tied_weights_is_not_merged(tmp_path: Path) -> None:
     """Merged into the output layer it would be in the embeddings, too."""
     folder = serving_kit.save("LlamaForCausalLM", tmp_path / "tied", tie_word_embeddings=True)
-    source = loading.Source(name=str(folder), is_local=True)
+    source = pretrained.Source(name=str(folder), is_local=True)
     named = {"task": "causal-lm", "lora_r": 2, "lora_target_modules": "q_proj, lm_head"}
     with pytest.raises(HyperparameterError, match=r"lora_target_modules.*lm_head.*lora_save=adap"):
-        loading.load_causal(source, Hyperparameters(**named))
-    kept, _ = loading.load_causal(source, Hyperparameters(**named, lora_save="adapter"))
+        pretrained.load_causal(source, Hyperparameters(**named))
+    kept, _ = pretrained.load_causal(source, Hyperparameters(**named, lora_save="adapter"))
     assert "lm_head" in str(kept.peft_config["default"].target_modules)
     for targets in ("q_proj,v_prj", '["q_proj", "v_prj"]'):  # the second as SageMaker gives lists
         with pytest.raises(HyperparameterError, match=r"no layer 'v_prj'. Did you mean v_proj"):
-            loading.load_causal(
+            pretrained.load_causal(
                 source, Hyperparameters(**{**named, "lora_target_modules": targets})
             )
-    loading.load_causal(source, Hyperparameters(**{**named, "lora_target_modules": "q_proj"}))
+    pretrained.load_causal(source, Hyperparameters(**{**named, "lora_target_modules": "q_proj"}))

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from recipe.data.files.decoding import picture
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.tasks.image_classification import data as pictures
 from recipe.tasks.image_classification import model as models
 from recipe.tasks.image_classification import task as image_classification

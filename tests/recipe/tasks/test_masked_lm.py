@@ -18,7 +18,7 @@ from recipe.batching import batches, packing
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_encoders
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts

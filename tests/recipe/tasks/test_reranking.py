@@ -14,7 +14,7 @@ from recipe import arguments, task_table
 from recipe.data.files import part
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.tasks import ranking_scores
 from recipe.tasks.ranking_scores import JudgedLists
 from recipe.tasks.reranking import data as reranking

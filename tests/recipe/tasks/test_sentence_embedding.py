@@ -17,7 +17,7 @@ import torch
 from recipe import arguments
 from recipe.data import relevance
 from recipe.errors import DataError, HyperparameterError
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.ranking_scores import Corpus
 from recipe.tasks.sentence_embedding.task import SentenceEmbedding

@@ -16,7 +16,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text import languages, tokens
 from recipe.tasks.text_to_text import model as text_to_text

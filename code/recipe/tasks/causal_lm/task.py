@@ -13,8 +13,8 @@ from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.data import language_modeling
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, packed_decoders
-from recipe.models.loading import Source
+from recipe.models import packed_decoders, pretrained
+from recipe.models.pretrained import Source
 from recipe.reports import figures, generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -73,12 +73,12 @@ class CausalLm(Task):
 
     def load(self, source: Source) -> Model:
         """As it is."""
-        return loading.load_causal(source, self._hyperparameters)
+        return pretrained.load_causal(source, self._hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer documents are split or truncated; what serves the model reads more."""
         max_length = self._hyperparameters.max_length
-        return loading.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
+        return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of documents."""

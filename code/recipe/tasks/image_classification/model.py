@@ -10,8 +10,8 @@ from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, lora
-from recipe.models.loading import Source
+from recipe.models import lora, pretrained
+from recipe.models.pretrained import Source
 
 _OF_ONE_SIZE = {"vit", "deit", "beit", "vit_msn", "data2vec-vision", "dinov2", "vit_mae"}
 
@@ -26,7 +26,7 @@ def load(
     Raises:
         ModelError: it cannot be reached or loaded, or reads no pictures in three colours.
     """
-    model, processor, new = loading.read(
+    model, processor, new = pretrained.read(
         AutoModelForImageClassification,
         source,
         hyperparameters,

@@ -17,7 +17,7 @@ from recipe.data.labels import SINGLE, balanced_weights
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import SCORES
 from recipe.models import losses
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions

@@ -13,9 +13,9 @@ from transformers.modeling_outputs import MaskedLMOutput
 from recipe.console import say
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, lora, packed_decoders, packed_encoders
-from recipe.models.loading import Source
+from recipe.models import lora, packed_decoders, packed_encoders, pretrained
 from recipe.models.packed_encoders import Family
+from recipe.models.pretrained import Source
 
 
 def load(
@@ -27,7 +27,7 @@ def load(
         ModelError: it cannot be reached or loaded, is no such model, has no mask, knows fewer
             tokens than its tokenizer, or has no head that LoRA could go on with.
     """
-    model, tokenizer, new = loading.read(AutoModelForMaskedLM, source, hyperparameters)
+    model, tokenizer, new = pretrained.read(AutoModelForMaskedLM, source, hyperparameters)
     config: Any = model.config
     if config.is_encoder_decoder:
         raise ModelError(
@@ -41,7 +41,7 @@ def load(
             "Give a model that was pretrained by masking, or set mask_token in its "
             "tokenizer_config.json.",
         )
-    loading.check_vocabulary(source, model, tokenizer)
+    pretrained.check_vocabulary(source, model, tokenizer)
     if new:
         say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
         lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"

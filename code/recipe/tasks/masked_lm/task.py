@@ -13,8 +13,8 @@ from recipe.batching.batches import Layout, Samples
 from recipe.data import language_modeling
 from recipe.data.column_names import TEXT, TOKEN_IDS
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, packed_encoders
-from recipe.models.loading import Source
+from recipe.models import packed_encoders, pretrained
+from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -80,7 +80,7 @@ class MaskedLm(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer texts are split or truncated; what serves the model reads as much."""
         encoding.refuse_types(model, tokenizer)
-        return loading.longest_text(model, tokenizer, self._hyperparameters.max_length)
+        return pretrained.longest_text(model, tokenizer, self._hyperparameters.max_length)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of texts."""

@@ -22,8 +22,8 @@ from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets, data_set
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, ranking_losses
-from recipe.models.loading import Source
+from recipe.models import pretrained, ranking_losses
+from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
 from recipe.tasks import judging
 from recipe.tasks.base import (
@@ -102,7 +102,7 @@ class MultipleChoice(Task):
 
     def load(self, source: Source) -> Model:
         """Return the model with a head of one number for each choice."""
-        return loading.load_head(
+        return pretrained.load_head(
             AutoModelForMultipleChoice,
             source,
             self._hyperparameters,
@@ -113,7 +113,7 @@ class MultipleChoice(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a question with a choice, which serving cuts at, too."""
         max_length = self._hyperparameters.max_length
-        length = loading.longest_text(model, tokenizer, max_length, loading.PAIR_OF_TEXTS)
+        length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length
 

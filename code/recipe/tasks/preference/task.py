@@ -18,8 +18,8 @@ from recipe.batching.batches import Layout, Samples
 from recipe.data.column_names import PROMPT
 from recipe.errors import CheckpointError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, losses, packed_decoders
-from recipe.models.loading import Source
+from recipe.models import losses, packed_decoders, pretrained
+from recipe.models.pretrained import Source
 from recipe.reports import generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -188,12 +188,12 @@ class Preference(Task):
 
     def load(self, source: Source) -> Model:
         """As it is."""
-        return loading.load_causal(source, self._hyperparameters)
+        return pretrained.load_causal(source, self._hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where a prompt with its answer is cut; what serves the model reads more."""
         max_length = self._hyperparameters.max_length
-        return loading.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
+        return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pairs of answers."""

@@ -14,8 +14,8 @@ from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, packed_encoders, token_heads
-from recipe.models.loading import Source
+from recipe.models import packed_encoders, pretrained, token_heads
+from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
 from recipe.tasks import judging
 from recipe.tasks.base import (
@@ -82,7 +82,7 @@ class QuestionAnswering(Task):
 
     def load(self, source: Source) -> Model:
         """With a head for starts and ends."""
-        return loading.load_head(
+        return pretrained.load_head(
             AutoModelForQuestionAnswering,
             source,
             self._hyperparameters,
@@ -94,7 +94,7 @@ class QuestionAnswering(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Tokens of a window."""
         max_length = self._hyperparameters.max_length
-        length = loading.longest_input(model, tokenizer, max_length, _LONGEST)
+        length = pretrained.longest_input(model, tokenizer, max_length, _LONGEST)
         stride = self._stride(length)
         needed = stride + tokenizer.num_special_tokens_to_add(pair=True) + 3
         if length < needed:

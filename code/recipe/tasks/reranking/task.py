@@ -28,8 +28,8 @@ from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, ranking_losses
-from recipe.models.loading import Source
+from recipe.models import pretrained, ranking_losses
+from recipe.models.pretrained import Source
 from recipe.reports import rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -120,7 +120,7 @@ class Reranking(Task):
 
     def load(self, source: Source) -> Model:
         """With a head of one number."""
-        model, tokenizer = loading.load_head(
+        model, tokenizer = pretrained.load_head(
             AutoModelForSequenceClassification,
             source,
             self._hyperparameters,
@@ -142,7 +142,7 @@ class Reranking(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer pairs are cut, by what serves the model, too."""
         max_length = self._hyperparameters.max_length
-        length = loading.longest_text(model, tokenizer, max_length, loading.PAIR_OF_TEXTS)
+        length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length
 

@@ -26,8 +26,8 @@ from recipe.console import say
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_encoders
-from recipe.models.loading import Source
 from recipe.models.packed_encoders import Family
+from recipe.models.pretrained import Source
 from recipe.storage import checksums
 
 AFTER = "after_encoder"

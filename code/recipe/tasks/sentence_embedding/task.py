@@ -28,8 +28,8 @@ from recipe.data.files.spool import spooled
 from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, ranking_losses
-from recipe.models.loading import Source
+from recipe.models import pretrained, ranking_losses
+from recipe.models.pretrained import Source
 from recipe.reports import figures, rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -210,7 +210,7 @@ class SentenceEmbedding(Task):
         """Where longer texts are cut: as the model does, unless max_length says otherwise."""
         known = self._sentences.max_seq_length
         requested = self._hyperparameters.max_length or known
-        self._max_length = loading.longest_input(model, tokenizer, requested)
+        self._max_length = pretrained.longest_input(model, tokenizer, requested)
         return self._max_length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:

@@ -20,8 +20,8 @@ from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, losses
-from recipe.models.loading import Source
+from recipe.models import losses, pretrained
+from recipe.models.pretrained import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
@@ -152,7 +152,7 @@ class TextClassification(Task):
         if not self._hyperparameters.trains:
             self.data = judging.with_labels_of(source, self.data, self._hyperparameters)
             self.train = self.data.train
-        model, tokenizer = loading.load(source, self.data.labels, self._hyperparameters)
+        model, tokenizer = pretrained.load(source, self.data.labels, self._hyperparameters)
         kept: Any = getattr(model.config, "label_thresholds", None)
         if kept is not None and self._hyperparameters.trains:
             del model.config.label_thresholds  # they were those of other weights
@@ -176,9 +176,9 @@ class TextClassification(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Where longer texts are cut, by what serves the model, too."""
         is_pair = PAIR in self.train.column_names
-        what = loading.PAIR_OF_TEXTS if is_pair else "a window" if self._is_split else "a text"
+        what = pretrained.PAIR_OF_TEXTS if is_pair else "a window" if self._is_split else "a text"
         max_length = self._hyperparameters.max_length
-        length = loading.longest_text(model, tokenizer, max_length, what)
+        length = pretrained.longest_text(model, tokenizer, max_length, what)
         special = tokenizer.num_special_tokens_to_add(pair=is_pair)
         self._window = length - special
         tokenizer.model_max_length = length

@@ -15,8 +15,8 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from recipe.console import say
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, lora, packed_decoders
-from recipe.models.loading import Source
+from recipe.models import lora, packed_decoders, pretrained
+from recipe.models.pretrained import Source
 
 _HEADS = frozenset(
     (
@@ -46,7 +46,7 @@ def load(
         ModelError: it cannot be reached or loaded, lacks weights, or does not say what its decoder
             begins with.
     """
-    model, tokenizer, new = loading.read(AutoModelForSeq2SeqLM, source, hyperparameters)
+    model, tokenizer, new = pretrained.read(AutoModelForSeq2SeqLM, source, hyperparameters)
     config: Any = model.config
     if config.model_type in _OTHER_LOSSES:
         raise ModelError(
@@ -54,8 +54,8 @@ def load(
             f"{_OTHER_LOSSES[config.model_type]}, too: that is not trained here.",
             "Give a T5, BART, Pegasus, Marian, M2M100, NLLB or mBART.",
         )
-    loading.check_head(source, new, "an encoder with a decoder")
-    loading.check_vocabulary(source, model, tokenizer)
+    pretrained.check_head(source, new, "an encoder with a decoder")
+    pretrained.check_vocabulary(source, model, tokenizer)
     if config.decoder_start_token_id is None and config.model_type != "mbart":
         raise ModelError(
             f"The model {source.name} does not say which token its decoder begins with.",

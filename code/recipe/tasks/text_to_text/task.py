@@ -15,7 +15,7 @@ from recipe.batching.batches import Layout, Samples
 from recipe.console import say
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.loading import Source
+from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section

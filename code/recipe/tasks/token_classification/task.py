@@ -21,8 +21,8 @@ from recipe.batching.samples import Samples
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, packed_encoders, token_heads
-from recipe.models.loading import Source
+from recipe.models import packed_encoders, pretrained, token_heads
+from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
 from recipe.tasks import judging
 from recipe.tasks.base import (
@@ -123,7 +123,7 @@ class TokenClassification(Task):
                     "Give data with the model's tags, or train.",
                 )
             self._names = self.objective.names = known
-        model, tokenizer = loading.load_head(
+        model, tokenizer = pretrained.load_head(
             AutoModelForTokenClassification,
             source,
             self._hyperparameters,
@@ -147,7 +147,7 @@ class TokenClassification(Task):
         """Tokens of a window; what serves the model reads as many."""
         encoding.refuse_types(model, tokenizer)
         max_length = self._hyperparameters.max_length
-        length = loading.longest_text(model, tokenizer, max_length, "a window")
+        length = pretrained.longest_text(model, tokenizer, max_length, "a window")
         tokenizer.model_max_length = length
         return length
 

@@ -26,13 +26,13 @@ from recipe.compat import new_weights
 from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading
+from recipe.models import pretrained
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.text_to_text import model as text_to_text
 from tests.support import causal_kit, texts_and_pictures
 
-Load = Callable[[loading.Source, Hyperparameters], Any]
+Load = Callable[[pretrained.Source, Hyperparameters], Any]
 
 
 def without(folder: Path, name: str) -> Path:
@@ -66,17 +66,17 @@ def with_fewer_positions(folder: Path) -> Path:
 
 def refusal(load: Load, folder: Path) -> str:
     with pytest.raises(ModelError) as refused:
-        load(loading.Source(name=str(folder), is_local=True), Hyperparameters())
+        load(pretrained.Source(name=str(folder), is_local=True), Hyperparameters())
     return str(refused.value)
 
 
 def test_an_encoder_goes_on_with_no_text(tiny_model: Path) -> None:
-    assert "is of type bert, an encoder" in refusal(loading.load_causal, tiny_model)
+    assert "is of type bert, an encoder" in refusal(pretrained.load_causal, tiny_model)
 
 
 def test_a_decoder_without_its_head(tmp_path: Path) -> None:
     folder = without(causal_kit.make_model("llama", tmp_path / "model"), "lm_head.weight")
-    found = refusal(loading.load_causal, folder)
+    found = refusal(pretrained.load_causal, folder)
     assert "lacks 1 weights of a causal language model: lm_head.weight." in found
 
 
@@ -97,7 +97,7 @@ def test_tokens_without_embeddings(tmp_path: Path, task: str, load: Load) -> Non
 
 def test_tokens_without_embeddings_of_a_decoder(tmp_path: Path) -> None:
     folder = with_more_tokens(causal_kit.make_model("llama", tmp_path / "model"))
-    assert " tokens, and the model " in refusal(loading.load_causal, folder)
+    assert " tokens, and the model " in refusal(pretrained.load_causal, folder)
 
 
 @pytest.mark.parametrize("kind", ["deberta", "xmod", "bert"])
@@ -109,16 +109,16 @@ def test_what_autocast_does_not_compute_is_refused(kind: str) -> None:
         more = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
     auto: Any = AutoModelForSequenceClassification
     model = auto.from_config(config(vocab_size=20, intermediate_size=16, **size, **more))
-    loading.check_precision(model, bf16=False, fp16=False)
+    pretrained.check_precision(model, bf16=False, fp16=False)
     fails = contextlib.nullcontext() if kind == "bert" else pytest.raises(RuntimeError)
     with torch.autocast("cpu", dtype=torch.bfloat16), fails:  # as the model's own code has it
         model(input_ids=torch.tensor([[5, 6, 7]]), attention_mask=torch.tensor([[1, 1, 1]]))
     if kind == "bert":
-        loading.check_precision(model, bf16=True, fp16=False)
+        pretrained.check_precision(model, bf16=True, fp16=False)
         return
     for name in ("bf16", "fp16"):
         with pytest.raises(HyperparameterError, match=f"Give {name}=False"):
-            loading.check_precision(model, bf16=name == "bf16", fp16=name == "fp16")
+            pretrained.check_precision(model, bf16=name == "bf16", fp16=name == "fp16")
 
 
 def test_a_long_text_is_answered_alike_whatever_came_before(
@@ -136,9 +136,9 @@ def test_a_long_text_is_answered_alike_whatever_came_before(
             if weights.dim() > 1:
                 weights.normal_(0, 0.7)
     made.save_pretrained(folder)
-    source = loading.Source(name=str(folder), is_local=True)
+    source = pretrained.Source(name=str(folder), is_local=True)
     auto: Any = AutoModelForSequenceClassification
-    model: Any = loading.read(auto, source, Hyperparameters())[0].eval()
+    model: Any = pretrained.read(auto, source, Hyperparameters())[0].eval()
     plain: Any = auto.from_pretrained(folder).eval()
     long, short = (torch.arange(length)[None] * 7 % 15 + 5 for length in (64, 8))
     with torch.inference_mode():
@@ -152,7 +152,7 @@ def test_a_long_text_is_answered_alike_whatever_came_before(
 
 
 TO_LABELS: dict[str, Load] = {
-    "text-classification": lambda *of: loading.load(of[0], Labels(("a", "b")), of[1]),
+    "text-classification": lambda *of: pretrained.load(of[0], Labels(("a", "b")), of[1]),
     "sentence-embedding": sentence_encoder.load,
     "masked-lm": masked_models.load,
 }
@@ -162,7 +162,7 @@ TO_LABELS: dict[str, Load] = {
 def test_layers_that_the_files_lack_are_not_drawn_at_random(
     load: Load, tmp_path: Path, tiny_model: Path
 ) -> None:
-    source = loading.Source(name=str(tiny_model), is_local=True)
+    source = pretrained.Source(name=str(tiny_model), is_local=True)
     load(source, Hyperparameters())
     folder = Path(shutil.copytree(tiny_model, tmp_path / "lacking"))
     name = "encoder.layer.1.output.dense.weight"
@@ -171,7 +171,7 @@ def test_layers_that_the_files_lack_are_not_drawn_at_random(
     found = refusal(load, with_fewer_positions(folder))
     assert "position_embeddings.weight" in found or "mismatched" in found  # transformers' own
     folder = Path(shutil.copytree(tiny_model, tmp_path / "unpooled"))
-    load(loading.Source(name=str(without(folder, "pooler.dense.weight")), is_local=True),
+    load(pretrained.Source(name=str(without(folder, "pooler.dense.weight")), is_local=True),
          Hyperparameters())  # fmt: skip
 
 
@@ -191,14 +191,16 @@ def test_a_decoder_whose_layers_another_head_calls_otherwise(tmp_path: Path) -> 
     """transformers' LlamaForQuestionAnswering reads none of what LlamaForCausalLM has saved."""
     folder = causal_kit.make_model("llama", tmp_path / "model")
 
-    def load(source: loading.Source, hyperparameters: Hyperparameters) -> Any:
+    def load(source: pretrained.Source, hyperparameters: Hyperparameters) -> Any:
         options = {"adapters": "QUESTION_ANS", "what": "answers"}
-        return loading.load_head(AutoModelForQuestionAnswering, source, hyperparameters, **options)
+        return pretrained.load_head(
+            AutoModelForQuestionAnswering, source, hyperparameters, **options
+        )
 
     found = refusal(load, folder)
     assert "without it: AutoModel" in found
     AutoModel.from_pretrained(folder).save_pretrained(folder)
-    model, _ = load(loading.Source(name=str(folder), is_local=True), Hyperparameters())
+    model, _ = load(pretrained.Source(name=str(folder), is_local=True), Hyperparameters())
     expected = AutoModel.from_pretrained(folder).get_parameter("layers.0.mlp.up_proj.weight")
     assert torch.equal(model.get_parameter("transformer.layers.0.mlp.up_proj.weight"), expected)
 
@@ -212,7 +214,7 @@ def test_a_new_head_for_masked_tokens_holds_no_numbers_of_old_memory(
     more = {"attention_window": 4} if kind == "longformer" else {}
     config: Any = CONFIG_MAPPING[kind](vocab_size=80, intermediate_size=16, **size, **more)
     AutoModel.from_config(config).save_pretrained(folder)
-    source = loading.Source(name=str(folder), is_local=True)
+    source = pretrained.Source(name=str(folder), is_local=True)
     model, _ = masked_models.load(source, Hyperparameters())
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
     assert model.get_output_embeddings().bias.count_nonzero() == 0
