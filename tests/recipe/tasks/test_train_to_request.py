@@ -53,7 +53,7 @@ def vectors(server: Running, base: Path) -> None:
 
     expected = SentenceTransformer(str(base / "model"), device="cpu").encode(TEXTS)
     found = torch.tensor(answer(server, {"inputs": TEXTS}))
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=0.03)
 
 
 def ranks(server: Running, base: Path) -> None:
@@ -64,7 +64,7 @@ def ranks(server: Running, base: Path) -> None:
     scores = {each["index"]: each["score"] for each in found}
     library = CrossEncoder(str(base / "model"), device="cpu")
     expected = library.predict([(query, text) for text in TEXTS]).tolist()
-    assert [scores[at] for at in range(3)] == pytest.approx(expected, abs=1e-4)
+    assert [scores[at] for at in range(3)] == pytest.approx(expected, abs=0.03)
 
 
 def completion(server: Running, base: Path) -> None:
@@ -152,6 +152,7 @@ FLOWS = {
     ),
 }  # fmt: skip
 LONG = ("ranks", "masks", "pictures")
+GENERATED = (completion, adapter, summaries)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +186,7 @@ def test_a_task_is_recognised_trained_and_served(
     assert "pipeline_tag: " in (tmp_path / "model" / "README.md").read_text()
     if "do_predict" in given:
         assert len(lines(output / "predictions.jsonl")) == (30 if flow.rows else 24)
-    with served(tmp_path, AMPHORA_DTYPE="float32") as server:
+    # Words are generated alike in one precision; all else is served as by default.
+    precision = {"AMPHORA_DTYPE": "float32"} if flow.check in GENERATED else {}
+    with served(tmp_path, **precision) as server:
         flow.check(server, tmp_path)
