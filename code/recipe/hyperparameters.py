@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from recipe import value_ranges
 from recipe.errors import HyperparameterError
+from recipe.secret_rules import is_secret_name, mask_shapes
 from recipe.task_table import TASKS
 
 
@@ -327,6 +329,17 @@ class Hyperparameters:
     def predicts(self) -> bool:
         """Whether the job writes predictions."""
         return bool(self.passed.get("do_predict"))
+
+    def as_text(self) -> dict[str, str]:
+        """Return the hyperparameters that are set, as text, without secrets such as hub_token."""
+        values = dataclasses.asdict(self)
+        passed = values.pop("passed")
+        del values["notes"]
+        return {
+            key: mask_shapes(value if isinstance(value, str) else json.dumps(value, default=str))
+            for key, value in {**values, **passed}.items()
+            if value is not None and not is_secret_name(key)
+        }
 
     def _out_of_range(self) -> Iterator[str]:
         values = {name: getattr(self, name) for name in own_fields()}

@@ -241,13 +241,17 @@ def read(
         # transformers passes a token argument on to some of its requests only.
         os.environ["HF_TOKEN"] = hyperparameters.hf_token
     options = {**in_precision(torch.float32), "output_loading_info": True, **more, **trusted}
-    options |= quantized.options(hyperparameters)
+    in_4_bits, trains = hyperparameters.load_in_4bit, hyperparameters.trains
+    if in_4_bits:
+        fp16 = bool(hyperparameters.passed.get("fp16"))
+        options |= quantized.options(bool(hyperparameters.bf16), fp16)
     settings: dict[str, Any] = {}
     with checksums.verified(source.name):
         try:
             with contextlib.suppress(OSError):  # which the next lines meet, too, or do without
                 settings, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
-            quantized.check_base(source.name, settings, None, hyperparameters)
+            if trains:
+                quantized.check_base(source.name, settings, None, in_4_bits)
             tokenizer = reader.from_pretrained(source.name, **trusted)
             with new_weights.marked_memory():
                 model, report = architecture.from_pretrained(source.name, **options)
@@ -275,7 +279,8 @@ def read(
                 "files in S3, give that prefix as the channel called model, and leave "
                 "model_name_or_path out.",
             ) from error
-    quantized.check_base(source.name, settings, model, hyperparameters)
+    if trains:
+        quantized.check_base(source.name, settings, model, in_4_bits)
     new = new_weights.unread(report)
     new_weights.check_layers(source.name, model, new)
     new_weights.write_biases(source.name, model, new)

@@ -11,8 +11,6 @@ from torch import nn
 from transformers import BitsAndBytesConfig
 
 from recipe.errors import HyperparameterError, ModelError
-from recipe.hyperparameters import Hyperparameters
-from recipe.runtime import device
 from recipe.runtime.device import Device
 
 BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -21,31 +19,26 @@ _REFUSED = "Hyperparameter load_in_4bit has value True, but"
 _REMEDY = "Leave it out: lora_r alone trains with little memory."
 
 
-def check(hyperparameters: Hyperparameters, chosen: Device, shared: Mapping[str, Any]) -> None:
-    """See that weights in 4 bits can be had, if they are asked for.
-
-    Args:
-        shared: Values for TrainingArguments that follow from how processes share the work.
+def check(chosen: Device, is_sharded: bool, is_compiled: bool) -> None:
+    """Check that weights in 4 bits, which are requested, are possible.
 
     Raises:
-        HyperparameterError: they cannot, and why.
+        HyperparameterError: They are not.
     """
-    if not hyperparameters.load_in_4bit:
-        return
     if chosen.kind != "cuda":
         raise HyperparameterError(
             f"{_REFUSED} this host computes on {chosen.kind}: bitsandbytes' layers are used on "
             "NVIDIA GPUs only.",
             f"Choose an instance with one, or leave it out: {_REMEDY.partition(': ')[2]}",
         )
-    if hyperparameters.passed.get("fsdp") or shared.get("fsdp"):
+    if is_sharded:
         raise HyperparameterError(
             f"{_REFUSED} the model is to be sharded (fsdp, mp_parameters): weights of 4 bits "
             "belong together with their scales, and are not sharded.",
             "Leave one of them out. In 4 bits each GPU has the whole model, 0.52 bytes a parameter "
             "(4.2 GB of 8 billion, 36 GB of 70 billion).",
         )
-    if hyperparameters.compile or hyperparameters.passed.get("torch_compile"):
+    if is_compiled:
         raise HyperparameterError(
             f"{_REFUSED} the model is to be compiled, which bitsandbytes' layers are not tried "
             "with.",
@@ -58,26 +51,25 @@ def check(hyperparameters: Hyperparameters, chosen: Device, shared: Mapping[str,
         )
 
 
-def check_base(
-    name: str, settings: Mapping[str, Any], model: Any, hyperparameters: Hyperparameters
-) -> None:
-    """See that a model to be trained was saved with the weights themselves, or became whole again.
+def check_base(name: str, settings: Mapping[str, Any], model: Any, in_4_bits: bool) -> None:
+    """Check that a model to be trained was saved without quantization, or was dequantized.
 
     Args:
         name: Its folder, or its name on the hub.
-        settings: What its config.json says.
-        model: It as it was loaded; None before that.
+        settings: The content of its config.json.
+        model: The loaded model; None before that.
+        in_4_bits: The hyperparameter load_in_4bit.
 
     Raises:
-        ModelError: its weights are quantized. They would stay as they are in a training, or be
-            rounded where adapters are merged into them, or need a library that is not here.
+        ModelError: Its weights are quantized. Training would leave them unchanged, merging adapters
+            would round them, or a library is missing.
     """
     saved = settings.get("quantization_config")
-    if not saved or not hyperparameters.trains:
+    if not saved:
         return
     method = saved.get("quant_method") or "bitsandbytes"
-    # transformers makes whole weights of these where it has no kernels for them.
-    becomes_whole = method == "mxfp4" and not hyperparameters.load_in_4bit
+    # transformers dequantizes these if it has no kernels for them.
+    becomes_whole = method == "mxfp4" and not in_4_bits
     if becomes_whole and not getattr(model, "is_quantized", False):
         return
     raise ModelError(
@@ -87,20 +79,13 @@ def check_base(
     )
 
 
-def options(hyperparameters: Hyperparameters) -> dict[str, Any]:
-    """What from_pretrained is called with to read weights into 4 bits; nothing if not asked for.
+def options(bf16: bool, fp16: bool) -> dict[str, Any]:
+    """Return the arguments of from_pretrained that read weights into 4 bits.
 
-    They are NF4 with scales that are quantized too, and multiplied in the precision that the
-    training computes in. What is no linear layer, and the head, stays in float32.
+    They are NF4 with quantized scales, and multiplied in the precision of the training. The head
+    and layers that are not linear stay in float32.
     """
-    if not hyperparameters.load_in_4bit:
-        return {}
-    bf16 = hyperparameters.bf16
-    if bf16 is None:
-        bf16 = device.kind_of("cuda").bf16()[0]
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    if hyperparameters.passed.get("fp16"):
-        dtype = torch.float16
+    dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32
     config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

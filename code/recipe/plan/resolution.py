@@ -75,7 +75,9 @@ def resolve(
     rate, reason = learning_rate(hyperparameters, task)
     # The rest of the arguments had to form the process group that agrees on the task.
     arguments.learning_rate = rate
-    hyperparameters = dataclasses.replace(hyperparameters, task=task, learning_rate=rate)
+    hyperparameters = dataclasses.replace(
+        hyperparameters, task=task, learning_rate=rate, bf16=chosen.bf16
+    )
     if hyperparameters.trains:
         table.add("learning rate", f"{rate:g}", reason)
         table.add("schedule", trainer_arguments.schedule(arguments))
@@ -118,20 +120,30 @@ def _host(
         use_cpu=hyperparameters.passed.get("use_cpu", False),
         fp16=hyperparameters.passed.get("fp16", False),
     )
-    if processes is not None:
-        several = dataclasses.replace(chosen, processes=processes)
-        shared = distribution.choose(hyperparameters, several, environ)
-        quantized.check(hyperparameters, chosen, shared.arguments)
-        # As one process: several would need a group, and no other argument depends on it.
-        arguments = trainer_arguments.make(hyperparameters, places, chosen, Distribution())
-        return several, arguments, shared
-    device.join(chosen.kind, environ)
-    shared = distribution.choose(hyperparameters, chosen, environ)
-    quantized.check(hyperparameters, chosen, shared.arguments)
-    arguments = trainer_arguments.make(hyperparameters, places, chosen, shared)
-    device.settle_on_gpu(arguments.device, os.environ)
-    device.check_world(arguments.device, chosen.processes)
-    return chosen, arguments, shared
+    is_job = processes is None
+    world = chosen if processes is None else dataclasses.replace(chosen, processes=processes)
+    if is_job:
+        device.join(chosen.kind, environ)
+    passed = hyperparameters.passed
+    shared = distribution.choose(
+        hyperparameters.mp_parameters,
+        hyperparameters.compile,
+        passed.get("torch_compile_backend"),
+        world,
+        environ,
+    )
+    if hyperparameters.load_in_4bit:
+        is_sharded = bool(passed.get("fsdp") or shared.arguments.get("fsdp"))
+        is_compiled = hyperparameters.compile or bool(passed.get("torch_compile"))
+        quantized.check(chosen, is_sharded, is_compiled)
+    # Outside the job there is no process group for the arguments, and none depends on it but these.
+    arguments = trainer_arguments.make(
+        hyperparameters, places, chosen, shared if is_job else Distribution()
+    )
+    if is_job:
+        device.settle_on_gpu(arguments.device, os.environ)
+        device.check_world(arguments.device, chosen.processes)
+    return world, arguments, shared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +12,7 @@ import transformers
 from huggingface_hub import ModelCardData
 
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
-from recipe.hyperparameters import Hyperparameters
-from recipe.secret_rules import is_secret_name, mask_shapes
+from recipe.secret_rules import mask_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,8 @@ class Facts:
     base_model: str
     base_is_local: bool = True
     """Whether `base_model` is a folder, not a name on the hub."""
-    hyperparameters: Hyperparameters
+    hyperparameters: Mapping[str, str]
+    """Those that have a value, without secrets."""
     about: About
     decisions: Sequence[tuple[str, str]]
     """The plan: what was decided, and the decision with its reason."""
@@ -78,7 +76,7 @@ def write(facts: Facts) -> str:
             facts.about.metrics,
             _table("metric", "value", metrics.items()),
             "## Hyperparameters",
-            _table("hyperparameter", "value", shown(facts.hyperparameters).items()),
+            _table("hyperparameter", "value", facts.hyperparameters.items()),
             "## Versions",
             _table("software", "version", versions().items()),
             "",
@@ -115,18 +113,6 @@ def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
         metrics=_MEANS[labels.problem],
         headline=("accuracy", "f1_macro", "f1_micro", "pearson", "mse", "loss"),
     )
-
-
-def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
-    """Return the hyperparameters that are set, as text, without secrets such as hub_token."""
-    values = dataclasses.asdict(hyperparameters)
-    passed = values.pop("passed")
-    del values["notes"]
-    return {
-        key: mask_shapes(value if isinstance(value, str) else json.dumps(value, default=str))
-        for key, value in {**values, **passed}.items()
-        if value is not None and not is_secret_name(key)
-    }
 
 
 def _table(left: str, right: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from transformers import TrainerState, TrainingArguments
 
 from recipe.console import say
-from recipe.reports import figures, model_card
+from recipe.reports import figures
 from recipe.reports.model_card import Facts, versions
 from recipe.reports.section import RULE, Section
 from recipe.storage import atomic
@@ -35,6 +35,8 @@ class Material:
     lengths: Array
     """Tokens of each training text, truncated."""
     max_length: int
+    batch_size: int
+    """Of one process, in training."""
     places: int
     """Tokens computed in one pass over the training texts, padding included."""
     phases: Mapping[str, float]
@@ -65,6 +67,7 @@ def of_run(
     show: Callable[[], Sequence[Section]],
     max_length: int,
     seconds: Mapping[str, float],
+    price_per_hour: float | None,
     hosts: int,
     folder: Path,
 ) -> None:
@@ -91,7 +94,8 @@ def of_run(
             max_length=max_length,
             places=trainer.tokens_computed(),
             phases=phases,
-            price_per_hour=facts.hyperparameters.price_per_hour,
+            batch_size=trainer.args.per_device_train_batch_size,
+            price_per_hour=price_per_hour,
             hosts=hosts,
             epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
         )
@@ -131,7 +135,7 @@ def write(material: Material, folder: Path) -> Path:
         sections=material.sections,
         rule=RULE,
         metrics={name: f"{value:.6g}" for name, value in material.facts.metrics.items()},
-        hyperparameters=model_card.shown(material.facts.hyperparameters),
+        hyperparameters=material.facts.hyperparameters,
         versions=versions(),
     )
     path = folder / "report.html"
@@ -167,7 +171,7 @@ def padding(material: Material) -> str:
     lengths, most = material.lengths, material.max_length
     if not most:
         return ""
-    real, size = int(lengths.sum()), material.facts.hyperparameters.per_device_train_batch_size
+    real, size = int(lengths.sum()), material.batch_size
     computed = f"{1 - real / material.places:.1%} of the computed tokens were padding."
     if lengths.max(initial=0) > most:  # texts in windows: other layouts would truncate them
         return computed

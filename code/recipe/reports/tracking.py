@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers.integrations import integration_utils
 
 from recipe.console import is_first_process, say
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.paths import Places
-from recipe.reports.model_card import shown
 
 MLFLOW = "mlflow"
 
@@ -57,11 +55,11 @@ def set_places(places: Places) -> None:
 
 
 @contextlib.contextmanager
-def run(trackers: Sequence[str], hyperparameters: Hyperparameters) -> Iterator[None]:
+def run(trackers: Sequence[str], parameters: Mapping[str, str]) -> Iterator[None]:
     """Open an MLflow run, if requested, from before training to after the last evaluation.
 
     The Trainer's own run ends with training, and each later evaluation starts another one.
-    The run has the hyperparameters without secrets; its status is FINISHED, FAILED, or KILLED
+    The run has the parameters; its status is FINISHED, FAILED, or KILLED
     after a stop.
     """
     if MLFLOW not in trackers or not is_first_process():
@@ -70,7 +68,7 @@ def run(trackers: Sequence[str], hyperparameters: Hyperparameters) -> Iterator[N
     import mlflow  # takes seconds
 
     mlflow.start_run()
-    mlflow.log_params({f"recipe.{name}": value for name, value in shown(hyperparameters).items()})
+    mlflow.log_params({f"recipe.{name}": value for name, value in parameters.items()})
     status = "FAILED"
     try:
         yield

@@ -20,7 +20,6 @@ from accelerate.utils import (  # type: ignore[import-untyped]
 from transformers import Trainer
 
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import sharded
 from recipe.runtime.device import Device, kind_of
 
@@ -39,7 +38,11 @@ class Distribution:
 
 
 def choose(
-    hyperparameters: Hyperparameters, chosen: Device, environ: Mapping[str, str]
+    mp_parameters: str | None,
+    is_compiled: bool,
+    compiler: str | None,
+    chosen: Device,
+    environ: Mapping[str, str],
 ) -> Distribution:
     """Choose what the hyperparameters and SM_FRAMEWORK_PARAMS ask for.
 
@@ -60,9 +63,9 @@ def choose(
         else:
             note = f"{described} {kind.backend} backend, since smddp is not installed"
             smddp = Distribution(said=(note,))
-    sharding = _sharding(hyperparameters.mp_parameters, chosen)
+    sharding = _sharding(mp_parameters, chosen)
     by_compiler = _is_true(framework.get(_COMPILER))
-    compilation = _compilation(hyperparameters, by_compiler, chosen, environ)
+    compilation = _compilation(is_compiled, by_compiler, compiler, chosen, environ)
     if sharding.arguments and compilation.arguments and not kind.compiles_shards:
         raise HyperparameterError(
             "mp_parameters asks for sharded weights (FSDP2), and compile for torch.compile, which "
@@ -110,19 +113,20 @@ def _sharding(requested: str | None, chosen: Device) -> Distribution:
 
 
 def _compilation(
-    hyperparameters: Hyperparameters,
+    by_hyperparameter: bool,
     by_training_compiler: bool,
+    requested: str | None,
     chosen: Device,
     environ: Mapping[str, str],
 ) -> Distribution:
-    if not hyperparameters.compile and not by_training_compiler:
+    if not by_hyperparameter and not by_training_compiler:
         return Distribution()
     compiler = kind_of(chosen.kind).compiler
     if compiler is None:
         return Distribution(said=("torch.compile is off: torch-xla compiles without it",))
     why = "SageMaker Training Compiler was" if by_training_compiler else "compile was"
-    backend = hyperparameters.passed.get("torch_compile_backend") or compiler
-    if chosen.kind == "cpu" and backend == "inductor" and not hyperparameters.compile:
+    backend = requested or compiler
+    if chosen.kind == "cpu" and backend == "inductor" and not by_hyperparameter:
         # Measured: a step takes 1.4 times as long (docs/LAB.md).
         said = f"torch.compile is off, though {why} asked for: it does not pay on a CPU"
         return Distribution(said=(f"{said}; compile=True turns it on",))

@@ -6,7 +6,6 @@ A failed push does not fail the job, since the model is already saved.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import huggingface_hub
 
 from recipe.console import say
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 
 # Files of an earlier model that would be loaded with or instead of this one: the commit removes
 # those that this model does not have.
@@ -65,18 +63,14 @@ class Repository:
         say(f"model pushed to {self._api.endpoint}/{self.name}")
 
 
-def prepare(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Repository | None:
-    """Return the repository to push to, created if needed; None without `push_to_hub`.
+def prepare(name: str, token: str | None, private: bool) -> Repository:
+    """Return the repository to push to, created if needed.
 
     Called before training, so that a wrong token or name fails early.
 
     Raises:
         HyperparameterError: There is no token, or the hub refuses to create the repository.
     """
-    if not hyperparameters.push_to_hub:
-        return None
-    name = str(hyperparameters.hub_model_id)
-    token = hyperparameters.hub_token or hyperparameters.hf_token or environ.get("HF_TOKEN")
     if not token:
         raise HyperparameterError(
             f"push_to_hub=True, hub_model_id={name}, but there is no token.",
@@ -84,9 +78,7 @@ def prepare(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Rep
         )
     api: Any = huggingface_hub.HfApi(token=token)
     try:
-        made = api.create_repo(
-            name, private=hyperparameters.hub_private_repo is not False, exist_ok=True
-        )
+        made = api.create_repo(name, private=private, exist_ok=True)
     except Exception as error:  # huggingface_hub, its HTTP client, or the network
         raise HyperparameterError(
             f"Hyperparameter hub_model_id has value {name!r}, which cannot be pushed to: "

@@ -7,7 +7,6 @@ the evaluation loop (every sample once).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from recipe.batching import batches
 from recipe.batching import packing as plan
 from recipe.batching.batches import Batch, Layout, Samples, World
 from recipe.console import say
-from recipe.errors import DistributedError, DivergedError, HyperparameterError
+from recipe.errors import DistributedError, DivergedError
 from recipe.plan import batch_layout, worlds
 from recipe.plan.table import Table
 from recipe.plan.worlds import Cut
@@ -39,36 +38,9 @@ from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
 from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
-from recipe.value_ranges import REFUSED
 
 _WATCHED = 16
 _REFERENCES = "references.safetensors"
-
-
-def check(args: TrainingArguments) -> None:
-    """Check that no argument is set that the engine would ignore.
-
-    Raises:
-        HyperparameterError: Such an argument is set.
-        DistributedError: One process would have to use several GPUs.
-    """
-    for field in dataclasses.fields(TrainingArguments):
-        value = getattr(args, field.name, None)
-        usual = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            usual = field.default_factory()
-        if field.name in REFUSED and value != usual:
-            raise HyperparameterError(
-                f"Hyperparameter {field.name} has value {value!r}, which this recipe does not "
-                f"support: {REFUSED[field.name]}.",
-                "Leave it out.",
-            )
-    if args.n_gpu > 1:
-        raise DistributedError(
-            f"One process sees {args.n_gpu} GPUs.",
-            "Start the script by torchrun with one process for each GPU, or select one by "
-            "CUDA_VISIBLE_DEVICES.",
-        )
 
 
 def build(
@@ -92,11 +64,15 @@ def build(
         others: Arguments of `Engine`.
 
     Raises:
-        HyperparameterError: packing=True, and the model cannot be packed; or an argument is set
-            that the engine would ignore.
+        HyperparameterError: packing=True, and the model cannot be packed.
         DistributedError: One process would have to use several GPUs.
     """
-    check(args)
+    if args.n_gpu > 1:
+        raise DistributedError(
+            f"One process sees {args.n_gpu} GPUs.",
+            "Start the script by torchrun with one process for each GPU, or select one by "
+            "CUDA_VISIBLE_DEVICES.",
+        )
     cut = worlds.settle(args)
     samples = dict(ready)
     training = batches.Training(

@@ -58,7 +58,11 @@ def run(
             ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
         ):
             atomic.check_writable(what, folder, remedy.format(variable))
-    pushing = hub.prepare(hyperparameters, environ) if is_first_process() else None
+    pushing = None
+    if hyperparameters.push_to_hub and is_first_process():
+        token = hyperparameters.hub_token or hyperparameters.hf_token or environ.get("HF_TOKEN")
+        is_private = hyperparameters.hub_private_repo is not False
+        pushing = hub.prepare(str(hyperparameters.hub_model_id), token, is_private)
     if not has_terminal() or not is_first_process():
         datasets.disable_progress_bars()
     quieten()
@@ -67,7 +71,8 @@ def run(
     plan = resolution.resolve(hyperparameters, places, environ, table)
     watch.lap("data")
     job = _make(plan, table, watch, environ)
-    with tracking.run(cast("list[str]", plan.arguments.report_to), plan.hyperparameters):
+    parameters = plan.hyperparameters.as_text()
+    with tracking.run(cast("list[str]", plan.arguments.report_to), parameters):
         metrics = _train(job, plan.hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(job.trainer)
@@ -75,12 +80,12 @@ def run(
         facts = model_card.Facts(
             base_model=plan.source.name,
             base_is_local=plan.source.is_local,
-            hyperparameters=plan.hyperparameters,
+            hyperparameters=parameters,
             about=plan.task.about(),
             decisions=[(decision.what, str(decision)) for decision in table.rows],
             metrics=metrics,
         )
-        _write(job, weights, facts, places)
+        _write(job, weights, facts, places, hyperparameters.trains)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
         show = functools.partial(plan.task.sections, job.trainer, job.samples)
@@ -90,7 +95,8 @@ def run(
             predicted.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
             length = job.loaded.max_length
-            report.of_run(job.trainer, facts, show, length, watch.seconds, hosts, output)
+            price = hyperparameters.price_per_hour
+            report.of_run(job.trainer, facts, show, length, watch.seconds, price, hosts, output)
     if xla.in_use():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if plan.device.kind == "cuda":
@@ -175,10 +181,14 @@ def _train(job: _Job, hyperparameters: Hyperparameters) -> dict[str, float]:
 
 
 def _write(
-    job: _Job, weights: dict[str, Any] | None, facts: model_card.Facts, places: Places
+    job: _Job,
+    weights: dict[str, Any] | None,
+    facts: model_card.Facts,
+    places: Places,
+    is_trained: bool,
 ) -> None:
     """Write the model, if it was trained, and metrics.json, and log the metrics."""
-    if facts.hyperparameters.trains:
+    if is_trained:
         trained: Any = job.trainer.model
         needed = sum(weight.nbytes for weight in trained.parameters())
         with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:

@@ -22,7 +22,6 @@ from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
 from recipe.tasks.text_classification.task import CLASSES
-from recipe.training import engine
 from tests.support.packed_batches import (
     KINDS,
     PAD,
@@ -185,17 +184,6 @@ def test_what_the_table_says_of_packing(make_deberta: Callable[[], PreTrainedMod
 def make_deberta() -> Callable[[], PreTrainedModel]:
     config = transformers.DebertaV2Config(**SMALL)
     return lambda: transformers.DebertaV2ForSequenceClassification(config)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("dataloader_drop_last", True), ("ignore_data_skip", True), ("auto_find_batch_size", True)],
-)
-def test_what_the_engine_would_pass_over_is_refused(tmp_path: Path, name: str, value: bool) -> None:
-    engine.check(TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{name: value})
-    with pytest.raises(HyperparameterError, match=f"{name} has value True"):
-        engine.check(args)
 
 
 def test_what_can_be_refused_exists() -> None:

@@ -54,28 +54,22 @@ def test_what_does_not_go_together_is_told_at_once(argv: list[str], told: list[s
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "shared", "told"),
+    ("kind", "is_sharded", "is_compiled", "told"),
     [
-        ("cpu", [], {}, "computes on cpu"),
-        ("xla", [], {}, "computes on xla"),
-        ("neuron", [], {}, "computes on neuron"),
-        ("cuda", [], {"fsdp": True}, "is to be sharded"),
-        ("cuda", ["--fsdp", "full_shard"], {}, "is to be sharded"),
-        ("cuda", ["--compile", "True"], {}, "is to be compiled"),
-        ("cuda", [], {}, "bitsandbytes is not here"),
+        ("cpu", False, False, "computes on cpu"),
+        ("xla", False, False, "computes on xla"),
+        ("neuron", False, False, "computes on neuron"),
+        ("cuda", True, False, "is to be sharded"),
+        ("cuda", False, True, "is to be compiled"),
+        ("cuda", False, False, "bitsandbytes is not here"),
     ],
 )
 def test_where_it_cannot_be_had_it_is_refused(
-    kind: str,
-    more: list[str],
-    shared: dict[str, Any],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, is_sharded: bool, is_compiled: bool, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(HyperparameterError, match=told):
-        quantized.check(parse([*RIGHT, *more]), on(kind), shared)
-    quantized.check(parse(ASKED[:4]), on(kind), shared)
+        quantized.check(on(kind), is_sharded, is_compiled)
 
 
 def test_doctor_and_a_training_on_a_cpu_tell_the_same(tmp_path: Path) -> None:
@@ -115,12 +109,13 @@ def test_a_model_saved_with_quantized_weights_is_not_trained(
 def test_weights_are_nf4_and_multiplied_as_the_training_computes(
     more: list[str], dtype: torch.dtype
 ) -> None:
-    config = quantized.options(parse([*RIGHT, *more]))["quantization_config"]
+    given = parse([*RIGHT, *more])
+    fp16 = bool(given.passed.get("fp16"))
+    config = quantized.options(bool(given.bf16), fp16)["quantization_config"]
     assert config.load_in_4bit
     assert config.bnb_4bit_quant_type == "nf4"
     assert config.bnb_4bit_use_double_quant
     assert config.bnb_4bit_compute_dtype == dtype
-    assert quantized.options(parse(ASKED[:4])) == {}
 
 
 def test_the_estimate_counts_four_bits_and_no_copies_of_them() -> None:

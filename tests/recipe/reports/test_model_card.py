@@ -27,7 +27,7 @@ def test_it_names_the_base_model_where_the_hub_has_it(
         base_is_local=is_local,
         hyperparameters=Hyperparameters(
             hf_token="hf_planted", hub_model_id="https://me:hf_planted@host/a"
-        ),
+        ).as_text(),
         about=model_card.of_labels(Labels(("no", "yes")), ("text",)),
         decisions=[("data", "4 rows")],
         metrics={"eval_accuracy": 0.25},

@@ -17,6 +17,7 @@ from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
+from recipe.runtime.distribution import Distribution
 from tests.support import http_server
 from tests.support.trainings import train
 from tests.support.words import reviews
@@ -32,6 +33,11 @@ def device(processes: int, kind: str = "cpu") -> Device:
     return Device(kind=kind, bf16=False, reason="", processes=processes, threads=None)
 
 
+def choose(given: Hyperparameters, on: Device, environ: dict[str, str]) -> Distribution:
+    backend = given.passed.get("torch_compile_backend")
+    return distribution.choose(given.mp_parameters, given.compile, backend, on, environ)
+
+
 def write_data(folder: Path, rows: list[tuple[str, str]]) -> dict[str, Path]:
     folder.mkdir(parents=True)
     lines = (json.dumps({"text": text, "label": label}) for text, label in rows)
@@ -42,9 +48,9 @@ def write_data(folder: Path, rows: list[tuple[str, str]]) -> dict[str, Path]:
 @pytest.mark.parametrize("written", ["partitions=2,ddp=True", '{"partitions": 2, "ddp": true}'])
 def test_mp_parameters_ask_for_fsdp2(written: str) -> None:
     asked = parse(["--mp_parameters", written])
-    chosen = distribution.choose(asked, device(2), {})
+    chosen = choose(asked, device(2), {})
     assert chosen.arguments == {"fsdp": True, "fsdp_config": {"version": 2}}
-    alone = distribution.choose(asked, device(1), {})
+    alone = choose(asked, device(1), {})
     assert alone.arguments == {}
     assert alone.said == ("mp_parameters (partitions, ddp) has no effect with one process",)
 
@@ -52,13 +58,13 @@ def test_mp_parameters_ask_for_fsdp2(written: str) -> None:
 @pytest.mark.parametrize("written", ["", "{}"])
 def test_empty_mp_parameters_ask_for_nothing(written: str) -> None:
     asked = parse(["--mp_parameters", written])
-    assert distribution.choose(asked, device(2), {}) == distribution.Distribution()
+    assert choose(asked, device(2), {}) == Distribution()
 
 
 @pytest.mark.parametrize("written", ["yes", "{partitions}"])
 def test_unreadable_mp_parameters_are_named(written: str) -> None:
     with pytest.raises(HyperparameterError, match="mp_parameters has value"):
-        distribution.choose(parse(["--mp_parameters", written]), device(2), {})
+        choose(parse(["--mp_parameters", written]), device(2), {})
 
 
 @pytest.mark.heavy
@@ -78,22 +84,22 @@ def test_training_compiler_keys_compile(tmp_path: Path, tiny_model: Path) -> Non
 
 def test_compilation_is_off_unless_asked_for() -> None:
     off = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_training_compiler_enabled": "false"}'}
-    assert distribution.choose(Hyperparameters(), device(1), off).arguments == {}
-    asked = distribution.choose(parse(["--compile"]), device(1, "cuda"), {})
+    assert choose(Hyperparameters(), device(1), off).arguments == {}
+    asked = choose(parse(["--compile"]), device(1, "cuda"), {})
     assert asked.arguments == {"torch_compile": True}
 
 
 def test_training_compiler_keys_do_not_compile_where_it_does_not_pay() -> None:
     keys = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER)}
-    on_cpu = distribution.choose(Hyperparameters(), device(1), keys)
+    on_cpu = choose(Hyperparameters(), device(1), keys)
     assert on_cpu.arguments == {}
     assert "does not pay on a CPU; compile=True turns it on" in on_cpu.said[0]
-    on_gpu = distribution.choose(Hyperparameters(), device(1, "cuda"), keys)
+    on_gpu = choose(Hyperparameters(), device(1, "cuda"), keys)
     assert on_gpu.arguments == {"torch_compile": True}
 
 
 def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
-    without = distribution.choose(parse(["--compile"]), device(1), {"CXX": "no-such-compiler"})
+    without = choose(parse(["--compile"]), device(1), {"CXX": "no-such-compiler"})
     assert without.arguments == {}
     assert "needs no-such-compiler" in without.said[0]
 
@@ -129,7 +135,7 @@ def test_compiled_and_packed_trains_to_the_same_losses(tmp_path: Path, still_mod
 
 def test_torch_xla_neither_shards_nor_takes_torch_compile() -> None:
     asked = parse(["--mp_parameters", "partitions=2", "--compile"])
-    chosen = distribution.choose(asked, device(2, "xla"), {})
+    chosen = choose(asked, device(2, "xla"), {})
     assert chosen.arguments == {}
     assert chosen.said == (
         "mp_parameters (partitions) has no effect on torch-xla: no weights are sharded",
@@ -138,19 +144,19 @@ def test_torch_xla_neither_shards_nor_takes_torch_compile() -> None:
 
 
 def test_native_neuron_compiles_by_its_own_backend_and_not_what_is_sharded() -> None:
-    compiled = distribution.choose(parse(["--compile"]), device(2, "neuron"), {})
+    compiled = choose(parse(["--compile"]), device(2, "neuron"), {})
     assert compiled.arguments == {"torch_compile": True, "torch_compile_backend": "neuron"}
-    sharded = distribution.choose(parse(["--mp_parameters", "a=2"]), device(2, "neuron"), {})
+    sharded = choose(parse(["--mp_parameters", "a=2"]), device(2, "neuron"), {})
     assert sharded.arguments["fsdp"]
     with pytest.raises(HyperparameterError, match="with SimpleFSDP only"):
         both = parse(["--mp_parameters", "a=2", "--compile"])
-        distribution.choose(both, device(2, "neuron"), {})
+        choose(both, device(2, "neuron"), {})
 
 
 def test_smddp_is_used_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without = distribution.choose(Hyperparameters(), device(8, "cuda"), SMDDP)
+    without = choose(Hyperparameters(), device(8, "cuda"), SMDDP)
     assert (without.arguments, len(without.said)) == ({}, 1)
     assert "nccl backend" in without.said[0]
     package = tmp_path / "smdistributed" / "dataparallel"
@@ -158,7 +164,7 @@ def test_smddp_is_used_where_it_is_installed(
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = distribution.choose(Hyperparameters(), device(8, "cuda"), SMDDP)
+    found = choose(Hyperparameters(), device(8, "cuda"), SMDDP)
     assert found.arguments == {"ddp_backend": "smddp"}
     for name in [name for name in sys.modules if name.startswith("smdistributed")]:
         monkeypatch.delitem(sys.modules, name)

@@ -29,9 +29,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushHub]:
 
 
 def prepared(*more: str, **environ: str) -> pushing.Repository:
-    repository = pushing.prepare(arguments.parse([*ASKED, *more]), environ)
-    assert repository is not None
-    return repository
+    given = arguments.parse([*ASKED, *more])
+    token = given.hub_token or given.hf_token or environ.get("HF_TOKEN")
+    return pushing.prepare(NAME, token, given.hub_private_repo is not False)
 
 
 @pytest.fixture
@@ -121,11 +121,10 @@ def test_what_would_fail_after_training_fails_before(
 
 def test_what_is_asked_for_in_vain_is_said() -> None:
     quiet = arguments.parse(["--hub_model_id", NAME])
-    assert pushing.prepare(quiet, {"HF_TOKEN": TOKEN}) is None
     (note,) = quiet.notes
-    assert "push_to_hub is not given" in note
+    assert "push_to_hub is not set" in note
     (note,) = arguments.parse([*ASKED, "--hub_strategy", "every_save"]).notes
-    assert "once, when the training has ended" in note
+    assert "only once, after training" in note
     with pytest.raises(HyperparameterError, match="hub_revision has value 'v2'"):
         arguments.parse([*ASKED, "--hub_revision", "v2"])
 

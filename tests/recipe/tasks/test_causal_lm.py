@@ -411,9 +411,7 @@ def test_a_run_whose_model_is_served_at_once(tmp_path: Path) -> None:
     assert int(found["steps"].detail.split()[0]) > 30
 
 
-def test_a_model_that_cannot_be_packed_is_padded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
     from recipe.batching import batches
     from recipe.tasks.causal_lm import task as causal_lm
 
