@@ -91,11 +91,15 @@ def is_text(part: Part, name: str) -> bool:
 
 def reads_like_text(part: Part, name: str) -> bool:
     """Return whether most values have several words, and are no names of classes."""
+    return has_words(part, name) and (differs(part, name) or _mean_words(part, name) >= _SENTENCE)
+
+
+def has_words(part: Part, name: str) -> bool:
+    """Return whether half of the texts or more have several words."""
     if not is_text(part, name):
         return False
     counts = _words(part, name)
-    has_words = sum(count > 1 for count in counts) >= len(counts) / 2
-    return has_words and (differs(part, name) or _mean_words(part, name) >= _SENTENCE)
+    return sum(count > 1 for count in counts) >= len(counts) / 2
 
 
 def differs(part: Part, name: str) -> bool:

@@ -19,6 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_content import (
     differs,
+    has_words,
     is_constant,
     is_metadata,
     is_text,
@@ -185,8 +186,23 @@ def choose(
     return chosen
 
 
+_EXPORTS = {
+    "tokenized_text": "GLiNER's training data. Write a tag for each token (B-PER, I-PER, O) into a "
+    "column ner_tags (task=token-classification).",
+    **dict.fromkeys(
+        ("labeled_data", "data_row.row_data"),
+        "an export of Labelbox. Write its texts and answers into a CSV with the columns text and "
+        "label.",
+    ),
+}
+"""Columns of formats that are not read: what the data is, and what to do."""
+
+
 def unknown(part: Part, missing: Sequence[Role]) -> DataError:
     """Return the refusal of a table without a known column for each role."""
+    if export := first_known(part, list(_EXPORTS)):
+        what, _, remedy = _EXPORTS[plain(export)].partition(". ")
+        return DataError(f"{part.path} is {what}.", remedy)
     plural = "s" if len(missing) > 1 else ""
     pronoun = "them" if plural else "it"
     keys = [role.key or role.names[0] for role in missing]
@@ -372,13 +388,14 @@ def text_alone(part: Part, label: str | None) -> str:
         return named
     names = [name for name in part.table.column_names if plain(name) not in LABEL_NAMES]
     strings = [name for name in names if name != label and is_text(part, name)]
-    texts: list[str] = [name for name in strings if _is_other_text(part, name)]
-    candidates = texts or [name for name in strings if not is_metadata(part, name)] or strings
-    if not candidates:
-        raise unknown(part, [_TEXT])
-    if len(candidates) > 1:
-        raise _several_texts(part, candidates)
-    return candidates[0]
+    candidates = [name for name in strings if not is_metadata(part, name)] or strings
+    for test in (reads_like_text, has_words, differs, is_text):
+        left: list[str] = [name for name in candidates if test(part, name)]
+        if len(left) > 1:
+            raise _several_texts(part, left)
+        if left:
+            return left[0]
+    raise unknown(part, [_TEXT])
 
 
 def _check_other_texts(part: Part, chosen: Texts, label: str | None) -> None:

@@ -422,7 +422,7 @@ BROKEN = [
     (
         "words,more\nxx,aa\nyy,bb\nzz,cc\n",
         {},
-        ["'words'", "'more'", "text_column=words,more", "label_column"],
+        ["'words'", "'more'", "text_column=words,more"],
     ),
     ("text,label,label\na,b,c\n", {}, ["two columns", "'label'"]),
 ]
@@ -654,5 +654,5 @@ def test_workbooks_are_refused_with_what_to_save_instead(tmp_path: Path) -> None
 def test_a_line_for_excel_is_no_header(tmp_path: Path, first: str) -> None:
     body = "".join(f"film number {row};{'good' if row % 2 else 'bad'}\n" for row in range(40))
     (tmp_path / "a.csv").write_text(f"{first}\ntext;label\n{body}")
-    with pytest.raises(DataError, match="tells Excel how columns are cut"):
+    with pytest.raises(DataError, match="tells Excel the delimiter"):
         classification.load({"train": tmp_path}, Hyperparameters())

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe.data.files import delimited, formats, quick_csv, spool
+from recipe.data.files import delimited, formats, spool
 from recipe.data.files.part import Part
 from recipe.errors import DataError
 
@@ -56,7 +56,7 @@ def read(
         if not quick:
 
             def refuse(*given: object) -> None:
-                raise quick_csv.NotPlain
+                raise delimited.NotPlain
 
             patch.setattr(delimited, "_read_quickly", refuse)
         part = formats.read(path)
@@ -70,7 +70,7 @@ def test_rows_and_lines_are_those_of_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write, end: str, seed: int
 ) -> None:
     """Blocks of a few kilobytes, so that rows and quotes lie across them."""
-    monkeypatch.setattr(quick_csv, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(delimited, "_BLOCK", 1 << 12)
     draw = random.Random(f"{write.__name__} {end} {seed}")
     path = tmp_path / "train.csv"
     rows = [f"{write(draw)},{number % 2},{write(draw)}" for number in range(1_500)]

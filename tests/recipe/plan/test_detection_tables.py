@@ -177,7 +177,7 @@ add("doccano comments", lambda n:{"id":n,"data":s(),"label":[o("pos","neg")]},
 add("labelstudio csv ner", lambda n:{"id":n,"text":"Ada "+s(),"label":[{"start":0,"end":3,"text":"Ada","labels":["PER"]}],"annotator":1,"annotation_id":n,"created_at":"2024-01-01","lead_time":1.5},
     "token-classification")
 add("labelbox", lambda n:{"ID":f"c{n}","Labeled Data":s(),"Label":{"classifications":[{"title":"mood","answer":{"value":"good"}}]}},
-    "! The label column of")
+    "! an export of Labelbox & columns text and label")
 add("openai classification", lambda n:{"prompt":s()+"\n\n###\n\n","completion":o(" pos"," neg")},
     "encoder,masked: ? text-classification causal-lm; decoder: causal-lm; t5: ? text-classification text2text-generation")
 # tokens
@@ -188,7 +188,7 @@ add("wikiann", lambda n:{"tokens":["Ada","saw","Rome"],"ner_tags":[1,0,5],"langs
 add("multinerd", lambda n:{"tokens":["Ada","saw"],"ner_tags":[1,0],"lang":"en"},
     "token-classification")
 add("gliner", lambda n:{"tokenized_text":["Ada","saw","Rome"],"ner":[[0,0,"person"],[2,2,"city"]]},
-    "! The label column of")
+    "! GLiNER's training data & column ner_tags")
 add("universal ner kaggle", lambda n:{"Sentence #":n,"Sentence":"Ada saw Rome","POS":"['NNP','VBD','NNP']","Tag":"['B-per','O','B-geo']"},
     "token-classification")
 add("spacy", lambda n:["Ada saw "+s(),{"entities":[[0,3,"PER"]]}],
@@ -224,7 +224,7 @@ add("dolly", lambda n:{"instruction":s(),"context":s() if n%2 else "","response"
 add("openorca", lambda n:{"id":f"n{n}","system_prompt":s(),"question":s(),"response":s()},
     "encoder: ? causal-lm sentence-embedding; masked: ? causal-lm masked-lm sentence-embedding; decoder,t5: ! values in column 'system_prompt'")
 add("guanaco", lambda n:{"text":"### Human: "+s()+"### Assistant: "+s()},
-    "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ! The label column of")
+    "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ? text2text-generation")
 add("ultrachat", lambda n:{"prompt":s(),"prompt_id":f"p{n}","messages":[{"role":"user","content":s()},{"role":"assistant","content":s()}]},
     "causal-lm")
 add("sharegpt", chat("conversations","from","value","human","gpt",id=lambda n:str(n)),
@@ -248,9 +248,9 @@ add("openr1", lambda n:{"problem":s(),"solution":s(),"answer":str(n),"problem_ty
 add("codealpaca code", lambda n:{"code":s(30),"docstring":s()},
     "! as text_column=code")
 add("wikitext", lambda n:{"text":s(30)},
-    "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ! The label column of")
+    "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ? text2text-generation")
 add("tinystories", lambda n:{"story":s(40)},
-    "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ! The label column of")
+    "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ? text2text-generation")
 add("tokens file", lambda n:{"input_ids":[1,2,3]},
     "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ! The label column of")
 add("prompts beside labels", lambda n:{"prompt":s(),"response":s(),"label":o("safe","unsafe")},

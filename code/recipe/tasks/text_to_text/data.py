@@ -233,6 +233,14 @@ def recognise_others(evidence: Evidence) -> Recognised | None:
     """Return that the first rows hold other texts and what is written for each."""
     if recognise_translations(evidence) or recognise_summaries(evidence):
         return None
+    names = [] if evidence.part is None else evidence.part.table.column_names
+    if evidence.model == WRITER and len(names) == 1 and is_string(evidence.kind(names[0])):
+        return Recognised(
+            reason=f"column {names[0]} holds texts, and no column what to write for them",
+            certain=False,
+            remedy="Add a column target, or start from a decoder (task=causal-lm) or an encoder "
+            "(task=masked-lm).",
+        )
     return _recognised(evidence, PAIRS, "texts")
 
 
