@@ -238,6 +238,8 @@ def worker_environment(
     # A thread pool does not survive a fork; the forks set their own count.
     child["OMP_NUM_THREADS"] = "1" if share else str(settings.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Bars of downloads and loading fill a log, which is not a terminal.
+    child.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if share:
         # Arrow, which sentence-transformers and pandas import, starts a thread of an allocator that
         # it does not use by default. Processes with threads are not forked.
