@@ -12,6 +12,7 @@ import ast
 import functools
 import importlib.metadata
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -188,8 +189,10 @@ def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
             continue
         seen.add(file)
         try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):  # The import reports it.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError, RecursionError):  # The import reports them all.
             continue
         yield file, tree
         for node in ast.walk(tree):

@@ -43,6 +43,7 @@ def check(folder: Path, code: str, **others: str) -> str:
         ("def f(t):\n\n  return t.encode_plus('a')", 4, ["encode_plus", "tokenizer(text"]),
         ("def f(t): return t.batch_encode_plus(['a'])", 2, ["tokenizer(texts"]),
         ("def f(t): return t('a', pad_to_max_length=True)", 2, ['padding="max_length"']),
+        ("x = '\\d'  # warned of\ndef f(t): return t('a', pad_to_max_length=True)", 3, ["padding"]),
         ("def f(p): return p('a', ['b'], multi_class=True)", 2, ["multi_label"]),
         ("def f(m, i): return m(i, head_mask=make())", 2, ["head_mask"]),
         ("from transformers import BertTokenizer as B, BertTokenizer\nt = BertTokenizer(vocab_file='v')",
