@@ -27,7 +27,7 @@ from tests.support.words import WORDS
 
 sys.path.insert(0, str(CODE))
 from recipe.metrics import metric_definitions
-from tests.recipe.inference.test_pictures import TEXT, picture, save_llava
+from tests.recipe.backend.test_pictures import TEXT, picture, save_llava
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOSS = next(row["Regex"] for row in metric_definitions() if row["Name"] == "loss")
