@@ -30,16 +30,16 @@ class Layout(Protocol):
 
     @property
     def balanced(self) -> bool:
-        """Whether batches need like sums of tokens, rather than samples of like length."""
+        """Return whether batches need like sums of tokens, rather than samples of like length."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What the model takes, for the samples at `rows`, at most `size` of them."""
+        """Return what the model takes, for the samples at `rows`, at most `size` of them."""
 
     def describe(self) -> str:
-        """The shapes, for the log."""
+        """Return the shapes, for the log."""
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """Tokens computed for the samples at `rows`, padding included."""
+        """Return the tokens computed for the samples at `rows`, padding included."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Packed:
         return batch
 
     def describe(self) -> str:
-        """The block shape."""
+        """Return the block shape."""
         if isinstance(self.shape, Row):
             return f"end to end in one row of {self.shape.length} tokens"
         blocks = "1 block" if self.shape.rows == 1 else f"{self.shape.rows} blocks"
         return f"packed into {blocks} of {self.shape.length} tokens"
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """The tokens of all blocks of the shape."""
+        """Return the tokens of all blocks of the shape."""
         return self.shape.tokens
 
 
@@ -149,11 +149,11 @@ class Padded:
         return next((length for length in self.lengths if length >= longest), aligned)
 
     def describe(self) -> str:
-        """The lengths."""
+        """Return the lengths."""
         return f"padded to {' or '.join(map(str, self.lengths))} tokens"
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """The tokens of all rows."""
+        """Return the tokens of all rows."""
         return self.size * self._length(samples, rows)
 
 
@@ -165,7 +165,7 @@ class Beside:
 
     @property
     def balanced(self) -> bool:
-        """Whether batches need like sums of tokens."""
+        """Return whether batches need like sums of tokens."""
         return self.texts.balanced
 
     def laid(self, samples: Samples, rows: Rows) -> tuple[Batch, Rows]:
@@ -222,7 +222,7 @@ class Training:
         )
 
     def epoch(self, epoch: int, balanced: bool) -> Epoch:
-        """The batches of an epoch; nothing is computed of any other epoch.
+        """Return the batches of an epoch; nothing is computed of any other epoch.
 
         Where each host has rows of its own, each gives every step nearly as many of them, so that
         the rows of all end together: a host with fewer rows than another gives fewer to each step.
@@ -240,7 +240,7 @@ class Training:
         return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
-        """The rows of every batch of all processes in the first `epochs` epochs."""
+        """Return the rows of every batch of all processes in the first `epochs` epochs."""
         return [
             rows
             for epoch in range(epochs)
@@ -249,8 +249,8 @@ class Training:
         ]
 
     def typical(self, balanced: bool) -> list[Rows]:
-        """The rows of batches of all processes that tell what a batch needs, the longest sample
-        among them: those of the first epoch, or, of large data, of its first portion."""
+        """Return the rows of batches of all processes that tell what a batch needs, the longest
+        sample among them: those of the first epoch, or, of large data, of its first portion."""
         samples = self.samples
         if len(samples) <= packing.PORTION or type(samples) is not Samples or samples.shards:
             return self.rows(1, balanced)
@@ -299,7 +299,8 @@ class Epoch:
         return (self[number] for number in range(len(self)))
 
     def _split_step(self, number: int) -> tuple[list[Rows], int]:
-        """The rows of each batch, those of the first accumulated one for all processes first."""
+        """Return the rows of each batch, those of the first accumulated one for all processes
+        first."""
         training, steps = self._training, [steps[number] for steps in self._of_hosts]
         samples, processes = self.samples, training.world.processes
         ranks = [list(range(processes))]
@@ -361,7 +362,7 @@ class _Loader(DataLoader[Batch]):
 def training_loader(
     training: Training, layout: Layout, pin_memory: bool, workers: int = 0
 ) -> DataLoader[Batch]:
-    """The batches of this process for one epoch after the other.
+    """Return the batches of this process for one epoch after the other.
 
     Nothing is drawn from the global random state, so that it depends on the model alone.
     """
@@ -409,7 +410,8 @@ def evaluation_batches(
 
 
 def finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:
-    """A batch of the samples at `rows`, at most `size`, with what stands beside the model's inputs.
+    """Return a batch of the samples at `rows`, at most `size`, with what stands beside the model's
+    inputs.
 
     Args:
         total: The weight of the samples of the whole step.

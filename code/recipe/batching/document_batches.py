@@ -34,7 +34,7 @@ class Documents(Samples):
         return int(self.labels[rows].sum())
 
     def fingerprint(self) -> str:
-        """What tells this data apart from other data."""
+        """Return what tells this data apart from other data."""
         if self.shards is not None:
             return self.shards.digest
         learned = hashlib.sha256(np.ascontiguousarray(self.learned).data).hexdigest()[:16]
@@ -67,8 +67,8 @@ class DocumentLayout(Beside):
 
 
 def of_places(places: Rows, targets: Rows, owners: Rows, documents: int, learned: int) -> Batch:
-    """`places`, `targets` and `owners` in `learned` places; in more, by steps of a quarter, where
-    that is more; and `answers` for so many documents."""
+    """Return `places`, `targets` and `owners` in `learned` places; in more, by steps of a quarter,
+    where that is more; and `answers` for so many documents."""
     step = max(1, learned // 4)
     size = learned + step * max(0, -(-(len(places) - learned) // step))
     arrays = {

@@ -24,11 +24,11 @@ class Row:
 
     @property
     def tokens(self) -> int:
-        """Tokens computed."""
+        """Return the tokens computed."""
         return self.length
 
     def place(self, lengths: Rows) -> Rows:
-        """The number of each sample's block."""
+        """Return the number of each sample's block."""
         return np.zeros(len(lengths), dtype=np.int64)
 
     def fitting(self, lengths: Rows) -> Row:
@@ -39,8 +39,8 @@ class Row:
         return replace(self, length=self.length + -(-lacking // step) * step, longest=longest)
 
     def starts(self, lengths: Rows, size: int) -> npt.NDArray[np.int32]:
-        """Where each sample begins, and where the row ends; always as many for batches of at most
-        `size` samples.
+        """Return where each sample begins, and where the row ends; always as many for batches of at
+        most `size` samples.
 
         What no sample fills is cut into pieces of at most `longest` tokens: attention computes no
         more of a piece, and what it leaves out may be no number.
@@ -56,7 +56,7 @@ class Row:
 
 
 def row(lengths: list[Rows]) -> Row:
-    """A row that each of some batches fits into.
+    """Return a row that each of some batches fits into.
 
     Args:
         lengths: Tokens of each sample of each batch.

@@ -33,23 +33,23 @@ class Groups(Samples):
 
     @classmethod
     def of_texts(cls, texts: Samples, members: Rows, labels: Any) -> Groups:
-        """The groups of `members` with their labels [samples, ...]."""
+        """Return the groups of `members` with their labels [samples, ...]."""
         lengths = np.where(members >= 0, texts.lengths[members], 0).sum(axis=1)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         return cls(texts.token_ids, starts, labels, texts, members, types=texts.types)
 
     @property
     def text_lengths(self) -> Rows:
-        """Tokens of each text of each sample."""
+        """Return the tokens of each text of each sample."""
         return self.texts.lengths[self.members[self.members >= 0]]
 
     def fingerprint(self) -> str:
-        """What tells this data apart from other data."""
+        """Return what tells this data apart from other data."""
         members = hashlib.sha256(np.ascontiguousarray(self.members).data).hexdigest()[:16]
         return f"{super().fingerprint()}-{members}"
 
     def laid(self, rows: Rows) -> tuple[Rows, Rows]:
-        """The texts of the samples at `rows`, and `slots` [rows, most]."""
+        """Return the texts of the samples at `rows`, and `slots` [rows, most]."""
         chosen = self.members[rows]
         is_there = chosen >= 0
         slots = np.zeros(chosen.shape, dtype=np.int64)
@@ -58,7 +58,7 @@ class Groups(Samples):
 
 
 def text_batches(batches: Batches) -> list[tuple[Samples, Rows]]:
-    """The texts of each of some batches of groups."""
+    """Return the texts of each of some batches of groups."""
     return [
         (samples.texts, samples.laid(rows)[0]) if isinstance(samples, Groups) else (samples, rows)
         for samples, rows in batches

@@ -52,7 +52,8 @@ Rows = npt.NDArray[Any]
 
 
 def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> Sequence[Rows]:
-    """The rows of each optimizer step of an epoch: each row once, `size` in all steps but the last.
+    """Return the rows of each optimizer step of an epoch: each row once, `size` in all steps but
+    the last.
 
     Of more rows than `PORTION` each step has rows of one of as large portions, drawn at random, and
     a portion is planned when the first of its steps is asked for.
@@ -73,7 +74,8 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> Se
 def _planned(
     order: Rows, lengths: Rows, size: int, random: np.random.Generator, balanced: bool
 ) -> list[Rows]:
-    """The steps of the rows in `order`, which is random; with fewer rows only the last one."""
+    """Return the steps of the rows in `order`, which is random; with fewer rows only the last
+    one."""
     if balanced:
         dealt = _deal(order, lengths, size, random)
     else:
@@ -125,8 +127,8 @@ class _Portions(Sequence[Rows]):
 
 
 def permuted(start: int, end: int, count: int, seed: Sequence[int]) -> Rows:
-    """The numbers at the places `start` to `end` of a random order of `range(count)`, of which no
-    other is computed.
+    """Return the numbers at the places `start` to `end` of a random order of `range(count)`, of
+    which no other is computed.
 
     A Feistel network of six rounds over the next power of four, walked until a number is in range.
     """
@@ -155,8 +157,8 @@ def permuted(start: int, end: int, count: int, seed: Sequence[int]) -> Rows:
 
 
 def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> list[Rows]:
-    """All rows in `count` steps of nearly equal numbers of rows, each row once; some steps may be
-    empty. The arguments are those of `steps`."""
+    """Return all rows in `count` steps of nearly equal numbers of rows, each row once; some steps
+    may be empty. The arguments are those of `steps`."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(lengths))
     if balanced:
@@ -174,7 +176,7 @@ def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> li
 
 
 def in_order(lengths: Rows, size: int, balanced: bool) -> list[Rows]:
-    """The rows of each batch of an evaluation: each row once, nothing drawn at random."""
+    """Return the rows of each batch of an evaluation: each row once, nothing drawn at random."""
     rows = np.arange(len(lengths))
     return (
         _deal(rows, lengths, size, None) if balanced else _cut(_longest_first(rows, lengths), size)
@@ -182,7 +184,8 @@ def in_order(lengths: Rows, size: int, balanced: bool) -> list[Rows]:
 
 
 def split(step: Rows, lengths: Rows, parts: int, size: int, balanced: bool) -> list[Rows]:
-    """The rows of each of the `parts` batches of a step, `size` at most in each; some may be empty.
+    """Return the rows of each of the `parts` batches of a step, `size` at most in each; some may be
+    empty.
 
     Batches get like sums of tokens, or (not balanced) neighbours in length.
     """
@@ -203,7 +206,7 @@ def split(step: Rows, lengths: Rows, parts: int, size: int, balanced: bool) -> l
 
 
 def _longest_first(rows: Rows, lengths: Rows, parts: Rows | None = None) -> Rows:
-    """`rows` by length; those of one length stay in their order.
+    """Return `rows` by length; those of one length stay in their order.
 
     Args:
         rows: Numbers of samples.
@@ -226,7 +229,7 @@ def _cut(rows: Rows, size: int) -> list[Rows]:
 
 
 def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
-    """Lengths to sort by. By length alone, the same samples would meet in every epoch."""
+    """Return lengths to sort by. By length alone, the same samples would meet in every epoch."""
     if random is None:
         return lengths
     jittered: Rows = lengths * random.uniform(1 - _JITTER, 1 + _JITTER, len(lengths))
@@ -234,7 +237,8 @@ def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
 
 
 def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | None) -> list[Rows]:
-    """Steps with like sums of tokens: one sample of each of `size` length classes in each step.
+    """Return steps with like sums of tokens: one sample of each of `size` length classes in each
+    step.
 
     In a class, the longest goes to the step that has the fewest tokens so far. Classes whose
     samples are all of one length need no such choice, so that the work does not grow with `size`.
@@ -278,11 +282,11 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Places for tokens in a batch."""
+        """Return the places for tokens in a batch."""
         return self.rows * self.length
 
     def place(self, lengths: Rows) -> Rows:
-        """The number of the block that each sample is laid into.
+        """Return the number of the block that each sample is laid into.
 
         Longest first, each into the fullest block that has room for it; where that takes more than
         `rows` blocks, in other orders, the same each time. Where all do, in more blocks: no sample
@@ -308,20 +312,20 @@ class Shape:
         return np.asarray(blocks, dtype=np.int64)
 
     def fitting(self, lengths: Rows) -> Shape:
-        """This shape, or one of blocks of twice the length, or four times, if a sample needs it, as
-        one may that was not known when the shape was made."""
+        """Return this shape, or one of blocks of twice the length, or four times, if a sample needs
+        it, as one may that was not known when the shape was made."""
         longest, length = int(lengths.max(initial=0)), self.length
         while length < longest:
             length *= 2
         return self if length == self.length else Shape(-(-self.tokens // length), length)
 
     def holds(self, lengths: Rows) -> bool:
-        """Whether samples of these lengths are placed in no more than `rows` blocks."""
+        """Return whether samples of these lengths are placed in no more than `rows` blocks."""
         return int(self.place(lengths).max(initial=-1)) < self.rows
 
 
 def _best_fit(lengths: Sequence[int], order: Sequence[int], length: int) -> tuple[list[int], int]:
-    """The block of each sample, and how many blocks there are."""
+    """Return the block of each sample, and how many blocks there are."""
     blocks = [0] * len(lengths)
     opened: list[tuple[int, int]] = []  # (room, block), sorted
     used = 0
@@ -339,7 +343,7 @@ def _best_fit(lengths: Sequence[int], order: Sequence[int], length: int) -> tupl
 
 
 def shape(batches: Sequence[Rows]) -> Shape:
-    """The shape into which each of `batches` (lengths of its samples) can be laid.
+    """Return the shape into which each of `batches` (lengths of its samples) can be laid.
 
     Of the shapes with at least 95 % real tokens, the cheapest: many short blocks cost less
     attention and mask memory than few long ones. Where none has that, of those with nearly the
@@ -392,8 +396,8 @@ def shape(batches: Sequence[Rows]) -> Shape:
 
 
 def _block_lengths(most: int, longest: int) -> list[int]:
-    """Lengths of blocks to try, shortest first: those into whose multiples `most` tokens just go,
-    or go with a few more places."""
+    """Return the lengths of blocks to try, shortest first: those into whose multiples `most` tokens
+    just go, or go with a few more places."""
     rows = np.arange(1, max(1, most // longest) + 2)
     spare = 1 + np.asarray([0, 0.01, 0.02, 0.035, 0.05])
     exact = np.ceil(most / rows[:, None] * spare).astype(np.int64)
@@ -402,7 +406,7 @@ def _block_lengths(most: int, longest: int) -> list[int]:
 
 
 def buckets(batches: Sequence[Rows], most: int = 4) -> tuple[int, ...]:
-    """At most `most` lengths; each batch is padded to the smallest that takes it.
+    """Return at most `most` lengths; each batch is padded to the smallest that takes it.
 
     Chosen so that as few places as possible are padding.
     """

@@ -51,15 +51,15 @@ class Shards:
 
     @property
     def hosts(self) -> int:
-        """How many there are."""
+        """Return the number of hosts."""
         return len(self.starts) - 1
 
     def rows(self, host: int) -> Rows:
-        """The numbers of a host's rows."""
+        """Return the numbers of a host's rows."""
         return np.arange(self.starts[host], self.starts[host + 1])
 
     def ranks(self, host: int) -> list[int]:
-        """The processes of a host."""
+        """Return the processes of a host."""
         return [rank for rank, its_host in enumerate(self.host_of) if its_host == host]
 
 
@@ -88,7 +88,7 @@ class Samples:
 
     @classmethod
     def of(cls, split: datasets.Dataset) -> Samples:
-        """The samples of a data set with the columns `input_ids` and `label`, and maybe
+        """Return the samples of a data set with the columns `input_ids` and `label`, and maybe
         `token_type_ids`."""
         token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
         types = ragged(split, TYPE_IDS, np.int8)[0] if TYPE_IDS in split.column_names else None
@@ -99,19 +99,19 @@ class Samples:
 
     @functools.cached_property
     def lengths(self) -> Rows:
-        """Tokens of each sample, of all hosts."""
+        """Return the tokens of each sample, of all hosts."""
         return np.diff(self.starts) if self.shards is None else self.shards.lengths
 
     @property
     def text_lengths(self) -> Rows:
-        """Tokens of each text; a sample is one, unless it says otherwise."""
+        """Return the tokens of each text; a sample is one, unless it says otherwise."""
         if self.text_of is None:
             return self.lengths
         return np.bincount(self.text_of, weights=self.lengths).astype(np.int64)
 
     def pooled(self, outputs: Any) -> tuple[Any, Any]:
-        """What the model says of each text, [texts, outputs], of what it says of its windows,
-        [samples, outputs]: their mean; and the labels of the texts.
+        """Return what the model says of each text, [texts, outputs], of what it says of its
+        windows, [samples, outputs]: their mean; and the labels of the texts.
 
         The mean of logits is, for the softmax and the sigmoid after it, the normalised mean of
         log-probabilities: a window that does not know changes nothing, and one that is sure
@@ -125,7 +125,7 @@ class Samples:
         return means.astype(np.float32), self.labels[firsts]
 
     def weight(self, rows: Rows) -> int:
-        """What the samples at `rows` weigh in a mean of losses: one each."""
+        """Return what the samples at `rows` weigh in a mean of losses: one each."""
         return len(rows)
 
     def in_epoch(self, seed: int, epoch: int) -> Samples:
@@ -133,7 +133,7 @@ class Samples:
         return self
 
     def fingerprint(self) -> str:
-        """What tells this data apart from other data."""
+        """Return what tells this data apart from other data."""
         if self.shards is not None:
             return self.shards.digest
         digest = hashlib.sha256()
@@ -143,26 +143,26 @@ class Samples:
         return digest.hexdigest()[:16]
 
     def span(self, row: int) -> slice:
-        """Where the tokens of one sample of this host are in `token_ids`."""
+        """Return where the tokens of one sample of this host are in `token_ids`."""
         local_row = row - self.first
         if not 0 <= local_row < len(self.starts) - 1:
             raise IndexError(f"row {row} is on another host: here are {len(self.starts) - 1} rows")
         return slice(int(self.starts[local_row]), int(self.starts[local_row + 1]))
 
     def tokens(self, row: int) -> Rows:
-        """The token ids of one sample."""
+        """Return the token ids of one sample."""
         ids: Rows = self.token_ids[self.span(row)]
         return ids
 
     def types_of(self, row: int) -> Rows:
-        """The types of the tokens of one sample, of `types` that are there."""
+        """Return the types of the tokens of one sample, of `types` that are there."""
         assert self.types is not None
         types: Rows = self.types[self.span(row)]
         return types
 
     def places(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
-        """Of each token of the samples at `rows`, one sample after the other: its position in
-        `token_ids`; the number of its sample among `rows`; its position in that sample."""
+        """Return of each token of the samples at `rows`, one sample after the other: its position
+        in `token_ids`; the number of its sample among `rows`; its position in that sample."""
         local_rows = rows - self.first
         if len(local_rows) and not 0 <= local_rows.min() <= local_rows.max() < len(self.starts) - 1:
             raise IndexError(f"some of the rows {rows} are on another host")
@@ -176,7 +176,8 @@ class Samples:
 def sharded(
     samples: Some, hosts: Sequence[str], rank: int, exchange: Exchange
 ) -> tuple[Some, list[int]]:
-    """The samples of all hosts, of which this host has its own; all processes call it together.
+    """Return the samples of all hosts, of which this host has its own; all processes call it
+    together.
 
     Lengths and labels of all rows are on each process then (2 to 12 bytes a row), tokens are not.
 
@@ -225,8 +226,8 @@ def sharded(
 
 
 def ragged(split: datasets.Dataset, name: str, kind: Any) -> tuple[Rows, Rows]:
-    """A column of lists: its items one after the other, and where each list starts and the last
-    one ends.
+    """Return a column of lists: its items one after the other, and where each list starts and the
+    last one ends.
 
     Of a data set that lies in files itself and is large, the items are a file beside these, which
     all processes of a host map, and which is there when a job is started again; in memory where

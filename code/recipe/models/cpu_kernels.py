@@ -75,14 +75,14 @@ def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = F
 
 
 def _can_be_set(model: Any) -> bool:
-    """Whether the attention of `model` is one of a table, from which it takes what has its name:
-    BART and T5, which do not say that they support other backends, are models like that."""
+    """Return whether the attention of `model` is one of a table, from which it takes what has its
+    name: BART and T5, which do not say that they support other backends, are models like that."""
     can_be = getattr(model, "_can_set_attn_implementation", None)
     return can_be is not None and bool(can_be())
 
 
 def noise(like: Tensor, p: float) -> Tensor:
-    """0 with a chance of p (to 16 bits), else 1 / (1 - p), for each element of `like`.
+    """Return 0 with a chance of p (to 16 bits), else 1 / (1 - p), for each element of `like`.
 
     16 random bits decide on an element: four of them come from one draw of the generator.
     """
@@ -123,7 +123,7 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' AttentionInterface asks for it.
+    """Return attention as transformers' AttentionInterface asks for it.
 
     Args:
         query, key, value: [rows, heads, length, width].
@@ -167,8 +167,8 @@ def attend_padded(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' "sdpa" computes, by `attend` where that is faster: in bfloat16, of few
-    tokens, for a backward pass.
+    """Return what transformers' "sdpa" computes, by `attend` where that is faster: in bfloat16, of
+    few tokens, for a backward pass.
 
     Args:
         query, key, value: [rows, heads, length, width].

@@ -35,7 +35,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def why_not(config: Any, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a model is not given flat batches on a device; None if it can be.
+    """Return why a model is not given flat batches on a device; None if it can be.
 
     Args:
         config: Of the model.
@@ -66,7 +66,7 @@ def use(model: Any) -> None:
 
 
 def is_used(config: Any) -> bool:
-    """Whether a model with this configuration takes flat batches."""
+    """Return whether a model with this configuration takes flat batches."""
     return bool(config._attn_implementation == ATTENTION)
 
 
@@ -82,15 +82,16 @@ def by_flash() -> Iterator[None]:
 
 
 def as_taken(mask: Tensor, config: Any) -> Tensor:
-    """A mask of what is attended to as a model takes it: boolean for scaled dot product attention,
-    added to the scores for all others."""
+    """Return a mask of what is attended to as a model takes it: boolean for scaled dot product
+    attention, added to the scores for all others."""
     if config._attn_implementation in ("sdpa", ATTENTION):
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 
 
 def inputs_of(starts: Tensor, longest: int) -> dict[str, Any]:
-    """What a model's forward is called with beside its `input_ids` and `position_ids` [1, tokens].
+    """Return what a model's forward is called with beside its `input_ids` and `position_ids` [1,
+    tokens].
 
     The mask is never looked at: it keeps transformers from making one of all tokens by all tokens.
 
@@ -121,7 +122,7 @@ def attend(
     is_flash: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' AttentionInterface asks for it.
+    """Return attention as transformers' AttentionInterface asks for it.
 
     Args:
         query: [1, heads, tokens, width]; key and value may have fewer heads, which divide them.
@@ -208,7 +209,7 @@ def _length(place: tuple[int, int]) -> int:
 
 
 def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
-    """Which of a sample's tokens [length, length] each token sees; None for all of them."""
+    """Return which of a sample's tokens [length, length] each token sees; None for all of them."""
     if not causal and (window is None or window >= length - 1):
         return None
     at = torch.arange(length, device=device)

@@ -24,7 +24,7 @@ _WITHOUT_POSITIONS = "QUESTION_ANS"
 
 
 def bare(model: Any) -> Any:
-    """The model inside its adapters; `model` itself where it has none."""
+    """Return the model inside its adapters; `model` itself where it has none."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -36,7 +36,7 @@ def wrap(
     *,
     trains_head: bool,
 ) -> Any:
-    """`model` with adapters around its linear layers, all else but the head frozen.
+    """Return `model` with adapters around its linear layers, all else but the head frozen.
 
     Args:
         new: Names of weights that were drawn at random: they are trained in full.
@@ -92,8 +92,8 @@ def wrap(
 
 
 def tied(adapted: Any) -> str:
-    """Which layer with an adapter has its weights in common with another layer, which merging the
-    adapter would change, too; empty if none has.
+    """Return which layer with an adapter has its weights in common with another layer, which
+    merging the adapter would change, too; empty if none has.
 
     Args:
         adapted: A peft.PeftModel.
@@ -113,7 +113,7 @@ def tied(adapted: Any) -> str:
 
 
 def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperparameters) -> Any:
-    """A trained model as it is saved: gathered, and merged unless its adapter is asked for.
+    """Return a trained model as it is saved: gathered, and merged unless its adapter is asked for.
 
     Args:
         weights: Those of a model that is sharded, gathered; None where `model` has them itself.

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def of_samples(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """[samples], in float32.
+    """Return [samples], in float32.
 
     Args:
         logits: [samples, labels].
@@ -28,7 +28,7 @@ def of_samples(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 def of_preferences(
     changes: Tensor, tokens: Tensor, kind: str, beta: float, smoothing: float
 ) -> Tensor:
-    """[pairs]: as TRL's DPOTrainer has them; `sigmoid` smoothed as in its earlier releases.
+    """Return [pairs]: as TRL's DPOTrainer has them; `sigmoid` smoothed as in its earlier releases.
 
     Args:
         changes: [pairs, 2], by how much the log-probability of the chosen answer and that of the

@@ -42,7 +42,7 @@ _elsewhere: torch.device | None = None
 
 
 def can_be_packed(config: PretrainedConfig) -> bool:
-    """Whether a model with this configuration takes packed documents."""
+    """Return whether a model with this configuration takes packed documents."""
     known = ("sdpa", "eager", flat_attention.ATTENTION)
     return config.model_type in DECODERS and config._attn_implementation in known
 
@@ -75,7 +75,7 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
 
 
 def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """[rows, length, hidden]"""
+    """Return [rows, length, hidden]"""
     beside: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
     if "starts" in inputs:
         beside = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
@@ -92,7 +92,8 @@ def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def _masks(config: Any, segments: Tensor) -> Any:
-    """What may attend to what, [rows, 1, length, length]; by kind of layer where there are two."""
+    """Return what may attend to what, [rows, 1, length, length]; by kind of layer where there are
+    two."""
     at = torch.arange(segments.shape[1], device=segments.device)
     before = at[:, None] - at[None, :]
     visible = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
@@ -106,13 +107,13 @@ def _masks(config: Any, segments: Tensor) -> Any:
 
 
 def as_it_is(logits: Tensor) -> Tensor:
-    """The head of `of_tokens` where a model gives logits, not states."""
+    """Return the head of `of_tokens` where a model gives logits, not states."""
     return logits
 
 
 def sums_of(tokens: Tensor, owners: Tensor, answers: Tensor) -> Tensor:
-    """What `of_tokens` gave, summed over the tokens of each document, as `answers` is shaped:
-    [documents, 2], or of documents that belong together [..., 2]."""
+    """Return what `of_tokens` gave, summed over the tokens of each document, as `answers` is
+    shaped: [documents, 2], or of documents that belong together [..., 2]."""
     documents = answers.numel() // 2
     sums = torch.zeros((documents, 2), dtype=tokens.dtype, device=tokens.device)
     return sums.index_add(0, owners, tokens).view(answers.shape)
@@ -125,7 +126,8 @@ def of_tokens(
     vocabulary: int,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """[places, 2]: each token's loss, and whether it would have been said; 0 for an unused place.
+    """Return [places, 2]: each token's loss, and whether it would have been said; 0 for an unused
+    place.
 
     In parts where there are more logits than `most_logits`; a part's are computed again for its
     gradient.
@@ -147,7 +149,7 @@ def of_tokens(
 
 
 def most_logits(device: torch.device) -> int:
-    """How many logits are held at once.
+    """Return how many logits are held at once.
 
     By a GPU's whole memory, not by what is free of it, so that a training that goes on after a stop
     adds its sums in the same order.

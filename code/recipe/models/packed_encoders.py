@@ -50,7 +50,7 @@ class Family:
     """Whether transformers 4 can give this kind of model a mask for each token."""
 
     def head(self, model: Any, hidden: Tensor) -> Any:
-        """Logits of samples, by their pooled states [samples, hidden]."""
+        """Return the logits of samples, by their pooled states [samples, hidden]."""
         return model.classifier(model.dropout(model.bert.pooler(hidden[:, None])))
 
     def masked(self, model: Any, hidden: Tensor) -> Any:
@@ -66,15 +66,17 @@ class Family:
         return model.qa_outputs(hidden)
 
     def first_position(self, config: Any) -> int:
-        """The position id of a sample's first token."""
+        """Return the position id of a sample's first token."""
         return 0
 
     def pools_mean(self, config: Any) -> bool:
-        """Whether `head` takes the mean of a sample's states, not that of its first token."""
+        """Return whether `head` takes the mean of a sample's states, not that of its first
+        token."""
         return False
 
     def masks(self, config: Any, visible: Tensor) -> Any:
-        """What the model takes for `own` [rows, 1, length, length]: what may attend to what."""
+        """Return what the model takes for `own` [rows, 1, length, length]: what may attend to
+        what."""
         if IS_OLDER:
             return visible[:, 0]  # which the model makes an added one of
         return flat_attention.as_taken(visible, config)
@@ -151,7 +153,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(config: PretrainedConfig) -> Family | None:
-    """The family of a model with this configuration; None where it cannot be packed."""
+    """Return the family of a model with this configuration; None where it cannot be packed."""
     if config._attn_implementation not in ("sdpa", "eager", flat_attention.ATTENTION):
         return None
     family = FAMILIES.get(config.model_type)
@@ -168,15 +170,16 @@ def take_lengths(model: Any) -> None:
 
 
 def least_of(config: PretrainedConfig) -> int:
-    """Tokens that a model of UNMASKED computes at least: Funnel halves a text in each block."""
+    """Return the tokens that a model of UNMASKED computes at least: Funnel halves a text in each
+    block."""
     return 1 + 2 ** (len(config.block_sizes) - 1) if config.model_type == "funnel" else 1
 
 
 def _of_each_length(
     padded: Callable[..., Any], config: PretrainedConfig, *args: Any, **inputs: Any
 ) -> Any:
-    """Texts of one length at a time, which need no padding; shorter ones than the model computes
-    are padded to as many tokens as that is.
+    """Return texts of one length at a time, which need no padding; shorter ones than the model
+    computes are padded to as many tokens as that is.
 
     Args:
         padded: The model's own forward pass.
@@ -239,7 +242,7 @@ def states(
     segments: Tensor,
     encode: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """[rows, length, hidden] of a packed batch, each token's by its own sample alone.
+    """Return [rows, length, hidden] of a packed batch, each token's by its own sample alone.
 
     Args:
         model: With any head, which is not computed.

@@ -54,7 +54,7 @@ class Source:
 
 
 def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
-    """Where the model named by model_name_or_path lies.
+    """Return where the model named by model_name_or_path lies.
 
     Raises:
         HyperparameterError: it is not given, and no channel holds a model.
@@ -98,7 +98,7 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
 def load(
     source: Source, labels: Labels, hyperparameters: Hyperparameters
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in float32 with a head for `labels`, and its tokenizer.
+    """Return the model in float32 with a head for `labels`, and its tokenizer.
 
     A head for another number of labels is replaced by a new one. Weights are read from
     safetensors, else from a PyTorch file by torch.load(weights_only=True).
@@ -128,7 +128,7 @@ def load_head(
     what: str,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in float32 with a head that may be new, and its tokenizer.
+    """Return the model in float32 with a head that may be new, and its tokenizer.
 
     Args:
         adapters: What peft calls the task; None if it has no name for it.
@@ -169,7 +169,7 @@ def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
 def load_causal(
     source: Source, hyperparameters: Hyperparameters
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The causal language model in float32, and its tokenizer.
+    """Return the causal language model in float32, and its tokenizer.
 
     Raises:
         ModelError: it cannot be reached or loaded, is no such model, or knows fewer tokens than
@@ -190,7 +190,7 @@ def load_causal(
 
 
 def check_head(source: Source, new: Sequence[str], what: str) -> None:
-    """That the files held all weights.
+    """Check that the files held all weights.
 
     Args:
         new: Names of those that they did not, from `read`.
@@ -207,7 +207,7 @@ def check_head(source: Source, new: Sequence[str], what: str) -> None:
 
 
 def check_vocabulary(source: Source, model: Any, tokenizer: Any) -> None:
-    """That the model has an embedding for each token.
+    """Check that the model has an embedding for each token.
 
     Raises:
         ModelError: it has fewer.
@@ -227,8 +227,8 @@ def read(
     reader: Any = AutoTokenizer,
     **more: Any,
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    """A model in float32, its tokenizer, and the names of its weights that are new, as its files
-    did not hold them.
+    """Return a model in float32, its tokenizer, and the names of its weights that are new, as its
+    files did not hold them.
 
     Args:
         reader: What loads the tokenizer, or whatever else makes tensors for the model.
@@ -308,7 +308,8 @@ def _see_to_padding(
 
 
 def _broken_connection(error: BaseException | None) -> BaseException | None:
-    """What the hub's HTTP client said, which transformers raises as an OSError of its own."""
+    """Return what the hub's HTTP client said, which transformers raises as an OSError of its
+    own."""
     # By name: which client that is (httpx, httpx2) changes from release to release.
     while error and "TransportError" not in {base.__name__ for base in type(error).__mro__}:
         error = error.__cause__ or error.__context__
@@ -321,7 +322,8 @@ def longest_input(
     max_length: int | None,
     usual: int = _LONGEST,
 ) -> int:
-    """Tokens at which texts are cut: `max_length`, else what the model takes, at most `usual`.
+    """Return the tokens at which texts are cut: `max_length`, else what the model takes, at most
+    `usual`.
 
     Raises:
         HyperparameterError: the model takes fewer tokens than asked for.

@@ -96,7 +96,7 @@ def options(bf16: bool, fp16: bool) -> dict[str, Any]:
 
 
 def layers(model: Any) -> list[nn.Linear]:
-    """The layers of a decoder, maybe with adapters, whose weights would be in 4 bits."""
+    """Return the layers of a decoder, maybe with adapters, whose weights would be in 4 bits."""
     head = model.get_output_embeddings()
     return [
         module

@@ -25,7 +25,8 @@ COSENT_SCALE = 20.0
 def multiple_negatives(
     vectors: Tensor, texts: Tensor, scale: float, sizes: Sequence[int] = (), across: bool = True
 ) -> Tensor:
-    """[samples]: how surely each query's own text is told from all others of the whole batch.
+    """Return [samples]: how surely each query's own text is told from all others of the whole
+    batch.
 
     The cross-entropy of its cosines times `scale` (MultipleNegativesRankingLoss with
     gather_across_devices). Samples that share a text are no negatives of each other, as if
@@ -66,7 +67,7 @@ def multiple_negatives(
 def cosent(
     vectors: Tensor, labels: Tensor, sizes: Sequence[int] = (), across: bool = True
 ) -> Tensor:
-    """[samples]: for each the loss of the whole batch: how far pairs stand in a wrong order.
+    """Return [samples]: for each the loss of the whole batch: how far pairs stand in a wrong order.
 
     log(1 + sum of exp(scale (cosine of i - cosine of j))) over all pairs i that are less alike
     than j (CoSENTLoss).
@@ -94,8 +95,8 @@ def cosent(
 
 
 def list_net(logits: Tensor, labels: Tensor) -> Tensor:
-    """[samples]: the cross-entropy between the softmax of a list's labels and that of its logits
-    (ListNetLoss).
+    """Return [samples]: the cross-entropy between the softmax of a list's labels and that of its
+    logits (ListNetLoss).
 
     Args:
         logits: [samples, most].

@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 
 def style() -> Any:
-    """A context in which figures are drawn and saved."""
+    """Return a context in which figures are drawn and saved."""
     from matplotlib import rc_context
 
     return rc_context(_STYLE)
@@ -61,7 +61,7 @@ def _points(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[Any],
 
 
 def loss(history: Sequence[Mapping[str, Any]]) -> Any:
-    """Training and evaluation loss, and the learning rate, by step."""
+    """Plot training and evaluation loss, and the learning rate, by step."""
     figure, axes = _axes()
     axes.plot(*_points(history, "loss"), color=BLUE, label="training loss")
     axes.plot(*_points(history, "eval_loss"), color=ORANGE, marker="o", label="evaluation loss")
@@ -77,7 +77,7 @@ def loss(history: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
-    """Every score of the evaluations, by step; perplexity has a figure of its own."""
+    """Plot every score of the evaluations, by step; perplexity has a figure of its own."""
     figure, axes = _axes()
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
     beside = ("eval_loss", "eval_perplexity", *speed)
@@ -111,7 +111,7 @@ def perplexity_sections(history: Sequence[Mapping[str, Any]]) -> list[Section]:
 
 
 def confusion(counts: Array, names: Sequence[str]) -> Any:
-    """Shares of each true class by colour, counts as text.
+    """Return the shares of each true class by colour, counts as text.
 
     Args:
         counts: [classes, classes], rows the true ones.
@@ -136,7 +136,7 @@ def confusion(counts: Array, names: Sequence[str]) -> Any:
 
 
 def scatter(true: Array, predicted: Array) -> Any:
-    """Predicted by true numbers, with the line where they are the same."""
+    """Plot predicted against true numbers, with the line where both are equal."""
     figure, axes = _axes(5.0, 4.2)
     axes.scatter(true, predicted, s=12, alpha=0.5, color=BLUE, linewidths=0)
     ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
@@ -146,7 +146,7 @@ def scatter(true: Array, predicted: Array) -> Any:
 
 
 def lengths(tokens: Array, max_length: int) -> Any:
-    """How many training texts have how many tokens, up to the longest one."""
+    """Plot how many training texts have how many tokens, up to the longest one."""
     figure, axes = _axes(height=2.6)
     longest = int(tokens.max())
     bins = np.linspace(0, longest, min(64, longest) + 1)
@@ -161,7 +161,7 @@ def lengths(tokens: Array, max_length: int) -> Any:
 
 
 def phases(seconds: Mapping[str, float]) -> Any:
-    """Seconds of each phase of the job, first on top."""
+    """Plot the seconds of each phase of the job, first on top."""
     figure, axes = _axes(height=0.7 + 0.34 * len(seconds))
     bars = axes.barh(list(seconds), list(seconds.values()), color=BLUE)
     axes.bar_label(bars, fmt="%.1f s", padding=4)
@@ -173,7 +173,7 @@ def phases(seconds: Mapping[str, float]) -> Any:
 
 
 def ranks(of_firsts: Array) -> Any:
-    """How often the best placed right text of a query stands at which rank, from 1."""
+    """Plot how often the best placed right text of a query stands at which rank, from 1."""
     ends = [1, 2, 3, 5, 10, 20, 50, 100]
     bounds = [0, *ends, max(int(of_firsts.max()), ends[-1] + 1)]
     spans = list(itertools.pairwise(bounds))
@@ -190,7 +190,7 @@ def ranks(of_firsts: Array) -> Any:
 
 
 def two_scores(right: Array, wrong: Array) -> Any:
-    """How the scores of right texts and those of the likeliest wrong ones lie."""
+    """Plot how the scores of right texts and those of the likeliest wrong ones lie."""
     figure, axes = _axes(height=2.8)
     both = np.concatenate([right, wrong])
     bins = np.linspace(float(both.min()), float(both.max()) + 1e-6, 49)
@@ -202,7 +202,7 @@ def two_scores(right: Array, wrong: Array) -> Any:
 
 
 def margins(of_pairs: Array) -> Any:
-    """By how much the rewards of chosen answers exceed those of rejected ones."""
+    """Plot by how much the rewards of chosen answers exceed those of rejected ones."""
     figure, axes = _axes(height=2.8)
     finite = of_pairs[np.isfinite(of_pairs)]
     axes.hist(finite, bins=48, color=BLUE)

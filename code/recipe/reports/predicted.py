@@ -24,7 +24,7 @@ class PredictedAnswers(Protocol):
         """Return the report's sections on them."""
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
-        """What is written of each row, as JSON."""
+        """Return what is written of each row, as JSON."""
 
 
 def write(answers: PredictedAnswers, folder: Path, remedy: str) -> None:

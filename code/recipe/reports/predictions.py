@@ -39,7 +39,7 @@ class Predictions:
 
     @property
     def scores(self) -> Array:
-        """Probabilities [N, classes]; of a number, the number itself."""
+        """Return the probabilities [N, classes]; of a number, the number itself."""
         outputs = self.outputs.astype(np.float64)
         if self.labels.problem == SEVERAL:
             return np.asarray(expit(outputs))
@@ -50,7 +50,7 @@ class Predictions:
 
     @property
     def predicted(self) -> Array:
-        """As `true`."""
+        """Return the predictions in the form of `true`."""
         if self.labels.problem == SINGLE:
             return np.asarray(self.outputs.argmax(axis=1))
         if self.labels.problem == NUMBER:
@@ -58,8 +58,9 @@ class Predictions:
         return self.scores >= (0.5 if self.thresholds is None else self.thresholds)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """For each row its number, counted from 0; the predicted label with its probability, the
-        labels, where a text has several, or the value, where it is a number; and the true one."""
+        """Yield for each row its number, counted from 0; the predicted label with its probability,
+        the labels, where a text has several, or the value, where it is a number; and the true one.
+        """
         names, problem = self.labels.names, self.labels.problem
         triples = zip(
             self.predicted.tolist(), self.scores.tolist(), self.true.tolist(), strict=True
@@ -83,7 +84,7 @@ class Predictions:
                 }
 
     def sections(self) -> list[Section]:
-        """The figure of them all, the scores of each class, the worst mistakes."""
+        """Return a figure of all answers, the scores of each class, the worst mistakes."""
         sections = []
         names, problem = self.labels.names, self.labels.problem
         if problem == NUMBER:
@@ -144,14 +145,15 @@ class Predictions:
 
 
 def confusion(true: Array, predicted: Array, count: int) -> Array:
-    """[count, count]: how often a text of the class of the row was given that of the column."""
+    """Return [count, count]: how often a text of the class of the row was given that of the
+    column."""
     counts = np.zeros((count, count), dtype=np.int64)
     np.add.at(counts, (true, predicted), 1)
     return counts
 
 
 def _mistakes(answers: Predictions) -> list[list[str]]:
-    """The texts that the model is most sure and most wrong about, worst first."""
+    """Return the texts that the model is most sure and most wrong about, worst first."""
     scores, problem = answers.scores, answers.labels.problem
     rows = np.arange(len(answers.true))
     if problem == SINGLE:

@@ -21,7 +21,7 @@ def sections(
     wrong: npt.NDArray[np.float32],
     show: Callable[[int], tuple[str, str, str]],
 ) -> list[Section]:
-    """The histogram of ranks, both sides' scores, and the worst queries.
+    """Return the histogram of ranks, both sides' scores, and the worst queries.
 
     Args:
         ranks: Of each query, the ranks of what belongs to it, best first.

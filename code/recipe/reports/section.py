@@ -31,5 +31,5 @@ _SHOWN_CHARS = 280
 
 
 def beginning(text: str) -> str:
-    """As much of a text as a cell shows."""
+    """Return as much of a text as a cell shows."""
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

@@ -321,7 +321,7 @@ def by_name(splits: DataSets) -> dict[str, Dataset]:
 
 
 def has_types(model: PreTrainedModel, batches: Batches) -> bool:
-    """Whether the tokens of pairs have types that `model` takes.
+    """Return whether the tokens of pairs have types that `model` takes.
 
     Raises:
         ModelError: it knows fewer types than the tokenizer gives.

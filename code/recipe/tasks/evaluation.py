@@ -27,7 +27,7 @@ Floats = npt.NDArray[Any]
 
 
 def score_classes(predicted: Integers, true: Integers) -> dict[str, float]:
-    """The scores in `metrics.SCORES` of class ids [N]."""
+    """Return the scores in `metrics.SCORES` of class ids [N]."""
     values = {}
     for name in SCORES:
         metric, _, average = name.partition("_")
@@ -54,7 +54,7 @@ class Scores:
         """Outputs and labels of the last evaluation."""
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """The scores of one evaluation."""
+        """Return the scores of one evaluation."""
         outputs = prediction.predictions
         # Some models answer with their hidden states beside the logits.
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -70,14 +70,16 @@ class Scores:
 
 
 def sets_of(logits: Floats, thresholds: Floats | None) -> npt.NDArray[np.bool_]:
-    """Which labels [N, classes] reach their thresholds [classes], which are 0.5 where None."""
+    """Return which labels [N, classes] reach their thresholds [classes], which are 0.5 where
+    None."""
     if thresholds is None:
         return np.asarray(logits >= 0)
     return np.asarray(expit(logits.astype(np.float64)) >= thresholds)
 
 
 def best_thresholds(logits: Floats, true: Floats) -> Floats:
-    """The probability [classes] from which each label's F1 is highest, midway between two rows'.
+    """Return the probability [classes] from which each label's F1 is highest, midway between two
+    rows'.
 
     It is 0.5 where none is better, where no row has the label, or all have, and where an output is
     no number.
@@ -103,7 +105,7 @@ def best_thresholds(logits: Floats, true: Floats) -> Floats:
 
 
 def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
-    """Perplexity, and the share of learned tokens that the model would have said.
+    """Return perplexity, and the share of learned tokens that the model would have said.
 
     Takes for each document the sum of its tokens' losses and how many the model would have said
     [N, 2], and how many are learned [N].
@@ -116,7 +118,7 @@ def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def score_sets(logits: Floats, true: Floats, thresholds: Floats | None = None) -> dict[str, float]:
-    """Scores of predicted sets of labels, those that reach their thresholds.
+    """Return scores of predicted sets of labels, those that reach their thresholds.
 
     Args:
         logits: [N, classes].
@@ -132,7 +134,7 @@ def score_sets(logits: Floats, true: Floats, thresholds: Floats | None = None) -
 
 
 def score_numbers(predicted: Floats, true: Floats) -> dict[str, float]:
-    """Mean squared error and both correlations of predicted numbers [N].
+    """Return mean squared error and both correlations of predicted numbers [N].
 
     Correlations are NaN where either side is constant: no metric line shows them, and no weights
     are the best ones by them.

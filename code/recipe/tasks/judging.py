@@ -19,7 +19,8 @@ from recipe.models.pretrained import Source
 
 
 def channels(folders: Mapping[str, Path], hyperparameters: Hyperparameters) -> Mapping[str, Path]:
-    """A job's channels; what is judged stands for the training data too, where there is none."""
+    """Return a job's channels; what is judged stands for the training data too, where there is
+    none."""
     splits = {split_of(name): path for name, path in folders.items()}
     judged = splits.get("test", splits.get("validation"))
     if hyperparameters.trains or "train" in splits or judged is None:
@@ -28,7 +29,7 @@ def channels(folders: Mapping[str, Path], hyperparameters: Hyperparameters) -> M
 
 
 def with_labels_of(source: Source, splits: Splits, hyperparameters: Hyperparameters) -> Splits:
-    """The data with the class ids of the model in `source`, which are those of its answers.
+    """Return the data with the class ids of the model in `source`, which are those of its answers.
 
     Raises:
         ModelError: the model does not know the labels of the data.

@@ -26,13 +26,13 @@ Array = npt.NDArray[Any]
 
 
 def counts(split: datasets.Dataset) -> Array:
-    """How many texts each row has [rows]."""
+    """Return how many texts each row has [rows]."""
     of_tables = [pc.list_value_length(some[TEXTS]) for some in values.tables(split, _AT_ONCE)]
     return np.concatenate([np.empty(0, np.int64), *(column.to_numpy() for column in of_tables)])
 
 
 def scores(split: datasets.Dataset) -> Array:
-    """The scores of all texts of all rows, float32 [texts]."""
+    """Return the scores of all texts of all rows, float32 [texts]."""
     of_tables = [pc.list_flatten(some[SCORES]) for some in values.tables(split, _AT_ONCE)]
     flat = np.concatenate([np.empty(0), *(column.to_numpy() for column in of_tables)])
     return flat.astype(np.float32)
@@ -51,8 +51,8 @@ class Numbered:
 
 
 def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> Numbered:
-    """The texts of a data set, told apart by 128 bits of each; what a text takes in memory is that
-    and some numbers.
+    """Return the texts of a data set, told apart by 128 bits of each; what a text takes in memory
+    is that and some numbers.
 
     Args:
         prompts: What stands before each query, and before each other text.
@@ -85,7 +85,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
 
 
 def _in_rows(split: datasets.Dataset) -> Iterator[pa.Array]:
-    """The texts of some rows at a time, each row's query before its texts."""
+    """Yield the texts of some rows at a time, each row's query before its texts."""
     for some in values.tables(split, _AT_ONCE):
         queries, texts = (some[name].combine_chunks() for name in (QUERY, TEXTS))
         widths = pc.list_value_length(texts).to_numpy() + 1
@@ -98,7 +98,7 @@ def _in_rows(split: datasets.Dataset) -> Iterator[pa.Array]:
 
 
 def _hashes(texts: pa.Array) -> Array:
-    """128 bits of each text, uint64 [texts, 2]."""
+    """Return 128 bits of each text, uint64 [texts, 2]."""
     objects = texts.to_numpy(zero_copy_only=False)
     both = [pd.util.hash_array(objects, categorize=False),
             pd.util.hash_array(objects, hash_key=_OTHER_KEY, categorize=False)]  # fmt: skip
@@ -106,8 +106,8 @@ def _hashes(texts: pa.Array) -> Array:
 
 
 def _first_of_each(keys: Array) -> tuple[Array, Array]:
-    """Of keys [rows, 2]: the first row of each, ascending, and for each row the position of its key
-    among these."""
+    """Return of keys [rows, 2]: the first row of each, ascending, and for each row the position of
+    its key among these."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # equal keys stay in order
     is_new = np.ones(len(order), bool)
     is_new[1:] = False

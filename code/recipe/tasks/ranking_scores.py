@@ -83,7 +83,8 @@ def search(vectors: Array, corpus: Corpus) -> Found:
 
 
 def of_search(results: Found, corpus: Corpus) -> dict[str, float]:
-    """The scores RETRIEVAL, as sentence-transformers' InformationRetrievalEvaluator gives them."""
+    """Return the scores RETRIEVAL, as sentence-transformers' InformationRetrievalEvaluator gives
+    them."""
     gains, firsts = [], []
     recalled: dict[int, list[float]] = {cut: [] for cut in RECALLS}
     for ranks in results.ranks:
@@ -107,7 +108,7 @@ class JudgedLists:
     """[samples]: how relevant each text is."""
 
     def judged(self) -> list[int]:
-        """The lists that tell rankings apart: in which not all texts are as relevant."""
+        """Return the lists that tell rankings apart: in which not all texts are as relevant."""
         spans = zip(self.starts, self.starts[1:], strict=False)
         return [at for at, (start, end) in enumerate(spans) if np.ptp(self.labels[start:end]) > 0]
 
@@ -134,8 +135,8 @@ def rank(scores: Array, lists: JudgedLists) -> Found:
 
 
 def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]:
-    """The scores RERANKING, as sentence-transformers' CrossEncoderRerankingEvaluator gives them;
-    none where no list can be judged."""
+    """Return the scores RERANKING, as sentence-transformers' CrossEncoderRerankingEvaluator gives
+    them; none where no list can be judged."""
     judged = lists.judged()
     if not judged:
         return {}
@@ -149,13 +150,14 @@ def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]
 
 
 def in_batches(count: int, size: int) -> list[slice]:
-    """The samples of an evaluation in the batches that its loss is a mean over: as few as there can
-    be of at most `size`, all of nearly one size, so that none has nothing to be contrasted with."""
+    """Return the samples of an evaluation in the batches that its loss is a mean over: as few as
+    there can be of at most `size`, all of nearly one size, so that none has nothing to be
+    contrasted with."""
     batches = -(-count // size)
     ends = [number * count // batches for number in range(batches + 1)]
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def mean(losses: Sequence[tuple[float, int]]) -> Mapping[str, float]:
-    """The loss of an evaluation, of (sum, samples) of each batch."""
+    """Return the loss of an evaluation, of (sum, samples) of each batch."""
     return {"loss": sum(loss for loss, _ in losses) / sum(count for _, count in losses)}

@@ -58,7 +58,7 @@ class Written:
 
 @contextlib.contextmanager
 def row_named(row: int) -> Iterator[None]:
-    """Names the row, from 0, where the chat template refuses it.
+    """Name the row, from 0, if the chat template refuses it.
 
     Raises:
         DataError: it does.
@@ -149,7 +149,7 @@ def _check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Me
 
 
 def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list[Conversation]:
-    """Conversations in tokens, of which all pieces are encoded together, on all cores.
+    """Return conversations in tokens, of which all pieces are encoded together, on all cores.
 
     Args:
         encoder: Of the tokenizer that wrote them, without special tokens.
@@ -172,7 +172,7 @@ def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list
 
 
 def _parts(tokenizer: Any, messages: Sequence[Message], first: int) -> list[tuple[str, bool]]:
-    """The conversation's text in pieces, and whether each is the assistant's."""
+    """Return the conversation's text in pieces, and whether each is the assistant's."""
     whole = _written(tokenizer, messages)
     parts = []
     done = 0

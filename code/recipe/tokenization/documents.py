@@ -45,7 +45,8 @@ def tokenise(
     max_length: int,
     long_texts: str | None,
 ) -> Documents:
-    """The documents of a split of `causal_data.Texts`, cached; a line says what became of them.
+    """Return the documents of a split of `causal_data.Texts`, cached; a line says what became of
+    them.
 
     Each ends with the end token. A text longer than `max_length` is truncated, or split into
     pieces, each of which starts with the last token of the one before, so that every token but
@@ -94,13 +95,14 @@ def tokenise(
 
 
 def splits(split: datasets.Dataset, long_texts: str | None) -> bool:
-    """Whether long documents are split, not truncated: texts are, where long_texts says nothing."""
+    """Return whether long documents are split, not truncated: texts are, where long_texts says
+    nothing."""
     are_texts = bool({TEXT, TOKEN_IDS} & set(split.column_names))
     return long_texts == SPLIT or (long_texts is None and are_texts)
 
 
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of each document, uncut."""
+    """Return the tokens of each document, uncut."""
     if MESSAGES in split.column_names:
         chat.see_to_template(tokenizer)
     read = Reader(tokenizer).read(split[:], range(len(split)))
@@ -110,7 +112,7 @@ def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list
 def _pieces_of(
     read: Marked, rows: range, max_length: int, is_split: bool
 ) -> dict[str, store.Column]:
-    """The pieces of some documents in which something is learned."""
+    """Return the pieces of some documents in which something is learned."""
     cut = [list(pieces(int(length), max_length, is_split)) for length in read.lengths]
     counts = store.lengths_of(cut)
     owners = np.repeat(np.arange(len(cut)), counts)
@@ -139,7 +141,7 @@ def _pieces_of(
 
 
 def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
-    """Where the pieces of a document of `length` tokens are in it."""
+    """Yield where the pieces of a document of `length` tokens are in it."""
     if not is_split:
         yield slice(longest)
         return
@@ -156,7 +158,7 @@ class Reader:
         self.following = Encoder(tokenizer, with_specials=False)
 
     def read(self, batch: Batch, rows: range) -> Marked:
-        """All of the documents of some rows.
+        """Return all of the documents of some rows.
 
         Raises:
             DataError: tokenised data is not this tokenizer's, or a conversation is none for the
@@ -203,8 +205,8 @@ class Reader:
     def completed(
         self, prompts: Sequence[str], completions: Sequence[str]
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """Token ids of each prompt, as it is read alone, and of what follows it, with the end
-        token."""
+        """Yield the token ids of each prompt, as it is read alone, and of what follows it, with the
+        end token."""
         end = self._tokenizer.eos_token_id
         read, following = self._whole.rows(prompts)[0], self.following.rows(completions)[0]
         for prompt, completion in zip(read, following, strict=True):

@@ -29,7 +29,7 @@ whole in the other."""
 def beginning(
     tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
 ) -> str:
-    """As much of a text as decides its first `max_length` tokens.
+    """Return as much of a text as decides its first `max_length` tokens.
 
     Tokenizers read all of a text before they cut it: of one of megabytes, for seconds. Only a
     Unigram model may split a run of thousands of characters without a space otherwise than in the
@@ -67,7 +67,8 @@ def cutting(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
 def ending(
     tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
 ) -> str:
-    """As much of a text as decides its last `max_length` tokens, as `beginning` its first."""
+    """Return as much of a text as decides its last `max_length` tokens, as `beginning` its
+    first."""
     size = min(_CHARACTERS * max_length, most)
     if len(text) <= size:
         return text
@@ -82,7 +83,8 @@ def ending(
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
 ) -> list[list[int]]:
-    """Token ids of each text with the model's special tokens, cut at `max_length`, not padded."""
+    """Return the token ids of each text with the model's special tokens, cut at `max_length`, not
+    padded."""
     encoded = tokenizer(
         [beginning(tokenizer, text, max_length) for text in texts],
         truncation=True,
@@ -95,7 +97,8 @@ def encode(
 
 
 def types_alone(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether tokens of a text without a pair have types that are not all 0 (XLNet's, Funnel's)."""
+    """Return whether tokens of a text without a pair have types that are not all 0 (XLNet's,
+    Funnel's)."""
     return TYPE_IDS in tokenizer.model_input_names and any(tokenizer("a b")[TYPE_IDS])
 
 
@@ -116,7 +119,7 @@ def refuse_types(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 def encode_alone(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """As `encode`, and the type of each token, where `types_alone`."""
+    """Return as `encode`, and the type of each token, where `types_alone`."""
     if not types_alone(tokenizer):
         return encode(tokenizer, texts, max_length), None
     heads = [beginning(tokenizer, text, max_length) for text in texts]
@@ -125,7 +128,7 @@ def encode_alone(
 
 
 def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that stand before and after each text."""
+    """Return the special tokens that stand before and after each text."""
     encoded = tokenizer("a", return_special_tokens_mask=True)
     ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
     first = special.index(0)
@@ -134,8 +137,8 @@ def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 
 
 def spans(count: int, room: int) -> list[range]:
-    """Which of the `count` tokens of a text are in each of its windows, as few as hold all of them,
-    of nearly one length, so that each has its say in a mean."""
+    """Return which of the `count` tokens of a text are in each of its windows, as few as hold all
+    of them, of nearly one length, so that each has its say in a mean."""
     if count <= room:
         return [range(count)]
     shared = room // _SHARED
@@ -148,8 +151,8 @@ def spans(count: int, room: int) -> list[range]:
 def windows_of(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
 ) -> tuple[list[list[list[int]]], list[list[list[int]]] | None]:
-    """Token ids of the windows of each text, each with the model's special tokens around it, and
-    their types, where the tokenizer gives any. A text that fits is one window.
+    """Return the token ids of the windows of each text, each with the model's special tokens around
+    it, and their types, where the tokenizer gives any. A text that fits is one window.
 
     Args:
         max_length: Tokens of a window at most: more than the special ones.
@@ -203,8 +206,8 @@ class Encoder:
     def encode(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> tuple[Tokens, Tokens | None, Tokens]:
-        """Token ids [tokens] int32 of the texts one after the other, their types [tokens] int8
-        (of pairs, where the tokenizer has them), and the tokens of each text [texts].
+        """Return the token ids [tokens] int32 of the texts one after the other, their types
+        [tokens] int8 (of pairs, where the tokenizer has them), and the tokens of each text [texts].
 
         Args:
             texts: One at least.
@@ -220,7 +223,7 @@ class Encoder:
     def rows(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """As `encode`, the token ids and the types of each text."""
+        """Return as `encode`, the token ids and the types of each text."""
         if self._is_plain is None:
             some = slice(self._TRIED)
             few = texts[some], None if pairs is None else pairs[some]
@@ -254,7 +257,7 @@ class Encoder:
     def _quickly(
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> tuple[list[list[int]], list[list[int]] | None] | None:
-        """None where a pair is so long that `encode_pairs` has to look at its beginnings."""
+        """Return None where a pair is so long that `encode_pairs` has to look at its beginnings."""
         tokenizer, backend = self._tokenizer, self._tokenizer.backend_tokenizer
         heads: Any = list(texts)
         wanted = None
@@ -286,10 +289,9 @@ class Encoder:
 def encode_pairs(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], pairs: Sequence[str], max_length: int
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """Token ids of each (text, pair) as the tokenizer joins the two, cut at `max_length` by taking
-    tokens from the longer one (`longest_first`), not padded; and the type of each token, where the
-    tokenizer tells its texts apart so.
-    """
+    """Return the token ids of each (text, pair) as the tokenizer joins the two, cut at `max_length`
+    by taking tokens from the longer one (`longest_first`), not padded; and the type of each token,
+    where the tokenizer tells its texts apart so."""
     call: Any = tokenizer
     options = {"truncation": "longest_first", "return_attention_mask": False, "verbose": False}
     heads = [beginning_of_two(tokenizer, text, max_length) for text in texts]
@@ -321,7 +323,7 @@ def encode_pairs(
 
 
 def beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
-    """As much of a text of a pair as decides the tokens that it may keep.
+    """Return as much of a text of a pair as decides the tokens that it may keep.
 
     Of what they cut off, tokenizers make every combination of pieces of both texts: of two texts
     of 20 times the length, 1,600 pairs.
@@ -339,7 +341,7 @@ def beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: 
 
 
 def takes_token_types(model: PreTrainedModel) -> bool:
-    """Whether the types that a tokenizer gives its tokens say anything to `model`."""
+    """Return whether the types that a tokenizer gives its tokens say anything to `model`."""
     wrapped: Any = model
     inner = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
     if getattr(inner.config, "type_vocab_size", 2) == 0:

@@ -45,7 +45,7 @@ def tokens_of(
     key: str,
     make: Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]],
 ) -> dict[str, Column]:
-    """What `make` makes of the rows of a data set, a row at least, mapped; and `starts`.
+    """Return what `make` makes of the rows of a data set, a row at least, mapped; and `starts`.
 
     Args:
         key: What the result is kept by: see `key`.
@@ -90,8 +90,8 @@ def _parts(
 
 
 def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
-    """The rows of a data set, at most some thousands and some megabytes at a time; of a longer row,
-    that row."""
+    """Yield the rows of a data set, at most some thousands and some megabytes at a time; of a
+    longer row, that row."""
     bytes_of_row = split.data.nbytes / max(1, split.data.num_rows)
     at_once = int(min(_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, bytes_of_row))))
     for gathered in values.tables(split, at_once):
@@ -102,17 +102,17 @@ def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
 
 
 def flat(rows: Sequence[Sequence[Any]], kind: Any) -> Column:
-    """The items of lists, one list after the other."""
+    """Return the items of lists, one list after the other."""
     return np.fromiter(itertools.chain.from_iterable(rows), kind, sum(map(len, rows)))
 
 
 def lengths_of(rows: Sequence[Sequence[Any]]) -> Column:
-    """How many items each of some lists has."""
+    """Return how many items each of some lists has."""
     return np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def tokens_folder() -> Path:
-    """The folder that tokens are kept in."""
+    """Return the folder that tokens are kept in."""
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -145,7 +145,7 @@ def check_room(needed: float, rows: int, doubt: float) -> None:
 
 @contextlib.contextmanager
 def room(folder: Path, rows: int) -> Iterator[None]:
-    """Says what to do where writing the tokens of so many rows finds the disk full."""
+    """Raise OutputError with a remedy if the disk is full when the tokens are written."""
     before = set(folder.iterdir())
     try:
         yield
@@ -165,7 +165,7 @@ def room(folder: Path, rows: int) -> Iterator[None]:
 def key(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *how: str
 ) -> str:
-    """The same for the same texts, labels, tokenizer, length and ways only."""
+    """Return the same for the same texts, labels, tokenizer, length and ways only."""
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
     digest.update(_identity(tokenizer))
@@ -185,7 +185,7 @@ it is some seconds of work."""
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """What tells the rules and the vocabulary of a tokenizer apart from those of others."""
+    """Return what tells the rules and the vocabulary of a tokenizer apart from those of others."""
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "{}"
     known_by = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
     if known_by not in _identities or not tokenizer.is_fast:

@@ -32,7 +32,8 @@ _TEXT_NUMBER = "text_number"
 def samples(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> Samples:
-    """The samples of a data set of `text` and `label`, or of pairs, as `tokenise` makes them.
+    """Return the samples of a data set of `text` and `label`, or of pairs, as `tokenise` makes
+    them.
 
     But for texts and a tokenizer in Python, tokens go into a folder of the cache of data sets, some
     rows at a time, and are read from there: all processes of a host map one file, and a job that is
@@ -62,8 +63,8 @@ def samples(
 def windows(
     name: str, split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> Samples:
-    """The windows of a split of `text` and `label`, each with its text's label, kept as those of
-    `samples`. A line says how many there are.
+    """Return the windows of a split of `text` and `label`, each with its text's label, kept as
+    those of `samples`. A line says how many there are.
 
     Args:
         name: Of the split, for messages.
@@ -106,7 +107,7 @@ def windows(
 def tokenise(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> datasets.Dataset:
-    """A data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
+    """Return a data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
 
     With `token_type_ids` where the tokenizer has them: of pairs (`text` and `text_pair`), and of
     single texts if they are not all 0.
@@ -142,7 +143,7 @@ def tokenise(
 def cached(
     split: datasets.Dataset, key: str, make: Callable[..., Mapping[str, Any]], **options: Any
 ) -> datasets.Dataset:
-    """What `make` makes of the batches of `split`, read from the cache where it is there.
+    """Return what `make` makes of the batches of `split`, read from the cache where it is there.
 
     Args:
         key: What the result is kept by.
@@ -164,7 +165,7 @@ def cached(
 def _cut(
     batch: Mapping[str, list[Any]], rows: range, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, store.Column]:
-    """Tokens of rows that came tokenised."""
+    """Return the tokens of rows that came tokenised."""
     check_ids(batch[TOKEN_IDS], tokenizer, rows.start)
     lengths = store.lengths_of(batch[TOKEN_IDS])
     columns = {store.LENGTHS: np.minimum(lengths, max_length)}

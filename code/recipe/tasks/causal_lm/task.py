@@ -72,11 +72,12 @@ class CausalLm(Task):
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
-        """As it is."""
+        """Return the model as it was saved."""
         return pretrained.load_causal(source, self._hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Where longer documents are split or truncated; what serves the model reads more."""
+        """Return where longer documents are split or truncated; what serves the model reads
+        more."""
         max_length = self._hyperparameters.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
@@ -86,16 +87,16 @@ class CausalLm(Task):
         return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """With the end token."""
+        """Return the tokens of each document, with the end token."""
         return document_tokens.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Several, where a long document is split."""
+        """Return several if a long document is split."""
         is_split = document_tokens.splits(self.train, self._hyperparameters.long_texts)
         return sum(1 for _ in document_tokens.pieces(length, longest, is_split))
 
     def about(self) -> About:
-        """A language model."""
+        """Return what the model is for."""
         return About(
             title="Language model",
             pipeline="text-generation",
@@ -105,7 +106,7 @@ class CausalLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """The perplexity's curve; how the model goes on, if one process has all of it."""
+        """Return the perplexity's curve; how the model goes on, if one process has all of it."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         documents = samples["evaluation"]
         if can_answer(trainer) and isinstance(documents, Documents):

@@ -36,15 +36,15 @@ class PictureSamples(Samples):
     """Seed and epoch; None where nothing is drawn."""
 
     def in_epoch(self, seed: int, epoch: int) -> PictureSamples:
-        """As this epoch crops and mirrors them."""
+        """Return the images as this epoch crops and mirrors them."""
         return dataclasses.replace(self, drawn_with=(seed, epoch))
 
     def fingerprint(self) -> str:
-        """What tells these pictures apart from others."""
+        """Return what tells these pictures apart from others."""
         return f"{super().fingerprint()}-{self.digest}"
 
     def picture(self, row: int) -> Pixels:
-        """[3, height, width]"""
+        """Return [3, height, width]"""
         pixels: Pixels = self.pixels[row]
         if self.drawn_with is None or not self.augmentation:
             return pixels
@@ -57,7 +57,7 @@ class PictureSamples(Samples):
 
 
 def _cropped(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """A part of a picture, as large as the picture."""
+    """Return a part of a picture, as large as the picture."""
     from PIL import Image
 
     _, height, width = pixels.shape
@@ -93,9 +93,9 @@ class FixedPictures:
         return {"pixel_values": values.sub_(mean).div_(std)}
 
     def describe(self) -> str:
-        """The size of each."""
+        """Return the size of each."""
         return f"of {self.width} x {self.height} pixels"
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """The pictures of all rows."""
+        """Return the pictures of all rows."""
         return self.size

@@ -19,7 +19,7 @@ _OF_ONE_SIZE = {"vit", "deit", "beit", "vit_msn", "data2vec-vision", "dinov2", "
 def load(
     source: Source, labels: Labels, hyperparameters: Hyperparameters
 ) -> tuple[PreTrainedModel, Any]:
-    """The model in float32 with a head for `labels`, and its image processor.
+    """Return the model in float32 with a head for `labels`, and its image processor.
 
     A head for another number of labels is replaced by a new one.
 

@@ -93,7 +93,7 @@ class ImageClassification(Task):
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Any:
-        """With a head for the labels, and its image processor."""
+        """Return the model with a head for the labels, and its image processor."""
         if not self._hyperparameters.trains:
             splits: Any = self.data
             self.data = judging.with_labels_of(source, splits, self._hyperparameters)  # type: ignore[assignment]
@@ -103,7 +103,7 @@ class ImageClassification(Task):
         return model, processor
 
     def longest(self, model: PreTrainedModel, tokenizer: Any) -> int:
-        """0: pictures are not cut."""
+        """Return 0: images are not cut."""
         return 0
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
@@ -113,11 +113,11 @@ class ImageClassification(Task):
         )
 
     def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:
-        """None: pictures have one size."""
+        """Return nothing: images have one size."""
         return []
 
     def about(self) -> About:
-        """A classifier of these labels."""
+        """Return what the model is for."""
         names = ", ".join(f"`{name}`" for name in self.data.labels.names)
         return About(
             title="Image classifier",
@@ -128,13 +128,13 @@ class ImageClassification(Task):
         )
 
     def findings(self) -> Iterator[Finding]:
-        """How often each label occurs."""
+        """Yield how often each label occurs."""
         counts = np.bincount(self.train[LABEL][:], minlength=len(self.data.labels.names))
         shares = dict(zip(self.data.labels.names, counts / len(self.train), strict=True))
         yield balance(shares)
 
     def answers(self, trainer: Trainer) -> Predictions | None:
-        """Those last answers themselves."""
+        """Return the answers of the last evaluation."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None

@@ -25,7 +25,7 @@ _SPARE = 1 << 28  # bytes
 def read(
     name: str, split: datasets.Dataset, processor: Any, augmentation: frozenset[str]
 ) -> PictureSamples:
-    """The pictures of a split of `data.Pictures`; a line says how many.
+    """Return the pictures of a split of `data.Pictures`; a line says how many.
 
     Each is decoded once, and read from a file in the cache of data sets (HF_DATASETS_CACHE) by this
     and other processes of the host, and by a job that is started again.
@@ -75,7 +75,7 @@ def read(
 
 
 def shape_of(processor: Any) -> tuple[int, int]:
-    """Height and width of what an image processor makes of any picture.
+    """Return height and width of what an image processor makes of any picture.
 
     Raises:
         ModelError: they are not the same for all pictures.
@@ -97,7 +97,7 @@ def shape_of(processor: Any) -> tuple[int, int]:
 
 
 def _pixels(processor: Any, opened: Any) -> Any:
-    """[3, height, width], uint8"""
+    """Return [3, height, width], uint8"""
     processed = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
     return np.asarray(processed["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)
 

@@ -60,7 +60,7 @@ class MaskedTexts(Samples):
     def drawn_from(
         cls, token_ids: Rows, starts: Rows, back: Rows, masking: Masking, *, is_fixed: bool
     ) -> MaskedTexts:
-        """The samples of these tokens, none of them masked yet.
+        """Return the samples of these tokens, none of them masked yet.
 
         Args:
             back: Of each token: see BACK.
@@ -81,7 +81,7 @@ class MaskedTexts(Samples):
         return dataclasses.replace(self, labels=labels, masking=masking)
 
     def _draws_below(self, probability: float) -> tuple[Rows, float]:
-        """How many tokens of each sample draw less, and the least that any draws."""
+        """Return how many tokens of each sample draw less, and the least that any draws."""
         labels, least = np.zeros(len(self), dtype=np.int64), 1.0
         for start in range(0, len(self.back), _AT_ONCE):
             source = start + np.flatnonzero(self.back[start : start + _AT_ONCE] != NEVER)
@@ -92,12 +92,12 @@ class MaskedTexts(Samples):
         return labels, least
 
     def in_epoch(self, seed: int, epoch: int) -> MaskedTexts:
-        """With what this epoch masks."""
+        """Return the samples with what this epoch masks."""
         return dataclasses.replace(self, key=_key(1, seed, epoch))
 
     def masked(self, source: Rows) -> tuple[Rows, Rows]:
-        """Which of the tokens at `source` (positions in `token_ids`) are masked, as positions in
-        `source`, and what stands in their place."""
+        """Return which of the tokens at `source` (positions in `token_ids`) are masked, as
+        positions in `source`, and what stands in their place."""
         back = self.back[source]
         at = np.flatnonzero(back != NEVER)
         at = at[_uniform(self.key, source[at] - back[at], 0) < self.masking.probability]
@@ -109,13 +109,14 @@ class MaskedTexts(Samples):
         return at, np.where(kind < _REPLACED, self.masking.mask_id, kept)
 
     def weight(self, rows: Rows) -> int:
-        """Masked tokens of the samples at `rows`: the loss is the mean over these. At least 1, so
-        that a step without any has a loss, of 0."""
+        """Return the masked tokens of the samples at `rows`: the loss is the mean over these. At
+        least 1, so that a step without any has a loss, of 0."""
         source, _, _ = self.places(rows)
         return max(1, len(self.masked(source)[0]))
 
     def room(self, rows: Rows) -> int:
-        """Masked tokens of a batch of the samples at `rows`, hardly ever exceeded in any epoch."""
+        """Return the masked tokens of a batch of the samples at `rows`, hardly ever exceeded in any
+        epoch."""
         source, _, _ = self.places(rows)
         back, probability = self.back[source], self.masking.probability
         words, tokens = int((back == 0).sum()), int((back != NEVER).sum())
@@ -123,7 +124,7 @@ class MaskedTexts(Samples):
         return min(tokens, int(np.ceil(tokens * probability + _DEVIATIONS * spread)))
 
     def fingerprint(self) -> str:
-        """What tells this data, and how it is masked, apart from others."""
+        """Return what tells this data, and how it is masked, apart from others."""
         digest = hashlib.sha256(np.ascontiguousarray(self.back).data)
         digest.update(repr(self.masking).encode())
         return f"{super().fingerprint()}-{digest.hexdigest()[:16]}"
@@ -135,8 +136,8 @@ def _key(*numbers: int) -> int:
 
 
 def _uniform(key: int, positions: Rows, stream: int) -> npt.NDArray[np.float64]:
-    """A number from 0 to below 1 for each position: number `_STREAMS * position + stream` of the
-    sequence that SplitMix64 draws from `key`, which is the same whatever else is drawn."""
+    """Return a number from 0 to below 1 for each position: number `_STREAMS * position + stream` of
+    the sequence that SplitMix64 draws from `key`, which is the same whatever else is drawn."""
     count = positions.astype(np.uint64) * np.uint64(_STREAMS) + np.uint64(stream + 1)
     mixed = np.uint64(key) + count * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

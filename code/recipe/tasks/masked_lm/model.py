@@ -21,7 +21,7 @@ from recipe.models.pretrained import Source
 def load(
     source: Source, hyperparameters: Hyperparameters
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The masked language model in float32, and its tokenizer.
+    """Return the masked language model in float32, and its tokenizer.
 
     Raises:
         ModelError: it cannot be reached or loaded, is no such model, has no mask, knows fewer

@@ -16,7 +16,7 @@ _SHOWN = 6
 
 @torch.inference_mode()
 def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) -> Section:
-    """Some texts with their masks, the likeliest token for each mask, and what stood there.
+    """Return some texts with their masks, the likeliest token for each mask, and what stood there.
 
     Args:
         model: It is put into evaluation mode.

@@ -74,11 +74,11 @@ class MaskedLm(Task):
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
-        """With its head for masked tokens."""
+        """Return the model with its head for masked tokens."""
         return masked_models.load(source, self._hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Where longer texts are split or truncated; what serves the model reads as much."""
+        """Return where longer texts are split or truncated; what serves the model reads as much."""
         encoding.refuse_types(model, tokenizer)
         return pretrained.longest_text(model, tokenizer, self._hyperparameters.max_length)
 
@@ -87,16 +87,16 @@ class MaskedLm(Task):
         return masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """With special tokens."""
+        """Return the tokens of each text, with special tokens."""
         return masked_texts.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Several, where a long text is split."""
+        """Return several if a long text is split."""
         truncates = self._hyperparameters.long_texts == TRUNCATE
         return 1 if truncates else -(-length // longest)
 
     def about(self) -> About:
-        """A masked language model."""
+        """Return what the model is for."""
         return About(
             title="Masked language model",
             pipeline="fill-mask",
@@ -107,7 +107,7 @@ class MaskedLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """The perplexity's curve; what the model fills in, if one process has all of it."""
+        """Return the perplexity's curve; what the model fills in, if one process has all of it."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         texts = samples["evaluation"]
         if can_answer(trainer) and isinstance(texts, MaskedTexts):

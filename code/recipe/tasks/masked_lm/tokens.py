@@ -33,7 +33,8 @@ def tokenise(
     max_length: int,
     hyperparameters: Hyperparameters,
 ) -> MaskedTexts:
-    """The samples of a split of `language_modeling.Texts`, cached; a line says what became of them.
+    """Return the samples of a split of `language_modeling.Texts`, cached; a line says what became
+    of them.
 
     A text longer than `max_length` is split into pieces of nearly one length, between words; each
     has the tokenizer's special tokens around it. With long_texts=truncate the first is kept.
@@ -71,7 +72,7 @@ def tokenise(
 
 
 def masking(tokenizer: Any, hyperparameters: Hyperparameters) -> Masking:
-    """How tokens are masked, before an evaluation draws any."""
+    """Return how tokens are masked, before an evaluation draws any."""
     return Masking(
         probability=hyperparameters.mlm_probability,
         mask_id=int(tokenizer.mask_token_id),
@@ -81,14 +82,14 @@ def masking(tokenizer: Any, hyperparameters: Hyperparameters) -> Masking:
 
 
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens of each text, uncut, with special tokens."""
+    """Return the tokens of each text, uncut, with special tokens."""
     reader = _Reader(tokenizer, whole_words=False)
     _, _, inner = reader.read(split[:], range(len(split)))
     return [int(length) + len(reader.before) + len(reader.after) for length in inner]
 
 
 def pieces(words: store.Column, room: int, truncates: bool) -> Iterator[slice]:
-    """Where the pieces of a text are in it, each of `room` tokens at most.
+    """Yield where the pieces of a text are in it, each of `room` tokens at most.
 
     A piece ends between words, unless one of more than half of it stands there.
 
@@ -124,8 +125,8 @@ class _Reader:
         """The special tokens that stand before and after each text."""
 
     def read(self, batch: Batch, rows: range) -> tuple[store.Column, store.Column, store.Column]:
-        """Token ids [tokens] of texts without special tokens, the number of each token's word in
-        its text (_NO_WORD for none), and the tokens of each text [texts].
+        """Return the token ids [tokens] of texts without special tokens, the number of each token's
+        word in its text (_NO_WORD for none), and the tokens of each text [texts].
 
         Raises:
             DataError: tokenised data is not this tokenizer's.
@@ -163,7 +164,7 @@ class _Reader:
         max_length: int,
         truncates: bool,
     ) -> dict[str, store.Column]:
-        """The pieces of some texts, as `read` gives them."""
+        """Return the pieces of some texts, as `read` gives them."""
         special = len(self.before) + len(self.after)
         never = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         words = np.where(np.isin(ids, sorted(never)), _NO_WORD, words)
@@ -205,7 +206,7 @@ class _Reader:
 
 
 def _check_words(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises HyperparameterError where whole words cannot be masked."""
+    """Raise HyperparameterError where whole words cannot be masked."""
     reason = "Hyperparameter whole_word_masking has value True, but"
     if TOKEN_IDS in split.column_names:
         raise HyperparameterError(

@@ -29,7 +29,7 @@ class ChosenAnswers:
 
     @property
     def chosen(self) -> npt.NDArray[np.int64]:
-        """The most probable choice of each row."""
+        """Return the most probable choice of each row."""
         chosen: npt.NDArray[np.int64] = self.probabilities.argmax(axis=1)
         return chosen
 

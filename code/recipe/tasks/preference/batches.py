@@ -35,7 +35,7 @@ class AnswerPairs(Samples):
 
     @classmethod
     def of_documents(cls, documents: Documents, rows: Rows) -> AnswerPairs:
-        """The pairs of documents number 0 and 1, 2 and 3, ..., of these rows."""
+        """Return the pairs of documents number 0 and 1, 2 and 3, ..., of these rows."""
         labels = np.full((len(rows), 4), np.nan, dtype=np.float32)
         labels[:, 2:] = documents.labels.reshape(-1, 2)
         starts = documents.starts[::2]
@@ -43,19 +43,19 @@ class AnswerPairs(Samples):
 
     @property
     def text_lengths(self) -> Rows:
-        """Tokens of each document."""
+        """Return the tokens of each document."""
         return self.documents.lengths
 
     def fingerprint(self) -> str:
-        """What tells this data apart from other data, whatever a model says of it."""
+        """Return what tells this data apart from other data, whatever a model says of it."""
         return self.documents.fingerprint()
 
     def both(self, rows: Rows) -> Rows:
-        """The numbers of the documents of the pairs at `rows`."""
+        """Return the numbers of the documents of the pairs at `rows`."""
         return np.stack([2 * rows, 2 * rows + 1], axis=1).ravel()
 
     def chosen(self) -> Documents:
-        """The chosen document of each pair."""
+        """Return the chosen document of each pair."""
         rows = 2 * np.arange(len(self))
         source, _, _ = self.documents.places(rows)
         starts = np.concatenate([[0], np.cumsum(self.documents.lengths[rows])])
@@ -69,7 +69,7 @@ class AnswerPairs(Samples):
 
 
 def documents_of(batches: Sequence[tuple[Samples, Rows]]) -> list[tuple[Samples, Rows]]:
-    """The documents of each of some batches of pairs."""
+    """Return the documents of each of some batches of pairs."""
     return [
         (samples.documents, samples.both(rows))
         for samples, rows in batches

@@ -19,7 +19,7 @@ def sections(
     rewards: npt.NDArray[np.float64],
     show: Callable[[int], tuple[str, str, str]],
 ) -> list[Section]:
-    """The histogram of margins, and the pairs with the lowest and the highest ones.
+    """Return the histogram of margins, and the pairs with the lowest and the highest ones.
 
     Args:
         rewards: [pairs, 2], of the chosen and of the rejected answers.

@@ -122,7 +122,7 @@ class Preferring(Objective):
             samples.refer(-np.asarray(ask(samples))[..., 0])
 
     def references(self) -> bytes:
-        """The log-probabilities of each split, by what its data is told by."""
+        """Return the log-probabilities of each split, by what its data is told by."""
         return save({
             self._keys[name]: np.ascontiguousarray(samples.labels[:, :2])
             for name, samples in self.pairs.items()
@@ -143,7 +143,8 @@ class Preferring(Objective):
 
     @functools.cached_property
     def _keys(self) -> Mapping[str, str]:
-        """The name of each split with what its data is told by, which takes time to compute."""
+        """Return the name of each split with what its data is told by, which takes time to
+        compute."""
         return {name: f"{name} {samples.fingerprint()}" for name, samples in self.pairs.items()}
 
 
@@ -187,11 +188,11 @@ class Preference(Task):
         )
 
     def load(self, source: Source) -> Model:
-        """As it is."""
+        """Return the model as it was saved."""
         return pretrained.load_causal(source, self._hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Where a prompt with its answer is cut; what serves the model reads more."""
+        """Return where a prompt with its answer is cut; what serves the model reads more."""
         max_length = self._hyperparameters.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
@@ -203,7 +204,7 @@ class Preference(Task):
         return pairs
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Of the prompts with both answers, with the end token."""
+        """Return the tokens of the prompts with both answers, with the end token."""
         return tokens.lengths(self.train.select(rows), self.data.are_talks, tokenizer)
 
     def findings(self) -> Iterator[Finding]:
@@ -218,7 +219,7 @@ class Preference(Task):
         return ", ".join(shown)
 
     def about(self) -> About:
-        """A language model that prefers some answers."""
+        """Return what the model is for."""
         given = self._hyperparameters
         return About(
             title="Language model",
@@ -232,7 +233,7 @@ class Preference(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """How the margins lie, the pairs at both ends, and how the model answers."""
+        """Return how the margins lie, the pairs at both ends, and how the model answers."""
         sections: list[Section] = []
         if self.objective.last is not None:
             split, rewards = self.objective.last

@@ -34,7 +34,7 @@ def tokenise(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> AnswerPairs:
-    """The pairs of a split of `Preferences`, cached; a line says what became of them.
+    """Return the pairs of a split of `Preferences`, cached; a line says what became of them.
 
     A text is an answer to its prompt with the end token behind it; a conversation is as the chat
     template writes it, of which the assistant's turns after the prompt are the answer. Both are cut
@@ -94,7 +94,8 @@ def tokenise(
 def lengths(
     split: datasets.Dataset, are_talks: bool, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Tokens of each document, uncut: of a pair's chosen one, then of its rejected one."""
+    """Return the tokens of each document, uncut: of a pair's chosen one, then of its rejected
+    one."""
     if are_talks:
         chat.see_to_template(tokenizer)
     reader = documents.Reader(tokenizer)
@@ -110,7 +111,7 @@ def _documents_of(
     batch: Batch,
     rows: range,
 ) -> dict[str, store.Column]:
-    """Two documents for each pair that can be learned from."""
+    """Return two documents for each pair that can be learned from."""
     all_ids: list[list[int]] = []
     all_learned: list[list[bool]] = []
     of_documents: list[tuple[int, bool, bool]] = []
@@ -144,7 +145,8 @@ def _encoded(
     batch: Batch,
     rows: range,
 ) -> Iterator[tuple[list[Document], bool]]:
-    """The chosen and the rejected document of each row, and whether their prompt is a guess."""
+    """Yield the chosen and the rejected document of each row, and whether their prompt is a
+    guess."""
     if not are_talks:
         answers = [reader.completed(batch[PROMPT], batch[name]) for name in (CHOSEN, REJECTED)]
         for two in zip(*answers, strict=True):

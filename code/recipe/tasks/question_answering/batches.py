@@ -36,7 +36,7 @@ class Windows(Samples):
     """Whether the model's answers are wanted, not only its losses."""
 
     def fingerprint(self) -> str:
-        """What tells this data apart from other data."""
+        """Return what tells this data apart from other data."""
         if self.shards is not None:
             return self.shards.digest
         digest = hashlib.sha256(np.ascontiguousarray(self.begins).data)

@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def exact(self) -> float:
-        """1 where it is one of the true ones, but for case, articles and punctuation."""
+        """Return 1 where it is one of the true ones, but for case, articles and punctuation."""
         return max(float(normal(text) == normal(self.text)) for text in self.true or [""])
 
     @property
@@ -51,7 +51,7 @@ class Answer:
 
 
 def normal(text: str) -> str:
-    """As SQuAD's scripts compare texts."""
+    """Return a text as SQuAD's scripts compare it."""
     bare = "".join(
         character for character in text.lower() if character not in set(string.punctuation)
     )
@@ -59,7 +59,7 @@ def normal(text: str) -> str:
 
 
 def f1_of(true: str, predicted: str) -> float:
-    """F1 of the words of one text against those of another."""
+    """Return F1 of the words of one text against those of another."""
     true_words, predicted_words = normal(true).split(), normal(predicted).split()
     if not true_words or not predicted_words:
         return float(true_words == predicted_words)
@@ -71,8 +71,8 @@ def f1_of(true: str, predicted: str) -> float:
 
 
 def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
-    """In percent: exact_match and f1 of all; where some have no answer, both of those that have
-    one, and the share of the others that were told to have none."""
+    """Return in percent: exact_match and f1 of all; where some have no answer, both of those that
+    have one, and the share of the others that were told to have none."""
     metrics = {"exact_match": _mean([answer.exact for answer in answers]),
              "f1": _mean([answer.f1 for answer in answers])}  # fmt: skip
     without = [answer for answer in answers if not answer.true]
@@ -93,7 +93,8 @@ def _mean(values: Sequence[float]) -> float:
 def find(
     outputs: Array, windows: Windows, rows: Sequence[Mapping[str, Any]], may_be_none: bool
 ) -> list[Answer]:
-    """The best answer to each question over its windows, as run_qa.py of transformers finds it.
+    """Return the best answer to each question over its windows, as run_qa.py of transformers finds
+    it.
 
     Args:
         outputs: [windows, 1 + 2 * tokens], as `recipe.models.token_heads.take_spans` has them.
@@ -136,7 +137,7 @@ def find(
 
 
 def _spans(start: Array, end: Array, begins: Array, ends: Array) -> list[tuple[float, int, int]]:
-    """(score, first character, last one excluded) of the likeliest spans of a window."""
+    """Return (score, first character, last one excluded) of the likeliest spans of a window."""
     inside = begins != NOWHERE
     firsts = np.argsort(-np.where(inside, start, -np.inf), kind="stable")[:_BEST]
     lasts = np.argsort(-np.where(inside, end, -np.inf), kind="stable")[:_BEST]
@@ -157,7 +158,7 @@ class FoundAnswers:
     answers: Sequence[Answer]
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Of each question its number and id, the answer, where it begins, and the true ones."""
+        """Yield the number and id of each question, the answer, where it begins, the true ones."""
         for row, (name, answer) in enumerate(zip(self.ids, self.answers, strict=True)):
             yield {
                 "row": row,
@@ -170,7 +171,7 @@ class FoundAnswers:
             }
 
     def sections(self) -> list[Section]:
-        """Scores of the kinds of questions; wrong answers, those first that were surest."""
+        """Return scores of the kinds of questions; wrong answers, those first that were surest."""
         first_words = Counter(
             (normal(answer.question).split() or [""])[0] for answer in self.answers
         )
@@ -227,7 +228,7 @@ class FoundAnswers:
 
 
 def _around(answer: Answer) -> str:
-    """The part of the context in which the answer stands."""
+    """Return the part of the context in which the answer stands."""
     start = max(0, answer.start - _SHOWN_CHARS // 2)
     shown = answer.context[start : start + _SHOWN_CHARS]
     return f"{'... ' * bool(start)}{shown}{' ...' * (start + len(shown) < len(answer.context))}"

@@ -81,7 +81,7 @@ class QuestionAnswering(Task):
         self._last: tuple[str, list[Answer]] | None = None
 
     def load(self, source: Source) -> Model:
-        """With a head for starts and ends."""
+        """Return the model with a head for starts and ends."""
         return pretrained.load_head(
             AutoModelForQuestionAnswering,
             source,
@@ -92,7 +92,7 @@ class QuestionAnswering(Task):
         )
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Tokens of a window."""
+        """Return the tokens of a window."""
         max_length = self._hyperparameters.max_length
         length = pretrained.longest_input(model, tokenizer, max_length, _LONGEST)
         stride = self._stride(length)
@@ -143,16 +143,16 @@ class QuestionAnswering(Task):
         return found_answers.scores(answers, may_be_none)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Of the question with its whole context."""
+        """Return the tokens of each question with its whole context."""
         return windows.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """About how many windows a question with its context becomes."""
+        """Return about how many windows a question with its context becomes."""
         step = max(1, longest - self._stride(longest))
         return 1 + max(0, -(-(length - longest) // step))
 
     def about(self) -> About:
-        """An answerer of questions."""
+        """Return what the model is for."""
         none = ", or report that there is none" if self.data.has_unanswerable else ""
         return About(
             title="Question answering model",
@@ -168,7 +168,7 @@ class QuestionAnswering(Task):
         return f"{row[QUESTION][:SHOWN_CHARS]!r} + {row[CONTEXT][:SHOWN_CHARS]!r}: {answer}"
 
     def answers(self, trainer: Trainer) -> FoundAnswers | None:
-        """Those last answers themselves; None before there are any."""
+        """Return the answers of the last evaluation; None before there is one."""
         if self._last is None:
             return None
         name, answers = self._last

@@ -30,7 +30,8 @@ def tokenise(
     *,
     judged: bool,
 ) -> Windows:
-    """The windows of a split of `recipe.tasks.question_answering.data`; a line says how many.
+    """Return the windows of a split of `recipe.tasks.question_answering.data`; a line says how
+    many.
 
     A window holds the question and a part of the context; two that follow each other share `stride`
     tokens of it. The first answer is learned in the windows that hold all of it; in the others, and
@@ -66,7 +67,7 @@ def tokenise(
 
 
 def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
-    """Tokens of each question with its whole context, with special tokens."""
+    """Return the tokens of each question with its whole context, with special tokens."""
     encoded = tokenizer(split[QUESTION][:], split[CONTEXT][:], verbose=False)
     return [len(ids) for ids in encoded[TOKEN_IDS]]
 
@@ -74,7 +75,7 @@ def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
 def _windows_of(
     tokenizer: Any, max_length: int, stride: int, batch: Batch, rows: range
 ) -> dict[str, store.Column]:
-    """The windows of some questions."""
+    """Return the windows of some questions."""
     most = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True) - 1
     bare = tokenizer(
         list(batch[QUESTION]), add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -135,7 +136,8 @@ def _windows_of(
 
 
 def _span(begins: Sequence[int], ends: Sequence[int], start: int, stop: int) -> list[int] | None:
-    """The first and the last token of the characters `start` to `stop`, where all are here."""
+    """Return the first and the last token of the characters `start` to `stop`, where all are
+    here."""
     inside = [at for at, begin in enumerate(begins) if begin != NOWHERE]
     if not inside or begins[inside[0]] > start or ends[inside[-1]] < stop:
         return None

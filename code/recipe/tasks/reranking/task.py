@@ -88,7 +88,7 @@ class Relevant(EncoderObjective):
         return {**loss, **ranking_scores.of_lists(scores, lists, hits)}
 
     def _of_lists(self, scores: Array, lists: JudgedLists) -> Mapping[str, float]:
-        """The loss of an evaluation, in the place of that of its pairs."""
+        """Return the loss of an evaluation, in the place of that of its pairs."""
         losses = []
         for start, end in zip(lists.starts, lists.starts[1:], strict=False):
             labels = lists.labels[start:end].astype(np.float32)
@@ -119,7 +119,7 @@ class Reranking(Task):
         self.objective = Relevant(hyperparameters)
 
     def load(self, source: Source) -> Model:
-        """With a head of one number."""
+        """Return the model with a head of one number."""
         model, tokenizer = pretrained.load_head(
             AutoModelForSequenceClassification,
             source,
@@ -140,7 +140,7 @@ class Reranking(Task):
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Where longer pairs are cut, by what serves the model, too."""
+        """Return where longer pairs are cut, by what serves the model, too."""
         max_length = self._hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
@@ -164,7 +164,7 @@ class Reranking(Task):
         return Groups.of_texts(pairs, members, labels)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Of each pair of the rows, with special tokens."""
+        """Return the tokens of each pair of the rows, with special tokens."""
         chosen_rows = self.train.select(rows)
         pairs = _pairs(chosen_rows, 0) if self._hyperparameters.listwise else chosen_rows
         ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
@@ -189,7 +189,7 @@ class Reranking(Task):
         return f"{row[QUERY][:SHOWN_CHARS]!r}: {scored}"
 
     def about(self) -> About:
-        """A reranker."""
+        """Return what the model is for."""
         query, text = self.data.columns
         return About(
             title="Reranker",
@@ -203,7 +203,7 @@ class Reranking(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Where right texts stood in their lists."""
+        """Return the ranks of the relevant texts in their lists."""
         if self.objective.last is None:
             return ()
         split, scores, hits = self.objective.last
@@ -224,7 +224,7 @@ class Reranking(Task):
 
 
 def _pairs(split: Dataset, number: int) -> Dataset:
-    """A row for each query and text; its label is [how relevant, `number`]."""
+    """Return a row for each query and text; its label is [how relevant, `number`]."""
     kinds = [(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.list_(pa.float32()))]
     schema = pa.schema(kinds)
 

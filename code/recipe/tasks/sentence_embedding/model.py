@@ -46,8 +46,8 @@ _DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
 def load(
     source: Source, hyperparameters: Hyperparameters
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Any]:
-    """The encoder in float32 with what follows it, its tokenizer, and the SentenceTransformer that
-    they are of.
+    """Return the encoder in float32 with what follows it, its tokenizer, and the
+    SentenceTransformer that they are of.
 
     Raises:
         ModelError: it cannot be reached or loaded, lacks layers, or makes no vectors of texts by a
@@ -118,7 +118,7 @@ def _refuse_other_kinds(source: Source) -> None:
 
 
 def _mode(pooling: Any) -> str:
-    """What tokens' states are made one vector by: mean, cls ..., several with a plus."""
+    """Return what tokens' states are made one vector by: mean, cls ..., several with a plus."""
     mode = getattr(pooling, "pooling_mode", None)
     if mode is None:  # before sentence-transformers 6
         return str(pooling.get_pooling_mode_str())
@@ -126,14 +126,14 @@ def _mode(pooling: Any) -> str:
 
 
 def width(sentences: Any) -> int:
-    """Numbers of its vectors."""
+    """Return numbers of its vectors."""
     if hasattr(sentences, "get_embedding_dimension"):
         return int(sentences.get_embedding_dimension())
     return int(sentences.get_sentence_embedding_dimension())  # before sentence-transformers 6
 
 
 def packs(model: Any) -> bool:
-    """Whether `model` can be packed: its encoder, and how it pools."""
+    """Return whether `model` can be packed: its encoder, and how it pools."""
     inner = lora.bare(model)
     family = packed_encoders.family_of(inner.config)
     return family is not None and _mode(getattr(inner, AFTER)[0]) in _POOLS
@@ -184,7 +184,7 @@ def _forward(
 def _vectors(
     model: Any, family: Family | None, usual: Callable[..., Any], inputs: Mapping[str, Any]
 ) -> Tensor:
-    """[texts, width], in float32."""
+    """Return [texts, width], in float32."""
     pooling, *others = getattr(model, AFTER)
     if (segments := inputs.get("segments")) is None:
         kept = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")
@@ -204,8 +204,8 @@ def _vectors(
 
 
 def prompts(sentences: Any, hyperparameters: Hyperparameters) -> tuple[str, str]:
-    """What stands before each query and before each text: the hyperparameters, else the model's
-    own, else nothing. They are saved with the model.
+    """Return what stands before each query and before each text: the hyperparameters, else the
+    model's own, else nothing. They are saved with the model.
 
     Raises:
         ModelError: the model leaves prompts out of its pooling.

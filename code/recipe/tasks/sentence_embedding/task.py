@@ -199,7 +199,7 @@ class SentenceEmbedding(Task):
         self._max_length = 0
 
     def load(self, source: Source) -> Model:
-        """The encoder with its pooling and what follows it."""
+        """Return the encoder with its pooling and what follows it."""
         model, tokenizer, self._sentences = sentence_encoder.load(source, self._hyperparameters)
         self._prompts = sentence_encoder.prompts(self._sentences, self._hyperparameters)
         width = sentence_encoder.width(self._sentences)
@@ -207,7 +207,8 @@ class SentenceEmbedding(Task):
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Where longer texts are cut: as the model does, unless max_length says otherwise."""
+        """Return where longer texts are cut: as the model does, unless max_length says
+        otherwise."""
         known = self._sentences.max_seq_length
         requested = self._hyperparameters.max_length or known
         self._max_length = pretrained.longest_input(model, tokenizer, requested)
@@ -230,7 +231,7 @@ class SentenceEmbedding(Task):
         return tokens
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Of each text of the rows, with special tokens."""
+        """Return the tokens of each text of the rows, with special tokens."""
         chosen_rows, (query, document) = self.train.select(rows), self._prompts
         texts = [query + text for text in chosen_rows[QUERY]]
         texts += [document + text for texts_of_row in chosen_rows[TEXTS] for text in texts_of_row]
@@ -242,7 +243,7 @@ class SentenceEmbedding(Task):
         return f"{row[SCORES][0]:g}: {texts}" if self.data.kind == SCORED else texts
 
     def about(self) -> About:
-        """A model of sentence vectors."""
+        """Return what the model is for."""
         is_scored = self.data.kind == SCORED
         sizes = self.objective.sizes
         cut = f" Vectors may be cut to {', '.join(map(str, sizes[1:]))} numbers." * bool(sizes[1:])
@@ -274,7 +275,7 @@ class SentenceEmbedding(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Where right texts stood, or how cosines go with scores."""
+        """Return where right texts stood, or how cosines go with scores."""
         if self.objective.last is None:
             return ()
         split, vectors, hits = self.objective.last
@@ -298,7 +299,7 @@ class SentenceEmbedding(Task):
 
 
 def _refuse(hyperparameters: Hyperparameters) -> None:
-    """Raises HyperparameterError for what would be passed over."""
+    """Raise HyperparameterError for what would be passed over."""
     if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
         raise HyperparameterError(
             "Hyperparameter lora_save has value 'adapter', and a model of sentence vectors is "
@@ -308,7 +309,7 @@ def _refuse(hyperparameters: Hyperparameters) -> None:
 
 
 def _sizes(requested: str | None, width: int) -> tuple[int, ...]:
-    """The sizes of vectors to learn, the whole one first."""
+    """Return the sizes of vectors to learn, the whole one first."""
     if requested is None:
         return ()
     try:
@@ -325,8 +326,8 @@ def _sizes(requested: str | None, width: int) -> tuple[int, ...]:
 
 
 def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
-    """What is learned of lists: of each, every text of a label above 0 belongs to the query, and
-    those of 0 do not.
+    """Return what is learned of lists: of each, every text of a label above 0 belongs to the query,
+    and those of 0 do not.
 
     Raises:
         DataError: no text belongs to a query.
@@ -356,7 +357,8 @@ def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]
 
 
 def _labels(split: Dataset, kind: str, numbered: Numbered) -> Array:
-    """What the losses take beside the vectors, of rows: which texts are the same, or scores."""
+    """Return what the losses take beside the vectors, of rows: which texts are the same, or
+    scores."""
     if kind == SCORED:
         scores = numbered_texts.scores(split)
         return np.stack([np.ones_like(scores), scores], axis=1)
@@ -365,7 +367,7 @@ def _labels(split: Dataset, kind: str, numbered: Numbered) -> Array:
 
 
 def _corpus(numbered: Numbered) -> Corpus:
-    """What is to be found where."""
+    """Return the texts to search, and those that belong to each query."""
     rows = [[number for number in row if number >= 0] for row in numbered.members.tolist()]
     belongs: dict[int, dict[int, None]] = {}
     for its in rows:

@@ -148,7 +148,7 @@ class TextClassification(Task):
             )
 
     def load(self, source: Source) -> Model:
-        """With a head for the labels; its configuration says which columns it was trained on."""
+        """Return the model with a head for the labels; its configuration names the columns."""
         if not self._hyperparameters.trains:
             self.data = judging.with_labels_of(source, self.data, self._hyperparameters)
             self.train = self.data.train
@@ -174,7 +174,7 @@ class TextClassification(Task):
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Where longer texts are cut, by what serves the model, too."""
+        """Return where longer texts are cut, by what serves the model, too."""
         is_pair = PAIR in self.train.column_names
         what = pretrained.PAIR_OF_TEXTS if is_pair else "a window" if self._is_split else "a text"
         max_length = self._hyperparameters.max_length
@@ -191,7 +191,7 @@ class TextClassification(Task):
         return text_tokens.samples(split, tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """With special tokens."""
+        """Return the tokens of each text, with special tokens."""
         chosen_rows = self.train.select(rows)
         if TEXT not in chosen_rows.column_names:
             return [len(ids) for ids in chosen_rows[TOKEN_IDS]]
@@ -203,12 +203,12 @@ class TextClassification(Task):
         return [len(tokens) for tokens in ids]
 
     def pieces(self, length: int, longest: int) -> int:
-        """One, where a long text is cut; else its windows."""
+        """Return one if a long text is cut, else the number of its windows."""
         special = longest - self._window
         return len(encoding.spans(length - special, self._window)) if self._is_split else 1
 
     def about(self) -> About:
-        """A classifier of these labels."""
+        """Return what the model is for."""
         about = model_card.of_labels(self.data.labels, self.data.text_columns)
         if self._is_split:
             purpose = (
@@ -247,7 +247,8 @@ class TextClassification(Task):
         return f"{self.data.labels.show(row[LABEL])}: {' + '.join(map(repr, beginnings))}"
 
     def tune(self, trainer: Trainer) -> dict[str, float]:
-        """The threshold of each label, kept with the model, and scores with them, if asked for.
+        """Return the threshold of each label, kept with the model, and scores with them, if asked
+        for.
 
         The scores are of the rows that the thresholds were found on: those of test data tell more.
         """
@@ -274,7 +275,7 @@ class TextClassification(Task):
         return {f"eval_tuned_{name}": score for name, score in after.items()}
 
     def answers(self, trainer: Trainer) -> Predictions | None:
-        """Those last answers themselves."""
+        """Return the answers of the last evaluation."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None
@@ -298,7 +299,7 @@ class TextClassification(Task):
 
 
 def _listed(thresholds: Mapping[str, float]) -> str:
-    """Of the first labels."""
+    """Return the first labels with their thresholds."""
     shown = [f"{name} {value:.3g}" for name, value in thresholds.items()]
     return ", ".join(shown[:_SHOWN_LABELS]) + ", ..." * (len(shown) > _SHOWN_LABELS)
 

@@ -37,16 +37,16 @@ class Pairs(Samples):
     rows are not kept."""
 
     def weight(self, rows: Rows) -> int:
-        """Tokens of the targets at `rows`: the loss is the mean over these."""
+        """Return the tokens of the targets at `rows`: the loss is the mean over these."""
         return max(1, int(self.labels[rows].sum()))
 
     def fingerprint(self) -> str:
-        """What tells this data apart from other data."""
+        """Return what tells this data apart from other data."""
         digest = hashlib.sha256(np.ascontiguousarray(self.sources).data).hexdigest()[:16]
         return f"{super().fingerprint()}-{digest}"
 
     def lengths_of(self, rows: Rows) -> Lengths:
-        """The longest source and the longest target among `rows`."""
+        """Return the longest source and the longest target among `rows`."""
         return int(self.sources[rows].max(initial=1)), int(self.labels[rows].max(initial=1))
 
 
@@ -64,7 +64,7 @@ class PaddedPairs:
     balanced: ClassVar[bool] = False
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """What the model takes, and what is learned."""
+        """Return what the model takes, and what is learned."""
         assert isinstance(samples, Pairs)
         source_length, target_length = self._shape(samples, rows)
         at, owners, within = samples.places(rows)
@@ -98,18 +98,19 @@ class PaddedPairs:
         return min(fits, key=sum, default=(source, target))
 
     def describe(self) -> str:
-        """The lengths."""
+        """Return the lengths."""
         shown = ", ".join(f"{source} and {target}" for source, target in self.shapes)
         return f"padded to {shown} tokens of source and target"
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """The tokens of all rows."""
+        """Return the tokens of all rows."""
         assert isinstance(samples, Pairs)
         return self.size * sum(self._shape(samples, rows))
 
 
 def shapes(batches: Sequence[tuple[Pairs, Rows]]) -> list[Lengths]:
-    """A few pairs of lengths into which each of `batches` goes; the last takes every sample."""
+    """Return a few pairs of lengths into which each of `batches` goes; the last takes every
+    sample."""
     longest = np.asarray([samples.lengths_of(rows) for samples, rows in batches if len(rows)])
     if not len(longest):
         return [(packing.ALIGNMENT, packing.ALIGNMENT)]

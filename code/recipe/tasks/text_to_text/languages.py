@@ -12,12 +12,12 @@ if TYPE_CHECKING:  # a server, which asks for languages too, starts without tran
 
 
 def is_multilingual(tokenizer: Any) -> bool:
-    """Whether texts are marked with their languages, as those of M2M100, mBART and NLLB."""
+    """Return whether texts are marked with their languages, as those of M2M100, mBART and NLLB."""
     return hasattr(tokenizer, "_build_translation_inputs")
 
 
 def languages(tokenizer: Any) -> list[str]:
-    """The languages that a multilingual tokenizer marks texts with."""
+    """Return the languages that a multilingual tokenizer marks texts with."""
     named = getattr(tokenizer, "lang_code_to_id", None) or getattr(
         tokenizer, "lang_code_to_token", None
     )
@@ -29,14 +29,15 @@ def languages(tokenizer: Any) -> list[str]:
 
 
 def token_of(tokenizer: Any, language: str) -> int:
-    """The token that stands for one of `languages`."""
+    """Return the token that stands for one of `languages`."""
     if hasattr(tokenizer, "get_lang_id"):
         return int(tokenizer.get_lang_id(language))
     return int(tokenizer.convert_tokens_to_ids(language))
 
 
 def named(tokenizer: Any, requested: str) -> str | None:
-    """The one of `languages` that `asked` names, as `en` names `en_XX`; None where none is."""
+    """Return the one of `languages` that `asked` names, as `en` names `en_XX`; None where none
+    is."""
     known = languages(tokenizer)
     if requested in known:
         return requested

@@ -40,7 +40,7 @@ _OTHER_LOSSES = {
 def load(
     source: Source, hyperparameters: Hyperparameters
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in float32, set to the job's prefix, and its tokenizer.
+    """Return the model in float32, set to the job's prefix, and its tokenizer.
 
     Raises:
         ModelError: it cannot be reached or loaded, lacks weights, or does not say what its decoder
@@ -74,8 +74,8 @@ def load(
 
 
 def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """The model's own function of labels [rows, length], -100 where there are none, to what its
-    decoder reads."""
+    """Return the model's own function of labels [rows, length], -100 where there are none, to what
+    its decoder reads."""
     inner = lora.bare(model)
     if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
         return functools.partial(_prepared, inner.prepare_decoder_input_ids_from_labels)
@@ -125,8 +125,8 @@ def _forward(
 def _states(
     model: Any, usual: Callable[..., Any], inputs: Mapping[str, Any]
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:
-    """[rows, length, hidden] of the decoder, what makes logits of some of them, and of how many
-    tokens."""
+    """Return [rows, length, hidden] of the decoder, what makes logits of some of them, and of how
+    many tokens."""
     if model.config.model_type not in _HEADS or torch.compiler.is_compiling():
         logits = usual(**inputs, use_cache=False).logits
         return logits, packed_decoders.as_it_is, logits.shape[-1]

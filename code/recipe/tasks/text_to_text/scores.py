@@ -36,13 +36,13 @@ class Written:
     split: str = "evaluation"
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """What do_predict writes of each row."""
+        """Yield what do_predict writes of each row."""
         for row, text, target in zip(self.rows, self.texts, self.targets(), strict=True):
             yield {"row": row, "text": text, "true": target}
 
     def scores(self, language: str | None) -> dict[str, float]:
-        """`WRITING_SCORES`, against the targets of the data as they were given: from 0 to 100, but
-        for the mean number of tokens."""
+        """Return `WRITING_SCORES`, against the targets of the data as they were given: from 0 to
+        100, but for the mean number of tokens."""
         targets = self.targets()
         return {
             **_rouge(self.texts, targets),
@@ -54,7 +54,7 @@ class Written:
         }
 
     def targets(self) -> list[str]:
-        """The targets of `rows`."""
+        """Return the targets of `rows`."""
         assert self.pairs.texts is not None  # what is evaluated on is kept
         return list(self.pairs.texts.select(self.rows)[TARGET])
 
@@ -130,7 +130,7 @@ class _Words:
     spaced. The library's own know a to z and 0 to 9 only."""
 
     def tokenize(self, text: str) -> list[str]:
-        """Words in lower case."""
+        """Return words in lower case."""
         return _WORD.findall(text.lower())
 
 
@@ -146,7 +146,7 @@ def _rouge(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
 
 
 def _split_of(language: str | None) -> str:
-    """How sacrebleu tells words apart: in languages without spaces, by characters."""
+    """Return how sacrebleu tells words apart: in languages without spaces, by characters."""
     start = re.split("[_-]", language or "")[0].lower()
     if start in ("zh", "zho", "yue"):
         return "zh"

@@ -97,13 +97,13 @@ class TextToText(Task):
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
-        """With its languages and prefix set."""
+        """Return the model with its languages and prefix set."""
         model, tokenizer = models.load(source, self._hyperparameters)
         languages.mark(model, tokenizer, self._hyperparameters)
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Where longer sources are cut, by what serves the model, too; and targets."""
+        """Return where longer sources are cut, by what serves the model, too; and targets."""
         hyperparameters = self._hyperparameters
         summarises = hyperparameters.task == SUMMARIES
         source = _within(model, "encoder", "max_length", hyperparameters.max_length)
@@ -131,14 +131,14 @@ class TextToText(Task):
         return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Of the sources, with the prefix and special tokens."""
+        """Return the tokens of the sources, with the prefix and special tokens."""
         prefix = self._hyperparameters.source_prefix or ""
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
         ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
         return [len(tokens) for tokens in ids]
 
     def about(self) -> About:
-        """A writer of such texts."""
+        """Return what the model is for."""
         hyperparameters = self._hyperparameters
         scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
         purpose, title = "generate text from text, as in its data", "Text-to-text model"
@@ -161,12 +161,12 @@ class TextToText(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """The perplexity's curve, and what the model wrote last."""
+        """Return the perplexity's curve, and what the model wrote last."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         return [*sections, *super().sections(trainer, samples)]
 
     def answers(self, trainer: Trainer) -> Written | None:
-        """What the model wrote last."""
+        """Return what the model wrote last."""
         last = self.objective.last
         if last is None or self.data.test is None:
             return last
@@ -174,7 +174,8 @@ class TextToText(Task):
 
 
 def _within(model: PreTrainedModel, half: str, name: str, requested: int | None) -> int:
-    """Tokens that the encoder or decoder takes: as asked, or as many as it has positions for.
+    """Return the tokens that the encoder or decoder takes: as asked, or as many as it has positions
+    for.
 
     Raises:
         HyperparameterError: it has fewer than asked for.

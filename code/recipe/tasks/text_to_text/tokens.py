@@ -26,7 +26,7 @@ def tokenise(
     longest_source: int,
     longest_target: int,
 ) -> Pairs:
-    """The samples of a split of `TextPairs`, cached; a line says how many are cut.
+    """Return the samples of a split of `TextPairs`, cached; a line says how many are cut.
 
     Args:
         prefix: What stands before each source.
@@ -50,7 +50,7 @@ def tokenise(
 
 
 def marks(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The languages that a tokenizer is set to."""
+    """Return the languages that a tokenizer is set to."""
     return [str(getattr(tokenizer, name, None)) for name in ("src_lang", "tgt_lang")]
 
 
@@ -86,7 +86,7 @@ def encoded(
     longest: int,
     is_target: bool = False,
 ) -> tuple[list[list[int]], list[bool]]:
-    """Token ids of texts with special tokens, and whether each was cut."""
+    """Return the token ids of texts with special tokens, and whether each was cut."""
     heads = [beginning(tokenizer, text, longest + 1) for text in texts]
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
     texts_given: dict[str, Any] = {"text_target": heads} if is_target else {"text": heads}

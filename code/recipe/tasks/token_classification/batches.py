@@ -39,7 +39,7 @@ class TaggedSamples(Samples):
         return int(self.labels[rows, 0].sum())
 
     def fingerprint(self) -> str:
-        """What tells this data apart from other data."""
+        """Return what tells this data apart from other data."""
         if self.shards is not None:
             return self.shards.digest
         digest = hashlib.sha256(np.ascontiguousarray(self.tags).data)

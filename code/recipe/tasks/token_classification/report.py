@@ -44,12 +44,12 @@ class Sentence:
 
     @property
     def wrong(self) -> list[bool]:
-        """Whether the tag of each word is not the true one."""
+        """Return whether the tag of each word is not the true one."""
         return [said != true for said, true in zip(self.said, self.true, strict=True)]
 
 
 def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Sentence]:
-    """What the model says of whole sentences, put together from that of their windows.
+    """Return what the model says of whole sentences, put together from that of their windows.
 
     Args:
         outputs: [windows, 1 + 3 * words], as `recipe.models.token_heads.take_tags` has them.
@@ -119,8 +119,8 @@ class TaggedAnswers:
     are_entities: bool
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Of each sentence its number, the tags that it is given with their probabilities, and the
-        true ones; of entities also these, as numbers of words, the last one excluded."""
+        """Yield of each sentence its number, the tags that it is given with their probabilities,
+        and the true ones; of entities also these, as numbers of words, the last one excluded."""
         for sentence in self.sentences:
             row: dict[str, Any] = {"row": sentence.number}
             if self.words is not None:
@@ -134,7 +134,7 @@ class TaggedAnswers:
             yield {**row, "true": sentence.true}
 
     def sections(self) -> list[Section]:
-        """The scores of each kind, the confusion of words, the worst mistakes."""
+        """Return the scores of each kind, the confusion of words, the worst mistakes."""
         if not self.sentences:
             return []
         tags = {tag for sentence in self.sentences for tag in (*sentence.true, *sentence.said)}
@@ -192,7 +192,7 @@ class TaggedAnswers:
         )
 
     def _mistakes(self) -> Section:
-        """The sentences in which the model is most sure and wrong, worst first."""
+        """Return the sentences in which the model is most sure and wrong, worst first."""
         ranked = sorted(
             (-max(sure for sure, is_wrong in zip(one.sure, one.wrong, strict=True) if is_wrong), at)
             for at, one in enumerate(self.sentences)

@@ -35,7 +35,7 @@ class Span:
 
 
 def spans_of(value: Any) -> list[Span] | None:
-    """The spans that a cell holds, in the order of the text; None where it holds none."""
+    """Return the spans that a cell holds, in the order of the text; None where it holds none."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -82,8 +82,9 @@ def _span(value: Any) -> Span | None:
 def words_of(
     part: Part, row: int, text: str, value: Any
 ) -> tuple[list[str], list[str], tuple[int, int]]:
-    """The words of a text and a tag (B-, I- or O) for each; how many spans lost the space at their
-    edges, and how many begin or end within a word. A span's edge is always one of a word's, too.
+    """Return the words of a text and a tag (B-, I- or O) for each; how many spans lost the space at
+    their edges, and how many begin or end within a word. A span's edge is always one of a word's,
+    too.
 
     Raises:
         DataError: a span lies outside the text, is empty, overlaps another one, or says that it
@@ -130,8 +131,8 @@ def words_of(
 
 
 def _is_in_word(text: str, edge: int) -> bool:
-    """Whether a letter stands on both sides: one of a script with cases, whose words have spaces
-    between them."""
+    """Return whether a letter stands on both sides: one of a script with cases, whose words have
+    spaces between them."""
     around = text[edge - 1 : edge + 1] if 0 < edge < len(text) else ""
     return len(around) == 2 and all(character.lower() != character.upper() for character in around)
 
@@ -156,7 +157,7 @@ def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
 
 
 def _said(value: Any) -> Sequence[tuple[str, Span]]:
-    """What records say that their spans hold."""
+    """Return what records say that their spans hold."""
     texts_and_spans: list[tuple[str, Span]] = []
     for annotation in json.loads(value) if isinstance(value, str) else value:
         if isinstance(annotation, dict) and isinstance(annotation.get("result"), list):
@@ -173,8 +174,8 @@ def _said(value: Any) -> Sequence[tuple[str, Span]]:
 
 
 def annotated(part: Part, column: str, notes: list[str]) -> Part:
-    """`part` without the tasks of Label Studio that have no annotation, or skipped ones only: that
-    they have no entities is not said.
+    """Return `part` without the tasks of Label Studio that have no annotation, or skipped ones
+    only: that they have no entities is not said.
 
     Args:
         column: Of annotations, or of spans of another spelling, which have all rows.

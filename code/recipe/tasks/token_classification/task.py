@@ -62,7 +62,7 @@ class TagScores:
         """What the model said of each sentence in the last evaluation."""
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """The scores of one evaluation."""
+        """Return the scores of one evaluation."""
         outputs, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
         self.last = entities.sentences_of(outputs, labels, self._names)
         return entities.scores(self.last, self._are_entities)
@@ -111,7 +111,8 @@ class TokenClassification(Task):
         self.objective = Tags(smoothing, self._names, are_entities)
 
     def load(self, source: Source) -> Model:
-        """With a head for the tags, in the order of the model's own where these are the same."""
+        """Return the model with a head for the tags, in the order of the model's own if it has the
+        same."""
         trusted = {"trust_remote_code": self._hyperparameters.trust_remote_code}
         known = self._known_to(source, trusted)
         if set(known) == set(self._names) or not self._hyperparameters.trains:
@@ -144,7 +145,7 @@ class TokenClassification(Task):
         return tuple(str(names[number]) for number in sorted(names))
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Tokens of a window; what serves the model reads as many."""
+        """Return the tokens of a window; what serves the model reads as many."""
         encoding.refuse_types(model, tokenizer)
         max_length = self._hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, "a window")
@@ -162,15 +163,15 @@ class TokenClassification(Task):
         return words.tokenise(name, split, tokenizer, max_length, tagging, judged=judged)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """With special tokens."""
+        """Return the tokens of each text, with special tokens."""
         return words.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Several, where a long sentence is split."""
+        """Return several if a long sentence is split."""
         return words.pieces(length, longest, self._hyperparameters.long_texts != TRUNCATE)
 
     def about(self) -> About:
-        """A tagger with these tags."""
+        """Return what the model is for."""
         names = ", ".join(f"`{name}`" for name in self._names)
         means = (
             "Precision, recall and F1 count whole entities (seqeval); accuracy counts words."
@@ -208,7 +209,7 @@ class TokenClassification(Task):
         return " ".join(words_shown) + " ..." * (len(pairs) > _SHOWN_WORDS)
 
     def answers(self, trainer: Trainer) -> TaggedAnswers | None:
-        """Those last answers themselves; None before there are any."""
+        """Return the answers of the last evaluation; None before there is one."""
         scores = trainer.compute_metrics
         if not isinstance(scores, TagScores) or scores.last is None:
             return None

@@ -43,15 +43,15 @@ class Tagging:
         return {name: number for number, name in enumerate(self.names)}
 
     def inside(self, tag: str) -> int:
-        """The id of a further piece of a word with `tag`."""
+        """Return the id of a further piece of a word with `tag`."""
         return self.ids.get(f"I-{tag[2:]}" if tag.startswith("B-") else tag, self.ids[tag])
 
 
 def reading_words(
     tokenizer: PreTrainedTokenizerBase, source: str, options: Mapping[str, Any]
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer that reads a word by itself as it reads it within a text, as who serves the model
-    will: those of the kind of GPT-2's do only where they put a space before it.
+    """Return a tokenizer that reads a word by itself as it reads it within a text, as who serves
+    the model will: those of the kind of GPT-2's do only where they put a space before it.
 
     Args:
         source: Where it comes from.
@@ -92,7 +92,7 @@ def tokenise(
     *,
     judged: bool,
 ) -> TaggedSamples:
-    """The windows of a split with the columns `tokens` and `tags`; a line says what was cut.
+    """Return the windows of a split with the columns `tokens` and `tags`; a line says what was cut.
 
     A sentence of more than `max_length` tokens becomes several windows, which share some words as
     context; each word is learned, and judged, in one of them.
@@ -135,7 +135,7 @@ def tokenise(
 
 
 def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
-    """Tokens of each sentence, uncut, with special tokens."""
+    """Return the tokens of each sentence, uncut, with special tokens."""
     return [len(ids) for ids in _encoded(tokenizer, split[TOKENS][:])[TOKEN_IDS]]
 
 
@@ -158,7 +158,7 @@ def _encoded(tokenizer: Any, words: Sequence[Sequence[str]]) -> Any:
 def _windows_of(
     tokenizer: Any, max_length: int, tagging: Tagging, batch: Batch, rows: range
 ) -> dict[str, store.Column]:
-    """The windows of some sentences in which a word has a tag."""
+    """Return the windows of some sentences in which a word has a tag."""
     encoded = _encoded(tokenizer, batch[TOKENS])
     all_ids: list[list[int]] = []
     all_tags: list[list[int]] = []
@@ -204,7 +204,7 @@ def _windows_of(
 
 
 def windows(sizes: Sequence[int], room: int, is_split: bool) -> Iterator[tuple[range, range]]:
-    """The words of each window, and those of them that are learned there.
+    """Yield the words of each window, and those of them that are learned there.
 
     Args:
         sizes: Tokens of each word of a sentence.
