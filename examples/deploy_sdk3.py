@@ -1,4 +1,4 @@
-"""Deploy a trained model with SDK v3 (`pip install "sagemaker>=3"`), and ask it a question.
+"""Deploy a trained model with SDK v3 (`pip install "sagemaker>=3"`), and send a request.
 
     python examples/deploy_sdk3.py --image IMAGE --role ROLE --model s3://bucket/models/model.tar.gz
     python examples/deploy_sdk3.py ... --serverless 4096

@@ -1,11 +1,11 @@
-"""An endpoint as a team runs it, with plain boto3: scaled by load, captured, tried in the shadow.
+"""An endpoint for production, with plain boto3: scaling, data capture, a shadow variant.
 
     python examples/endpoint_boto3.py --image IMAGE --role ROLE \
         --model s3://bucket/models/model.tar.gz --most 4 --concurrency 16 \
         --capture s3://bucket/captured/ --shadow s3://bucket/models/newer/model.tar.gz
 
-The endpoint goes on running, and so do its costs: delete it with `--delete NAME`. Which numbers to
-choose, and why: docs/ENDPOINTS.md.
+The endpoint keeps running and costing: delete it with `--delete NAME`. docs/ENDPOINTS.md explains
+the numbers to choose.
 
 Prerequisites: boto3; AWS credentials and a region; the image in ECR (build_and_push.sh); a role
 that may read the image and the models and write what is captured; a quota for --most instances

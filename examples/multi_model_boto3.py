@@ -1,4 +1,4 @@
-"""Many models behind one endpoint, with plain boto3: each is loaded when it is first asked.
+"""Many models behind one endpoint, with plain boto3: each is loaded at its first request.
 
     python examples/multi_model_boto3.py --image IMAGE --role ROLE --models s3://bucket/models/ \
         --target tweets.tar.gz

@@ -5,9 +5,9 @@
         model_name_or_path=bert-base-uncased
 
 It makes (or changes) the pipeline and starts it. A model whose metric is high enough waits in the
-Model Registry for a person's approval; then `registry_boto3.py` deploys it. Name the image by its
-digest: a step is not run again where its arguments are those of an earlier run, and a tag stays the
-same when the image does not.
+Model Registry for approval; then `registry_boto3.py` deploys it. Name the image by its digest: a
+step is skipped if its arguments equal those of an earlier run, and a tag may stay the same while
+the image changes.
 
 Prerequisites: AWS credentials and a region; the image in ECR (build_and_push.sh); a role that may
 read the image and the data, write to the default bucket, and call SageMaker; a quota for the

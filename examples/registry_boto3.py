@@ -1,11 +1,11 @@
-"""The Model Registry, with plain boto3: what waits, its approval, an endpoint of what is approved.
+"""The Model Registry, with plain boto3: list versions, approve one, deploy the approved one.
 
     python examples/registry_boto3.py --group reviews
     python examples/registry_boto3.py --group reviews --approve 3 --because "f1 0.91 in May"
     python examples/registry_boto3.py --group reviews --deploy texts --role ROLE
 
-Models come into the group by `pipeline_sdk2.py`. The endpoint is a new one, of the newest approved
-version; a running one moves to it by `update_endpoint.py --package ARN`. It goes on running:
+`pipeline_sdk2.py` adds models to the group. --deploy creates an endpoint with the newest approved
+version; to update a running one, use `update_endpoint.py --package ARN`. It keeps running:
 delete it with `aws sagemaker delete-endpoint`.
 
 Prerequisites: boto3; AWS credentials and a region; for --deploy a role that may read image and

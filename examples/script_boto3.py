@@ -1,4 +1,4 @@
-"""Train a script of your own with plain boto3: the code as an archive in S3.
+"""Train your own script with plain boto3: the code as an archive in S3.
 
     python examples/script_boto3.py --image IMAGE --role ROLE --train s3://bucket/tweets/train/ \
         --output s3://bucket/models/ --code s3://bucket/code/ \

@@ -1,4 +1,4 @@
-"""Train a script of your own with SDK v2 (`pip install "sagemaker<3"`): the PyTorch estimator.
+"""Train your own script with SDK v2 (`pip install "sagemaker<3"`): the PyTorch estimator.
 
     python examples/script_sdk2.py --image IMAGE --role ROLE --train s3://bucket/tweets/train/ \
         model_name_or_path=bert-base-uncased epochs=1

@@ -1,4 +1,4 @@
-"""Train a script of your own with SDK v3 (`pip install "sagemaker>=3"`): ModelTrainer, SourceCode.
+"""Train your own script with SDK v3 (`pip install "sagemaker>=3"`): ModelTrainer, SourceCode.
 
     python examples/script_sdk3.py --image IMAGE --role ROLE --train s3://bucket/tweets/train/ \
         model_name_or_path=bert-base-uncased epochs=1

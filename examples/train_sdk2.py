@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--instance-type", default="ml.g5.2xlarge")
     parser.add_argument("--instance-count", type=int, default=1)
     parser.add_argument("--max-hours", type=int, default=24)
-    parser.add_argument("--checkpoints", help="s3:// folder; a restarted job goes on from there")
+    parser.add_argument("--checkpoints", help="s3:// folder; a restarted job resumes from there")
     parser.add_argument("--spot", action="store_true", help="spot instances; wants --checkpoints")
     parser.add_argument("--keep-alive", type=int, help="seconds a warm pool stays; not with --spot")
     parser.add_argument("--local", action="store_true", help="in containers on this machine")

@@ -1,8 +1,8 @@
 """Write a trained encoder as an ONNX file, and compare its answers with PyTorch's.
 
 Channel: `model`, a model's folder or the model.tar.gz of a training job. The job's model has
-model.onnx beside the configuration and the tokenizer. By PyTorch's own exporter: optimum's
-(optimum-onnx 0.1.0) wants transformers before 4.58. Start it as any script (script_*.py
+model.onnx, the configuration and the tokenizer. It uses PyTorch's exporter, since optimum's
+(optimum-onnx 0.1.0) needs transformers before 4.58. Start it like any script (script_*.py
 --source-dir examples/export --entry-point to_onnx.py).
 """
 

@@ -81,7 +81,7 @@ def train(
         name: Of its folder.
         hyperparameters: As an estimator has them; the model is named if none is.
         channels: Rows of each, written as JSON Lines.
-        script: An entry point of one's own; else the image's recipe trains.
+        script: The user's entry point; without it, the recipe trains.
 
     Raises:
         RuntimeError: The job failed; with the failure text that SageMaker would show.

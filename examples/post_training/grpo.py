@@ -1,7 +1,7 @@
-"""GRPO: train on answers that a reward function of your own scores, by TRL's trainer.
+"""GRPO: train with your reward function, by TRL's trainer.
 
-Data: JSON Lines in the channel `train`, each with `prompt` and `answer`, a number. Write
-`correct` anew for your task. Start it as any script (script_*.py --source-dir
+Data: JSON Lines in the channel `train`, each with `prompt` and `answer`, a number. Replace
+`correct` for your task. Start it like any script (script_*.py --source-dir
 examples/post_training --entry-point grpo.py), on several processes with --torchrun.
 """
 

@@ -1,4 +1,4 @@
-"""A training script of one's own: a plain PyTorch loop, for script_*.py.
+"""A user's training script: a plain PyTorch loop, for script_*.py.
 
 It finds its channels and the model's folder in the environment, and its hyperparameters in argv,
 as in any SageMaker image. Data: csv files with the columns text and label (0, 1, ...). The

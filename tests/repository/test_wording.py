@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 CLEAN = (
     *sorted(path.name for path in ROOT.glob("*.md")),
     "docs",
-    "examples/README.md",
+    "examples",
     *sorted(f"code/{path.name}" for path in (ROOT / "code").glob("*.py")),
     *sorted(f"code/recipe/{path.name}" for path in (ROOT / "code" / "recipe").glob("*.py")),
     "code/recipe/runtime",
