@@ -65,7 +65,8 @@ def resolve(
     chosen, arguments, shared = _host(hyperparameters, places, environ, processes)
     for line in hyperparameters.notes:
         table.add("hyperparameters", line)
-    table.add("device", chosen.describe())
+    by_hand = hyperparameters.passed.get("use_cpu", False)
+    table.add("device", chosen.describe(), "use_cpu=True" if by_hand else "found by torch")
     table.add("precision", chosen.precision, chosen.reason)
     for line in shared.said:
         table.add("distribution", line)
@@ -167,7 +168,7 @@ def load(plan: Plan, table: Table) -> Loaded:
     pretrained.check_precision(model, plan.arguments.bf16, plan.arguments.fp16)
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
-    where = "a folder" if plan.source.is_local else "from the Hugging Face hub"
+    where = "from a folder" if plan.source.is_local else "from the Hugging Face hub"
     table.add("model", f"{plan.source.name}, {parameters / 1e6:.1f} M parameters", where)
     if max_length:
         is_split = task.pieces(max_length + 1, max_length) > 1

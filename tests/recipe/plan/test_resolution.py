@@ -1,0 +1,57 @@
+"""A plan of a job: the same from inside the job and for doctor, each decision with its reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from recipe.arguments import parse
+from recipe.paths import Places
+from recipe.plan import resolution
+from recipe.plan.resolution import Plan
+from recipe.plan.table import Table, as_line
+
+
+def plan_of(
+    tmp_path: Path, model: Path, processes: int | None, *argv: str
+) -> tuple[Plan, list[str]]:
+    data = tmp_path / "data"
+    data.mkdir(exist_ok=True)
+    rows = ({"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20))
+    (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    places = Places(
+        channels={"train": data, "model": model},
+        model_dir=tmp_path,
+        output_data_dir=tmp_path,
+        checkpoints=tmp_path,
+        tensorboard=tmp_path,
+    )
+    table = Table()
+    given = parse(["--use_cpu", "True", *argv], places)
+    plan = resolution.resolve(given, places, {}, table, processes)
+    resolution.load(plan, table)
+    return plan, [as_line(decision) for decision in table.rows]
+
+
+def test_doctor_plans_what_the_job_does(tmp_path: Path, tiny_model: Path) -> None:
+    argv = ["--bf16", "False", "--lora_r", "2", "--max_length", "16", "--save_steps", "5"]
+    plan, rows = plan_of(tmp_path, tiny_model, None, *argv)
+    assert plan_of(tmp_path, tiny_model, 1, *argv)[1] == rows
+    for decided in (
+        "precision       float32 (bf16=False is set)",
+        "learning rate   0.0002 (the default of text-classification with LoRA)",
+        "checkpoints     every 5 steps, and if the last one is 15 minutes old, in "
+        f"{tmp_path}; the newest 2 are kept",
+        "length          texts are truncated to at most 16 tokens (as given)",
+    ):
+        assert decided in rows
+    assert plan.arguments.learning_rate == plan.hyperparameters.learning_rate == 2e-4
+    assert plan.hyperparameters.task == "text-classification"
+
+
+def test_doctor_plans_for_more_processes_than_its_own(tmp_path: Path, tiny_model: Path) -> None:
+    asked = ["--mp_parameters", "partitions=2"]
+    alone, _ = plan_of(tmp_path, tiny_model, 1, *asked)
+    plan, rows = plan_of(tmp_path, tiny_model, 2, *asked)
+    assert not alone.is_sharded and plan.is_sharded
+    assert any(row.startswith("device          cpu, 2 processes") for row in rows)
