@@ -104,12 +104,6 @@ def settle(args: TrainingArguments) -> Cut:
     return kept(of_arguments(args), everyones(saved)[0])
 
 
-def tell(args: TrainingArguments, cut: Cut) -> None:
-    """Set batch size and accumulation of the arguments."""
-    args.per_device_train_batch_size = cut.size
-    args.gradient_accumulation_steps = cut.accumulation
-
-
 def by_length(
     training: Training,
     cut: Cut,

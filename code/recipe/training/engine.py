@@ -86,7 +86,8 @@ def build(
     decided = batch_layout.decide(
         model, tokenizer, args, packing, training, cut, samples, objective, table or Table()
     )
-    worlds.tell(args, decided.cut)
+    args.per_device_train_batch_size = decided.cut.size
+    args.gradient_accumulation_steps = decided.cut.accumulation
     return Engine(
         model=model,
         args=args,

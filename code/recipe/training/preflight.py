@@ -18,7 +18,6 @@ from recipe.batching import batches
 from recipe.batching.batches import Training
 from recipe.compat import quieten
 from recipe.errors import RecipeError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, packed_decoders, quantized
 from recipe.paths import Places
 from recipe.plan import batch_layout, resolution, trainer_arguments, worlds
@@ -65,7 +64,7 @@ def _measures(plan: Plan, loaded: Loaded) -> Iterator[Finding]:
     lengths = sorted(task.lengths(loaded.tokenizer, sorted(drawn)))
     if lengths:
         is_split = task.pieces(longest + 1, longest) > 1
-        yield from _length_findings(lengths, longest, is_split, plan.hyperparameters)
+        yield from _length_findings(lengths, longest, is_split)
     pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
     yield _steps(round(rows * pieces), plan)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
@@ -82,10 +81,8 @@ def _measures(plan: Plan, loaded: Loaded) -> Iterator[Finding]:
     yield finding
 
 
-def _length_findings(
-    lengths: list[int], longest: int, is_split: bool, hyperparameters: Hyperparameters
-) -> Iterator[Finding]:
-    """Yield percentiles, truncation and padding for the sorted, untruncated lengths of a sample."""
+def _length_findings(lengths: list[int], longest: int, is_split: bool) -> Iterator[Finding]:
+    """Yield percentiles and truncation for the sorted, untruncated lengths of a sample."""
     at = {
         share: lengths[min(len(lengths) - 1, int(share * len(lengths)))]
         for share in (0.5, 0.9, 0.99)
@@ -97,17 +94,6 @@ def _length_findings(
     detail = f"{cut:.1%} of the texts are longer than {longest} tokens"
     detail += " and are split" if is_split else " (raise max_length)" if is_lossy else ""
     yield Finding(level=WARNING if is_lossy else OK, what="truncation", detail=detail)
-    kept = [min(length, longest) for length in lengths]
-    size = hyperparameters.per_device_train_batch_size
-    to_longest = 1 - sum(kept) / (len(kept) * longest)
-    shuffled = random.Random(hyperparameters.seed).sample(kept, len(kept))
-    batches = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-    to_batch = 1 - sum(kept) / sum(len(batch) * max(batch) for batch in batches)
-    detail = (
-        f"{to_longest:.0%} if all texts were padded to {longest} tokens, {to_batch:.0%} in batches"
-    )
-    detail += f" of {size} padded to their longest text"
-    yield Finding(level=OK, what="padding", detail=detail)
 
 
 def _steps(rows: int, plan: Plan) -> Finding:
