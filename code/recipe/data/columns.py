@@ -489,8 +489,9 @@ def check_choices(part: Part) -> None:
         raise DataError(
             f"{part.path} has answers to choose from in {', '.join(map(repr, found))}: a model "
             "that does not read them learns to guess.",
-            "Give a row for each answer, with label 1 for the right one and 0 for the others "
-            "(task=reranking), or write them into the text; or name the columns to read "
+            "Give a question, a list called choices and the right one called answer "
+            "(task=multiple-choice); or a row for each answer, with label 1 for the right one and "
+            "0 for the others (task=reranking); or name the columns to read "
             "(text_column and label_column, or prompt_column and completion_column) to leave them "
             "out.",
         )

@@ -75,8 +75,8 @@ class Family:
         return False
 
     def masks(self, config: Any, visible: Tensor) -> Any:
-        """Return what the model takes for `own` [rows, 1, length, length]: what may attend to
-        what."""
+        """Return the masks that the model takes for `visible` [rows, 1, length, length]: which
+        tokens each token may attend to."""
         if IS_OLDER:
             return visible[:, 0]  # which the model makes an added one of
         return flat_attention.as_taken(visible, config)
