@@ -1,7 +1,4 @@
-"""From a job's channels to labelled splits: texts and class ids, and what was found on the way.
-
-No tokenising here (`tokens`) and no batching (`batches`).
-"""
+"""Load the texts and labels of a job's channels, by split."""
 
 from __future__ import annotations
 
@@ -86,8 +83,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         notes = list(places.notes)
         parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        own = None if first is None else _choose(first, hyperparameters, None, [])[1]
-    like = hosts.first(own)
+        local = None if first is None else _choose(first, hyperparameters, None, [])[1]
+    like = hosts.first(local)
     with hosts.together():
         read = _read_splits(parts, hyperparameters, notes, like)
         like = like or read["train"][0].columns

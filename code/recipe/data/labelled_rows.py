@@ -1,4 +1,4 @@
-"""Texts with labels, or tokens with them, as one table for each split."""
+"""Build one table for each split from texts (or tokens) and their labels."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ class Read:
 
 
 def build(split: str, parts: Sequence[Read], shape: LabelShape, known: Labels) -> datasets.Dataset:
+    """Return the rows of a split with their inputs and encoded labels."""
     tables = []
-    for each in parts:
-        table = each.part.table
-        if each.columns.text == TOKEN_IDS:
+    for read in parts:
+        table = read.part.table
+        if read.columns.text == TOKEN_IDS:
             has_types = TYPE_IDS in table.column_names
             names = (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]
-            inputs = {name: token_ids(each.part, name) for name in names}
+            inputs = {name: token_ids(read.part, name) for name in names}
         else:
-            texts = [table[column] for column in each.columns.read]
+            texts = [table[column] for column in read.columns.read]
             strings = [
                 column
                 if is_string(column.type)
@@ -65,19 +66,18 @@ def build(split: str, parts: Sequence[Read], shape: LabelShape, known: Labels) -
                 name: pc.fill_null(pc.cast(column, pa.large_string()), "")
                 for name, column in zip((TEXT, PAIR), strings, strict=False)
             }
-        tables.append(pa.table({**inputs, LABEL: _encoded(split, each, shape, known)}))
+        tables.append(pa.table({**inputs, LABEL: _encoded(split, read, shape, known)}))
     if len({tuple(table.column_names) for table in tables}) > 1:
         raise DataError(
             f"Some files of the {split} data hold texts and others {TOKEN_IDS}: "
-            f"{', '.join(str(each.part.path) for each in parts)}.",
+            f"{', '.join(str(read.part.path) for read in parts)}.",
             "Give one kind.",
         )
     return data_set(tables)
 
 
 def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
-    """The column `input_ids` (or `token_type_ids`) without what its `attention_mask` says is
-    padding."""
+    """Return the column `input_ids` (or `token_type_ids`) without padding, by `attention_mask`."""
     kind = pa.large_list(pa.int64())
     columns_ = [name, "attention_mask"] if "attention_mask" in part.table.column_names else [name]
 
@@ -96,7 +96,7 @@ def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
 
 
 def _encoded(split: str, read: Read, shape: LabelShape, known: Labels) -> pa.ChunkedArray:
-    """The labels of all rows, some rows at a time, so that few of them are Python's objects."""
+    """Return the labels of all rows, encoded some rows at a time to keep few Python objects."""
     part, column = read.part, read.columns.label
     kind = KINDS[known.problem]
 
@@ -127,12 +127,12 @@ def _encoded(split: str, read: Read, shape: LabelShape, known: Labels) -> pa.Chu
 
 
 def distinct(part: Part, column: str, are_cut: bool) -> Part:
-    """The rows of `part` with a label that no row before them has, without other columns.
+    """Return the first row of each label, without other columns.
 
-    Of a column that has a fraction, and so can be no classes, some numbers stand for all.
+    Of numbers with fractions, which cannot be classes, some stand for all.
 
     Args:
-        are_cut: Whether labels may be several in a string, whose parts are classes.
+        are_cut: Whether a string may hold several labels, whose parts are classes.
     """
     rows: list[int] = []
     known: set[Any] = set()
@@ -141,11 +141,11 @@ def distinct(part: Part, column: str, are_cut: bool) -> Part:
         values_ = piece.table[column]
         if pa.types.is_nested(values_.type):
             cells = [json.dumps(row, default=str) for row in values_.to_pylist()]
-            own = np.arange(len(cells))
+            new = np.arange(len(cells))
         else:
-            own = firsts(values_)[0]
-            cells = values_.take(pa.array(own)).to_pylist()
-        for at, cell in zip(own.tolist(), cells, strict=True):
+            new = firsts(values_)[0]
+            cells = values_.take(pa.array(new)).to_pylist()
+        for at, cell in zip(new.tolist(), cells, strict=True):
             if cell in known:
                 continue
             if has_fraction and len(rows) >= _FEW_NUMBERS and _is_finite(cell):
@@ -162,11 +162,11 @@ def _is_finite(cell: Any) -> bool:
 
 
 def firsts(column: pa.ChunkedArray) -> tuple[Array, Array]:
-    """The first row of each value of a column of few rows, in the order of the rows; and for each
-    row the position of its value among these."""
+    """Return the first row of each value, in the order of the rows, and each row's value by its
+    position among these."""
     if pa.types.is_null(column.type):
         return np.arange(min(1, len(column))), np.zeros(len(column), dtype=np.int64)
     encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     codes = encoded.indices.to_numpy(zero_copy_only=False)
-    # Values are numbered as they come.
+    # Values are numbered in the order in which they come.
     return np.unique(codes, return_index=True)[1], codes

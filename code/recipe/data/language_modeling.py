@@ -1,4 +1,4 @@
-"""From a job's channels to documents to learn: texts, prompts with completions, conversations."""
+"""Load the documents of a job's channels: texts, prompts with completions, conversations."""
 
 from __future__ import annotations
 
@@ -97,8 +97,10 @@ def load(
         notes = [*places.notes]
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        own = None if first is None else columns.of_documents(first, hyperparameters, None, kinds)
-    like = hosts.first(own)
+        local = None
+        if first is not None:
+            local = columns.of_documents(first, hyperparameters, None, kinds)
+    like = hosts.first(local)
     choose = functools.partial(_chosen, hyperparameters, kinds)
     read: dict[str, list[_Read]] = {}
     with hosts.together():

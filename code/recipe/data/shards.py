@@ -1,8 +1,8 @@
-"""The hosts of a job, where each has rows of its own (S3DataDistributionType ShardedByS3Key).
+"""Let the hosts of a job decide together if each has its own rows (ShardedByS3Key).
 
 Everything that is decided by looking at data (columns, kinds of labels, classes) is decided by the
-data of all hosts, so that all decide the same. What one host tells the others is small: columns,
-distinct labels, counts; texts stay where they are.
+data of all hosts, so that all decide the same. Hosts exchange little: columns, distinct labels,
+counts. Texts stay where they are.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Hosts:
 
     @property
     def names(self) -> list[str]:
-        """Each host once, in the order of their first processes."""
+        """Return each host once, in the order of their first processes."""
         return list(dict.fromkeys(self.of_processes))
 
     def each(self, value: Value) -> list[Value]:
-        """`value` of each host; all processes call it together, where channels are sharded."""
+        """Return `value` of each host. If channels are sharded, all processes call it together."""
         if not self.sharded:
             return [value]
         firsts = [self.of_processes.index(name) for name in self.names]
@@ -46,43 +46,44 @@ class Hosts:
         return [values[first] for first in firsts]
 
     def first(self, value: Value | None) -> Value | None:
-        """What the first host has that has one: of the training data, so that all go by it.
+        """Return the value of the first host that has one, by which all hosts decide.
 
         Raises:
             DataError: channels are sharded, and no host has one.
         """
-        first = next((each for each in self.each(value) if each is not None), None)
+        first = next((other for other in self.each(value) if other is not None), None)
         if first is None and self.sharded:
             raise DataError("No host has training data.", "Give rows to train on.")
         return first
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """A block that fails on all hosts, with the reason, where it fails on one of them: else
-        the others would wait for it. Nothing in it may exchange anything.
+        """Run a block that fails on all hosts, with the reason, if it fails on one of them.
+
+        Otherwise the others would wait for it. Nothing in it may exchange anything.
 
         Raises:
             RecipeError: the block's own; a DataError with that of another host.
         """
-        own: RecipeError | None = None
+        failure: RecipeError | None = None
         try:
             yield
         except RecipeError as error:
-            own = error
-        errors = everyones(own and str(own)) if self.sharded else []
-        if own is not None:
-            raise own
+            failure = error
+        errors = everyones(failure and str(failure)) if self.sharded else []
+        if failure is not None:
+            raise failure
         for name, reported in zip(self.of_processes, errors, strict=bool(errors)):
             if reported is not None:
                 raise DataError(f"On host {name}: {reported}")
 
 
 ONE = Hosts()
-"""That there is one host, or that all have the same data."""
+"""For jobs of one host, or whose hosts all have the same data."""
 
 
 def of_job(environ: Mapping[str, str] = os.environ) -> Hosts:
-    """The hosts of this process's job; all processes call it together, where it has several.
+    """Return the hosts of this process's job; if there are several, all processes call it together.
 
     Raises:
         DistributedError: there are sharded channels, and the processes do not name their hosts.

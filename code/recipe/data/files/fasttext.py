@@ -1,4 +1,4 @@
-"""Lines of `__label__x text`, as fastText and BlazingText read them, to an Arrow table."""
+"""Read lines of `__label__x text`, the format of fastText and BlazingText."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = f"{MARK} lines"
 
 
 def is_fasttext(path: Path) -> bool:
-    """Whether the first lines that are not empty start with a mark."""
+    """Return whether the first lines that are not empty start with a mark."""
     try:
         with open_text(path, encoding_of(path)) as stream:
             lines = [line for line in itertools.islice(stream, 20) if line.strip()]
@@ -27,7 +27,7 @@ def is_fasttext(path: Path) -> bool:
 
 
 def read_fasttext(path: Path, encoding: str) -> Part:
-    """The texts and labels of all lines; labels are lists where a line has several.
+    """Return the texts and labels of all lines; labels are lists if a line has several.
 
     Raises:
         DataError: a line has no label, or no text.
@@ -45,7 +45,7 @@ def read_fasttext(path: Path, encoding: str) -> Part:
                 rest = rest.lstrip(", ")
             if not rest or not all(marked) or not marked:
                 raise DataError(
-                    f"{path} line {number} is no `{MARK}x text`, as its first lines are: "
+                    f"{path} line {number} is not `{MARK}x text`, unlike the first lines: "
                     f"{line.strip()[:60]!r}.",
                     "Correct the line, or remove it.",
                 )

@@ -1,4 +1,4 @@
-"""The first rows of a file of any format, without reading all of it."""
+"""Read the first rows of a file of any format."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PLAIN = (".txt", ".text", "")
 
 
 def read(path: Path) -> Part | None:
-    """At most `ROWS` rows; None where it is plain text or cannot be read.
+    """Return at most `ROWS` rows; None if it is plain text or cannot be read.
 
-    Of text formats it reads the first MB, but for a JSON document, which has an end.
+    Of text formats it reads the first MB; a JSON document is read whole.
     """
     try:
         with memory.bounded(path):
@@ -58,7 +58,7 @@ def _part(path: Path) -> Part | None:
 
 
 def _has_rows(start: bytes) -> bool:
-    """Whether the first line is a JSON object of its own."""
+    """Return whether the first line is a JSON object by itself."""
     line, _, rest = start.partition(b"\n")
     try:
         return bool(rest) and isinstance(json.loads(line), dict)

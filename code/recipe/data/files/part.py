@@ -49,7 +49,7 @@ class Part:
     first: these are written as JSON."""
 
     def where(self, row: int) -> str:
-        """The place of row number `row` (from 0), for messages: `train.csv line 7`."""
+        """Return the place of row number `row` (from 0), for messages: `train.csv line 7`."""
         if self.places is not None:
             return f"{self.path} {self.places[row]}"
         if self.lines is None:
@@ -57,7 +57,7 @@ class Part:
         return f"{self.path} line {self.lines[row]}"
 
     def with_column(self, name: str, values: pa.Array) -> Part:
-        """With a column replaced, or added as the last one."""
+        """Return the part with a column replaced, or added as the last one."""
         at = self.table.schema.get_field_index(name)
         new = at < 0
         table = self.table
@@ -65,11 +65,11 @@ class Part:
         return dataclasses.replace(self, table=table)
 
     def named(self, column: str, names: Sequence[str]) -> Part:
-        """With names for the classes of a column, whose integers are their positions."""
+        """Return the part with names for the classes of a column, whose integers are positions."""
         return dataclasses.replace(self, class_names={**self.class_names, column: list(names)})
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Some columns, some rows at a time, each time with the number of the first of these."""
+        """Yield some columns of some rows at a time, with the number of the first row."""
         chosen, first = self.table.select(list(names)), 0
         bytes_of_row = chosen.nbytes / max(1, chosen.num_rows)
         at_once = min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, bytes_of_row))
@@ -78,17 +78,17 @@ class Part:
             first += batch.num_rows
 
     def select(self, rows: Sequence[int] | npt.NDArray[Any]) -> Part:
-        """Some of the rows, ascending; many of them in a mapped file."""
+        """Return some of the rows, ascending; many of them in a mapped file."""
         numbers = np.asarray(rows, np.int64)
 
         def chosen() -> Iterator[pa.Table]:
             first = 0
-            # Not by the table's own `take`, whose answer is in memory.
+            # The table's own `take` would put its result into memory.
             for batch in self.table.to_batches(_ROWS_AT_ONCE):
                 end = first + batch.num_rows
-                own = numbers[slice(*np.searchsorted(numbers, (first, end)))]
-                if len(own):
-                    yield pa.Table.from_batches([batch.take(pa.array(own - first))])
+                inside = numbers[slice(*np.searchsorted(numbers, (first, end)))]
+                if len(inside):
+                    yield pa.Table.from_batches([batch.take(pa.array(inside - first))])
                 first = end
 
         return dataclasses.replace(
@@ -105,7 +105,7 @@ class Part:
         return rows if self.rows is None else self.rows[rows]
 
     def pieces(self, column: str) -> Iterator[tuple[int, Part]]:
-        """Some rows of one column at a time, each time with the number of the first of these."""
+        """Yield some rows of one column at a time, with the number of the first row."""
         first = 0
         for batch in self.table.select([column]).to_batches(_VALUES_AT_ONCE):
             rows = slice(first, first + batch.num_rows)
@@ -122,8 +122,7 @@ class Part:
             first = rows.stop
 
     def distinct(self, column: str, most: int) -> list[Any] | None:
-        """The values of a column, in the order in which they come; None where there are more than
-        `most`."""
+        """Return the distinct values of a column in their order; None for more than `most`."""
         values: dict[Any, None] = {}
         for _, piece in self.pieces(column):
             values.update(dict.fromkeys(piece.table[column].unique().to_pylist()))
@@ -133,12 +132,12 @@ class Part:
 
 
 def is_arrow_folder(path: Path) -> bool:
-    """Whether `path` is what `Dataset.save_to_disk` writes."""
+    """Return whether `path` is what `Dataset.save_to_disk` writes."""
     return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
 def token_data(where: str, what: str) -> DataError:
-    """The refusal of data that labels words, not texts."""
+    """Return the refusal of data that labels words, not texts."""
     return DataError(
         f"{where} is data of token classification (named entities, parts of speech): {what}.",
         "Give task=token-classification to train a tagger, or one label for each text.",
@@ -146,13 +145,14 @@ def token_data(where: str, what: str) -> DataError:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Whether a column's values are strings."""
+    """Return whether a column's values are strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def usual_types(path: Path, table: pa.Table) -> pa.Table:
-    """`table` in the types that the recipe and the datasets library know: strings for views of
-    them, lists for maps, and what extension types store.
+    """Return `table` in types that the datasets library knows.
+
+    Views of strings become strings, maps lists, and extension types what they store.
 
     Raises:
         DataError: a name stands for two columns, or a column is of a type without a usual one.
@@ -205,13 +205,13 @@ def _usual(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column's values are lists."""
+    """Return whether a column's values are lists."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell of a text file is a number."""
+    """Return whether a cell of a text file is a number."""
     try:
         float(cell)
     except ValueError:
@@ -220,12 +220,12 @@ def is_number(cell: str) -> bool:
 
 
 def open_text(path: Path, encoding: str) -> io.TextIOWrapper:
-    """A text file, unpacked where it is gzip's, its line ends as they are."""
+    """Open a text file, which may be gzip's, and keep its line ends."""
     return io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="")
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """A file's bytes, unpacked where it is gzip's."""
+    """Open the bytes of a file, which may be gzip's."""
     with path.open("rb") as stream:
         packed = stream.read(2) == b"\x1f\x8b"
     # GzipFile has what TextIOWrapper and a reader need of a BufferedReader.
@@ -233,7 +233,7 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 def encoding_of(path: Path) -> str:
-    """UTF-8 with or without a mark, or UTF-16 or UTF-32 by its mark."""
+    """Return UTF-8 with or without a mark, or UTF-16 or UTF-32 by its mark."""
     with open_bytes(path) as stream:
         head = stream.read(4)
     if head in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
@@ -242,7 +242,7 @@ def encoding_of(path: Path) -> str:
 
 
 def undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
-    """The refusal of a file that is not in that encoding, with its first line that is not."""
+    """Return the refusal of a file that is not in that encoding, with its first such line."""
     bad_line = 1
     with open_bytes(path) as stream:
         for number, line in enumerate(stream, 1):

@@ -1,4 +1,4 @@
-"""Tables that are read bit by bit: of many megabytes, in a file without a name that is mapped."""
+"""Collect tables that are read piece by piece; large ones in a mapped file without a name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SPARE = 1 << 30
 
 
 class Spool:
-    """Rows that are added, and then are one table.
+    """Collects rows into one table.
 
-    The system takes mapped pages back where memory is short. Where the disk of the cache of data
-    sets has little room left, all stays in memory.
+    The kernel reclaims mapped pages if memory is short. If the disk of the datasets cache has
+    little room left, all rows stay in memory.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Spool:
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
 
     def add(self, table: pa.Table) -> None:
-        """Add rows, of the columns of those before.
+        """Add rows with the same columns as those before.
 
         Raises:
             OutputError: the disk is full.
@@ -43,24 +43,24 @@ class Spool:
         if self._writer is None:
             self._held.append(table)
             self._bytes += table.nbytes
-            # Of many files each may be small. What is mapped does not count here.
+            # Many files may be small each. What is mapped does not count here.
             most = _IN_MEMORY if pa.total_allocated_bytes() < _MANY else _FEWER
             if self._bytes < most or not self._has_room():
                 return
             with self._room():
                 folder = Path(datasets.config.HF_DATASETS_CACHE)
-                # Nothing of it stays, however this process ends.
+                # It is deleted however this process ends.
                 self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
                 self._writer = pa.ipc.new_file(self._path(), table.schema)
             tables, self._held = self._held, []
         else:
             tables = [table]
         with self._room():
-            for each in tables:
-                self._writer.write_table(each)
+            for rows in tables:
+                self._writer.write_table(rows)
 
     def table(self) -> pa.Table:
-        """All rows; of one table at least.
+        """Return all rows, of at least one table.
 
         Raises:
             OutputError: the disk is full.
@@ -75,18 +75,18 @@ class Spool:
         return whole
 
     def close(self) -> None:
-        """Give up the file of rows that nobody has asked for."""
+        """Delete the file of rows that are not needed."""
         if self._file is not None:
             self._file.close()
 
     def _path(self) -> str:
-        """Of the file, for who opens one by a path."""
+        """Return the file's path, for functions that open one by its path."""
         assert self._file is not None
         return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
-        """Says what to do where the disk is full, and leaves no half of a file."""
+        """Raise OutputError with what to do if the disk is full, and leave no partial file."""
         try:
             yield
         except OSError as error:
@@ -105,7 +105,7 @@ class Spool:
 
 
 def spooled(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
-    """Tables of one schema as one.
+    """Return tables of one schema as one.
 
     Raises:
         OutputError: the disk is full.
