@@ -27,7 +27,7 @@ from tests.support.words import WORDS
 
 sys.path.insert(0, str(CODE))
 from recipe.metrics import metric_definitions
-from tests.recipe.backend.test_pictures import TEXT, picture, save_llava
+from tests.support.images import PICTURE, TEXT, save_llava
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOSS = next(row["Regex"] for row in metric_definitions() if row["Name"] == "loss")
@@ -101,7 +101,7 @@ def _prepare(tree: Tree, script: str) -> dict[str, Any]:
         torch.manual_seed(5)
         save_llava(base / "start")
         for row in case.rows:
-            picture()[0].save(base / "input/data/train" / row["images"][0])
+            PICTURE.save(base / "input/data/train" / row["images"][0])
     else:
         make_model("llama", base / "start")
         make_model("gpt2", base / "teacher")

@@ -3,36 +3,17 @@ answer, by bodies of requests; and what is refused instead of ignored."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import transformers
 
 from recipe.backend.requests.answers import json_values
 from recipe.backend.requests.payloads import BadRequest
+from tests.support.images import PICTURE, SIZES, SQUARE, TEXT, made, save_llava
 from tests.support.serving_kit import Handlers, assert_close, tokenizer
-
-made: Any = transformers
-SIZES: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-}  # fmt: skip
-SQUARE = {"height": 32, "width": 32}
-
-
-def picture() -> tuple[Any, str]:
-    """Noise, as a picture and as base64."""
-    from PIL import Image
-
-    noise = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(noise).save(out, format="PNG")
-    return Image.fromarray(noise), base64.b64encode(out.getvalue()).decode()
 
 
 def save_detector(folder: Path) -> None:
@@ -79,28 +60,6 @@ def save_clip(folder: Path) -> None:
     made.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=SQUARE).save_pretrained(folder)
 
 
-def save_llava(folder: Path) -> None:
-    reader = tokenizer()
-    reader.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    config = made.LlavaConfig(
-        vision_config=made.CLIPVisionConfig(image_size=32, patch_size=8, **SIZES),
-        text_config=made.LlamaConfig(
-            vocab_size=len(reader), num_key_value_heads=2, max_position_embeddings=128,
-            pad_token_id=0, bos_token_id=2, eos_token_id=3, initializer_range=0.3, **SIZES,
-        ),
-        image_token_id=reader.convert_tokens_to_ids("<image>"), image_seq_length=16,
-    )  # fmt: skip
-    made.LlavaForConditionalGeneration(config).save_pretrained(folder)
-    made.LlavaProcessor(
-        image_processor=made.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=SQUARE),
-        tokenizer=reader, patch_size=8, vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template="{% for m in messages %}{% for c in m['content'] %}{% if c['type'] == 'image' %}"
-        "<image> {% else %}{{ c['text'] }} {% endif %}{% endfor %}{% endfor %}",
-    ).save_pretrained(folder)  # fmt: skip
-
-
-PICTURE, TEXT = picture()
 LABELS = ["film", "paris"]
 Call = Callable[[Any], Any]
 CASES: dict[str, tuple[Callable[[Path], None], str, list[tuple[Any, Call]]]] = {
