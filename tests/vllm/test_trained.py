@@ -37,7 +37,7 @@ def test_a_trained_decoder_answers_what_it_has_learned(
     trained(tmp_path, hyperparameters)
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert ("adapter_model.safetensors" in names) == (saved == "adapter")
-    server = serve(tmp_path).ready(400)
+    server = serve(tmp_path).ready(250)
     body = {
         "messages": [{"role": "user", "content": "blue cat:"}], "max_tokens": 40, "temperature": 0,
         "stream": True,
@@ -64,7 +64,7 @@ def test_a_quantized_decoder_is_served(tmp_path: Path, serve: Serve) -> None:
     tree = Tree(tmp_path / "ml")
     python = environment(tmp_path / "venv")
     run_on_model(tree, python, base, "export/quantize.py", scheme="W8A8")
-    server = serve(tree.base, SM_VLLM_DTYPE="bfloat16").ready(400)
+    server = serve(tree.base, SM_VLLM_DTYPE="bfloat16").ready(250)
     body = {"prompt": "blue cat:", "max_tokens": 8, "temperature": 0}
     reply = server.http.post("/v1/completions", json=body)
     assert reply.status_code == 200, reply.text
@@ -81,7 +81,7 @@ def test_speculation_by_ngrams_keeps_the_text(tmp_path: Path, serve: Serve) -> N
         "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
         "prompt_lookup_min": 1,
     }  # fmt: skip
-    server = serve(tmp_path, SM_VLLM_SPECULATIVE_CONFIG=json.dumps(speculation)).ready(400)
+    server = serve(tmp_path, SM_VLLM_SPECULATIVE_CONFIG=json.dumps(speculation)).ready(250)
     prompt = "green cat: blue cat: green cat: blue cat:"
     body = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
     reply = server.http.post("/v1/completions", json=body)
