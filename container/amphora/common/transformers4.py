@@ -95,6 +95,7 @@ _MASK_CHANGE = (
     " generate(**encoded)"
 )
 _VOCABULARIES = frozenset({"vocab_file", "merges_file"})
+_TENSORS = frozenset({"input_ids", "attention_mask", "items", "keys", "values", "data", "get"})
 # Patterns are compiled when they are used: compiling them would delay every start.
 _REBUILT = (
     r"(Albert|Bart|Bert|Deberta|DebertaV2|DistilBert|Electra|GPT2|Llama|Longformer|MBart|"
@@ -231,7 +232,8 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Yield line, name and description of each use of what version 5 lacks."""
     pads_sources = _pads_sources(tree)
-    for node in _unguarded(tree):
+    as_dict = _dict_names(tree)
+    for node, parents in _unguarded(tree):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "return_all_scores":
@@ -246,6 +248,8 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
                 yield from _ignored(keyword.arg or "", keyword.value)
         if method in METHODS:
             yield node.lineno, method, f"{method} is gone: {METHODS[method]}."
+        if method == _TEMPLATE and _gives_ids_in_4(node) and not _is_dict(node, parents, as_dict):
+            yield node.lineno, method, f"{_TEMPLATE_CHANGE}."
         if method == "generate" and pads_sources and _leaves_out_mask(node):
             yield node.lineno, _MASK, f"{_MASK_CHANGE}."
         if re.fullmatch(_REBUILT, name):
@@ -288,12 +292,58 @@ def _leaves_out_mask(call: ast.Call) -> bool:
     )
 
 
-def _unguarded(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield each node, without code that depends on the version."""
-    waiting = [tree]
+def _gives_ids_in_4(call: ast.Call) -> bool:
+    """Return whether the result of a call of apply_chat_template depends on the version."""
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    tokenize = given.get("tokenize")
+    is_text = isinstance(tokenize, ast.Constant) and not tokenize.value
+    return not is_text and "return_dict" not in given and None not in given
+
+
+def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
+    """Return whether the result of a call is used as the dict that version 5 returns."""
+    node = call
+    for parent in reversed(parents):
+        if isinstance(parent, ast.keyword) and parent.arg is None:
+            return True
+        if isinstance(parent, ast.Attribute) and parent.attr in _TENSORS:
+            return True
+        if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
+            return isinstance(parent.slice.value, str)
+        if isinstance(parent, ast.Assign):
+            return any(isinstance(to, ast.Name) and to.id in as_dict for to in parent.targets)
+        is_moved = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
+        if not is_moved and not (isinstance(parent, ast.Call) and parent.func is node):
+            return False
+        node = parent
+    return False
+
+
+def _dict_names(tree: ast.AST) -> set[str]:
+    """Return the variables that are used as dicts of tensors somewhere."""
+    names = set()
+    for node in ast.walk(tree):
+        is_dict = (
+            (isinstance(node, ast.keyword) and node.arg is None)
+            or (isinstance(node, ast.Attribute) and node.attr in _TENSORS)
+            or (
+                isinstance(node, ast.Subscript)
+                and isinstance(node.slice, ast.Constant)
+                and isinstance(node.slice.value, str)
+            )
+        )
+        value = getattr(node, "value", None)
+        if is_dict and isinstance(value, ast.Name):
+            names.add(value.id)
+    return names
+
+
+def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
+    """Yield each node with its parents, without code that depends on the version."""
+    waiting: list[tuple[ast.AST, list[ast.AST]]] = [(tree, [])]
     while waiting:
-        node = waiting.pop()
-        yield node
+        node, parents = waiting.pop()
+        yield node, parents
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.If) and re.search("version|hasattr", ast.unparse(node.test)):
             children = []
@@ -306,4 +356,4 @@ def _unguarded(tree: ast.AST) -> Iterator[ast.AST]:
             }
             if caught & {"ImportError", "AttributeError", "KeyError", "TypeError"}:
                 children = [*node.orelse, *node.finalbody]
-        waiting += children
+        waiting += [(child, [*parents, node]) for child in children]

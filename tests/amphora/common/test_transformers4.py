@@ -13,6 +13,12 @@ from amphora.common import transformers4
 from amphora.common.errors import CodeError
 
 HEAD = "from transformers import pipeline, AutoTokenizer\n"
+GENERATE = """
+    def predict_fn(data, model):
+        model, tok = model
+        ids = tok.apply_chat_template(data, return_tensors="pt"{more}){moved}
+        return model.generate({star}ids, max_new_tokens=4)
+"""
 SUMMARIES = """
     from transformers import AutoModelForSeq2SeqLM
     def predict_fn(data, model):
@@ -46,6 +52,11 @@ def check(folder: Path, code: str, **others: str) -> str:
         ("x = '\\d'  # warned of\ndef f(t): return t('a', pad_to_max_length=True)", 3, ["padding"]),
         ("def f(p): return p('a', ['b'], multi_class=True)", 2, ["multi_label"]),
         ("def f(m, i): return m(i, head_mask=make())", 2, ["head_mask"]),
+        (GENERATE.format(more="", moved="", star=""), 5, ["return_dict=False"]),
+        (GENERATE.format(more="", moved=".to('cpu')", star=""), 5, ["return_dict=False"]),
+        ("def f(m, t): return m.generate(t.apply_chat_template([], return_tensors='pt'))", 2,
+         ["return_dict"]),
+        ("def count(t, m): return len(t.apply_chat_template(m))", 2, ["return_dict"]),
         ("from transformers import BertTokenizer as B, BertTokenizer\nt = BertTokenizer(vocab_file='v')",
          3, ["BertTokenizer ignores vocab_file", "from_pretrained"]),
         (SUMMARIES.format(more="padding=True, ", arguments="encoded.input_ids, max_length=9"), 7,
@@ -69,6 +80,13 @@ def test_a_use_is_named_with_its_line_and_both_remedies(
         "from sklearn.linear_model import LogisticRegression as L\nL(multi_class='ovr')",
         "class T:\n  def encode_plus(self, text): return text\n\nT().encode_plus('a')",
         "def f(m, head_mask=None): return m(head_mask=head_mask)",
+        "def f(t): return t.apply_chat_template([], tokenize=False)",
+        "def f(m, t): return m.generate(**t.apply_chat_template([], return_tensors='pt'))",
+        "def f(m, t): return m(t.apply_chat_template([], return_tensors='pt')['input_ids'])",
+        "def f(m, t): return m(t.apply_chat_template([], return_tensors='pt').to(0).input_ids)",
+        GENERATE.format(more=", return_dict=False", moved="", star=""),
+        GENERATE.format(more=", return_dict=True", moved="", star="**"),
+        GENERATE.format(more="", moved=".to('cpu')", star="**"),
         "try:\n  x = t.encode_plus('a')\nexcept AttributeError:\n  x = t('a')",
         "import transformers\nif transformers.__version__ < '5':\n  x = t.encode_plus('a')",
         "def f(y, p, how): return roc_auc_score(y, p, multi_class=how)",
