@@ -85,8 +85,10 @@ def _unfit(model: PreTrainedModel) -> str:
     if model.dtype not in graph.PRECISIONS:
         return f"the precision is {model.dtype}, not float32 or bfloat16"
     kind = model.config.model_type
-    if kind in packed_encoders.UNMASKED or "forward" in vars(model):
+    if kind in packed_encoders.UNMASKED:
         return f"{kind} computes texts of one length at a time"
+    if "forward" in vars(model):
+        return f"the forward pass of {type(model).__name__} is replaced, which it does not see"
     if importlib.util.find_spec("openvino") is None:
         return "the package openvino is not installed (it is in the image for CPUs)"
     return ""
