@@ -20,6 +20,7 @@ from recipe.data import column_content, columns, held_out, labelled_rows, labels
 from recipe.data.column_names import (
     GRADE_NAMES,
     LABEL,
+    LABEL_NAMES,
     PAIR,
     SURE_LABELS,
     TEXT,
@@ -193,10 +194,10 @@ def _read_splits(
     problems = Problems()
     for split, part in parts:
         with problems.noted():
-            if split == "test" and like is not None and not columns.has_label(part, like.label):
+            if split == "test" and like is not None and not _has_label(part, like.label):
                 notes.append(f"{part.path} has no column of labels and is not used.")
                 continue
-            if split == "test" and like is not None and not columns.has_text(part, like):
+            if split == "test" and like is not None and not _has_text(part, like):
                 notes.append(f"{part.path} has no column of texts and is not used.")
                 continue
             part, chosen = _choose(part, hyperparameters, like, notes)
@@ -335,3 +336,23 @@ def rows_of_classes(known: Labels, encoded_labels: Sequence[Any] | Array) -> dic
     else:
         counts = encoded.reshape(-1, len(known.names)).sum(axis=0)
     return dict(zip(known.names, counts.astype(int).tolist(), strict=True))
+
+
+def _has_text(part: Part, like: Columns) -> bool:
+    """Return whether `part` has the text columns of the training data, or another with texts."""
+    names = part.table.column_names
+    nested = any(pa.types.is_nested(kind) for kind in part.table.schema.types)
+    return (
+        set(like.read) <= set(names)
+        or nested
+        or any(column_content.is_text(part, name) for name in names)
+    )
+
+
+def _has_label(part: Part, label: str) -> bool:
+    """Return whether `part` has the label column of the training data (several with commas, if
+    they are indicators), or one with a name that such columns have.
+    """
+    names = part.table.column_names
+    whole = label in names or set(label.split(",")) <= set(names)
+    return whole or columns.first_known(part, LABEL_NAMES) is not None

@@ -48,19 +48,18 @@ _SECONDS = {
     "prompt": ("response", "completion"),
     "anchor": ("target", "positive", "candidate"),
 }
-PAIR_NAMES = [(first, second) for first, seconds in _SECONDS.items() for second in seconds]
+_TWINS = [
+    (f"{name}{between}{one}", f"{name}{between}{other}")
+    for name in ("sentence", "text", "question", "s", "string", "title", "sent", "input")
+    for between in ("", "_")
+    for one, other in ("12", "ab")
+]
+PAIR_NAMES = [
+    *((first, second) for first, seconds in _SECONDS.items() for second in seconds),
+    *_TWINS,
+    ("#1_string", "#2_string"),  # MRPC's own files
+]
 """What the two columns of a pair are called, in the order in which they are read."""
-
-TWINS = (
-    ("1", "2", "3"),
-    ("a", "b", "c"),
-    ("left", "right", "middle"),
-    ("first", "second", "third"),
-)
-"""What tells the names of a pair's columns apart, and what a third one would have."""
-_MARKS = "|".join(mark for marks in TWINS for mark in marks)
-TWIN = re.compile(rf"(?<![^_#\W])({_MARKS})(?=_|$)|({_MARKS})$")
-"""One of these in a name: `sentence_A_id`, `question1`."""
 
 METADATA = (
     *("id", "ids", "idx", "index", "guid", "uid", "uuid", "asin", "isbn", "doi", "hash", "md5"),

@@ -15,8 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-
 from recipe.data.column_content import (
     differs,
     has_words,
@@ -47,8 +45,6 @@ from recipe.data.column_names import (
     TEXT,
     TEXT_NAMES,
     TOKEN_IDS,
-    TWIN,
-    TWINS,
     plain,
 )
 from recipe.data.files.part import Part, is_list, is_string
@@ -351,29 +347,13 @@ def pair_by_name(part: Part, label: str | None) -> tuple[str, str] | None:
     """
     by_plain = {plain(name): name for name in reversed(part.table.column_names) if name != label}
 
-    def holds_texts(*names: str) -> bool:
-        return all(name in by_plain and is_text(part, by_plain[name]) for name in names)
-
     for first, second in PAIR_NAMES:
-        if holds_texts(first, second):
+        names = by_plain.get(first), by_plain.get(second)
+        if names[0] and names[1] and all(is_text(part, name) for name in names if name):
             # `question` and `answer` may be a text and its class, too.
             has_label = label or any(name in by_plain for name in LABEL_NAMES if name != second)
-            if has_label or differs(part, by_plain[second]):
-                return by_plain[first], by_plain[second]
-    twins: dict[str, dict[str, str]] = defaultdict(dict)
-    for name in by_plain:
-        for match in TWIN.finditer(name):
-            stem = f"{name[: match.start()]}*{name[match.end() :]}"
-            twins[stem][match[0]] = name
-    for stem, members in twins.items():
-        for one, two, three in TWINS:
-            if {one, two} <= members.keys() and three not in members:
-                chosen = by_plain[members[one]], by_plain[members[two]]
-                # Columns called sentence1 and sentence2 are a pair, even of single words.
-                is_known = stem.replace("*", "").strip("_#") in TEXT_NAMES
-                test = is_text if is_known else reads_like_text
-                if all(test(part, name) for name in chosen):
-                    return chosen
+            if has_label or differs(part, names[1]):
+                return names[0], names[1]
     return None
 
 
@@ -534,19 +514,3 @@ def _has_values(part: Part, name: str) -> bool:
     nothing: Sequence[Any] = (None, "", "[]", "{}", "null", [])
     cells = (cell for _, batch in part.batches([name]) for cell in batch[name].to_pylist())
     return any((cell.strip() if isinstance(cell, str) else cell) not in nothing for cell in cells)
-
-
-def has_text(part: Part, like: Columns) -> bool:
-    """Return whether `part` has the text columns of the training data, or another with texts."""
-    names = part.table.column_names
-    nested = any(pa.types.is_nested(kind) for kind in part.table.schema.types)
-    return set(like.read) <= set(names) or nested or any(is_text(part, name) for name in names)
-
-
-def has_label(part: Part, label: str) -> bool:
-    """Return whether `part` has the label column of the training data (several with commas, if
-    they are indicators), or one with a name that such columns have.
-    """
-    names = part.table.column_names
-    whole = label in names or set(label.split(",")) <= set(names)
-    return whole or first_known(part, LABEL_NAMES) is not None

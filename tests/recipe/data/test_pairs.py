@@ -75,7 +75,6 @@ PARSES = [f"( ( {text} ) )" for text in FIRST]
         ("gold_label,sentence1_parse,sentence2_parse,sentence1,sentence2,captionID",
          (LABELS, PARSES, PARSES, FIRST, SECOND, [f"{n}.jpg#0" for n in IDS]),
          "sentence1,sentence2"),
-        ("left_memo,right_memo,label", (FIRST, SECOND, LABELS), "left_memo,right_memo"),
         ("sentence,aspect,label", (FIRST, ["food", "room"] * 20, LABELS), "sentence,aspect"),
         # One text, beside what is about it.
         ("id,text,url,label", (IDS, FIRST, [f"https://a.b/{n}" for n in IDS], LABELS), "text"),
@@ -118,6 +117,7 @@ def test_texts_are_found_and_what_is_not_read_is_named(
         ("paragraph,question,answer,label", (FIRST, SECOND, THIRD, LABELS), ["paragraph"]),
         ("sentence1,sentence2,sentence3,label", (FIRST, SECOND, THIRD, LABELS), ["sentence3"]),
         ("aa,bb,label", (FIRST, SECOND, LABELS), ["aa", "bb"]),
+        ("left_memo,right_memo,label", (FIRST, SECOND, LABELS), ["left_memo", "right_memo"]),
         ("subject,email,label", (FIRST, [text * 2 for text in SECOND], LABELS), ["email"]),
     ],
 )

@@ -267,7 +267,7 @@ add("llama factory dpo", lambda n:{"conversations":[{"from":"human","value":s()}
 add("trl conversational dpo", lambda n:{"prompt":[{"role":"user","content":s()}],"chosen":[{"role":"assistant","content":s()}],"rejected":[{"role":"assistant","content":s()}]},
     "preference")
 add("shp", lambda n:{"post_id":f"p{n}","domain":o("askx","asky"),"upvote_ratio":0.9,"history":s(20),"c_root_id_A":"a","human_ref_A":s(),"human_ref_B":s(),"labels":n%2,"score_A":5,"score_B":9},
-    "? text-classification sentence-embedding reranking")
+    "! 3 columns that may be the text & human_ref_A")
 add("kto", lambda n:{"prompt":s(),"completion":s(),"label":n%2==0},
     "encoder,masked,decoder: ? text-classification causal-lm sentence-embedding reranking; t5: ? text-classification text2text-generation sentence-embedding reranking")
 add("summarize feedback", lambda n:{"info":{"id":f"t{n}","post":s(40),"title":s(4)},"summaries":[{"text":s()},{"text":s()}],"choice":n%2},
