@@ -100,9 +100,9 @@ def test_clarify_reads_the_probability_of_each_label(
     for answer, wanted in zip(answers, expected, strict=True):
         numbers = jmespath.search(probability, answer)
         assert dict(zip(headers, numbers, strict=True)) == pytest.approx(wanted, abs=1e-5)
-        (one,) = re.findall(r"One class: `(.*?)`", PAGE)
+        (one,) = re.findall(r"For one class, use `(.*?)`", PAGE)
         assert jmespath.search(one, answer) == pytest.approx(wanted["incident"], abs=1e-5)
-        (label,) = re.findall(r"Predicted labels: `(.*?)`", PAGE)
+        (label,) = re.findall(r"for predicted labels, `(.*?)`", PAGE)
         assert jmespath.search(label, answer) == max(wanted, key=wanted.__getitem__)
         best.add(max(wanted, key=wanted.__getitem__))
     assert best == set(LABELS), "the order of labels would not be seen"
