@@ -103,7 +103,7 @@ def layouts(
     if requested and not can_pack:
         raise HyperparameterError(
             f"Hyperparameter packing has value True, but a model of type {kind} cannot be packed.",
-            f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
+            f"Leave it out. This task packs: {', '.join(objective.packable) or 'no model'}.",
         )
     packs = can_pack and requested is not False
     drawn = [(training.samples, rows) for rows in training.typical(packs)]
