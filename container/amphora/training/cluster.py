@@ -216,7 +216,7 @@ class _Listener:
                 self._send_commands()
                 decision = self._judge(local)
                 if decision is not None:
-                    self._send_all(decision)
+                    self._send_last(decision)
                     self.link._decide(decision)
                     return
 
@@ -284,6 +284,15 @@ class _Listener:
     def _send_all(self, report: Report) -> None:
         for peer in self._peers.values():
             peer.send(report)
+
+    def _send_last(self, decision: Report) -> None:
+        """Send the decision to all that have connected, also if they have not reported yet."""
+        for _ in self.link.hosts[1:]:
+            self._accept()
+        for peer in self._open:
+            peer.send(decision)
+            if peer.report is None:
+                peer.read()  # Unread bytes would make close() discard what was sent.
 
     def _send_commands(self) -> None:
         """Send what mpirun's agent has left for hosts that are connected."""

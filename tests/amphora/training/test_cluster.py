@@ -103,6 +103,14 @@ def test_the_first_connection_of_a_host_is_the_host(first: Link, tmp_path: Path)
     assert first.decision is not None and first.decision.state == "all done", first.decision
 
 
+def test_a_host_that_has_just_connected_is_sent_the_reason(first: Link) -> None:
+    with connect() as late:
+        late.settimeout(30)
+        first.finish("failed", "out of memory")
+        with late.makefile() as lines:
+            assert "out of memory" in lines.readline()
+
+
 ATOMS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
 WORDS = st.dictionaries(
     st.sampled_from(["host", "state", "reason", "is_consequence", "command", "other"]),
