@@ -218,7 +218,7 @@ def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_fo
     arguments = ["--eval_strategy", "no", "--output_dir", str(tmp_path / "model"), "--epochs", "5"]
     done = train(tmp_path, channels, *arguments, "--max_steps", "2", "--num_labels", "2")
     assert done.returncode == 0, done.stderr
-    assert "eval_" not in done.stdout
+    assert "'eval_" not in done.stdout
     values = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
     assert "train_loss" in values and not any(name.startswith("eval") for name in values)
     assert not list((tmp_path / "model").rglob("*optimizer*"))

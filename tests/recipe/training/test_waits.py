@@ -57,8 +57,8 @@ def test_no_step_waits_for_the_device(
     quiet = Quiet(waits)
     real = engines.build
 
-    def build(*given: Any) -> Any:
-        trainer = real(*given)
+    def build(*given: Any, **options: Any) -> Any:
+        trainer = real(*given, **options)
         trainer._looks_at_once = False  # as on an accelerator
         trainer.add_callback(quiet)
         train = trainer.run
