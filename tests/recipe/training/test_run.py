@@ -223,7 +223,7 @@ def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_fo
     assert "train_loss" in values and not any(name.startswith("eval") for name in values)
     assert not list((tmp_path / "model").rglob("*optimizer*"))
     assert list((tmp_path / "checkpoints").rglob("optimizer*"))
-    assert f"checkpoints go to {tmp_path}/checkpoints" in done.stdout
+    assert f"checkpoints are saved in {tmp_path}/checkpoints" in done.stdout
     assert "max_train_steps=2 overrides num_train_epochs=5" in done.stdout
     assert (tmp_path / "output" / "data" / "report.html").is_file(), done.stdout
 
