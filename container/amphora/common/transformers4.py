@@ -12,6 +12,8 @@ import ast
 import functools
 import importlib.metadata
 import re
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -166,19 +168,23 @@ def remedy(text: str) -> str:
 
 
 def remedy_of(error: BaseException) -> str:
-    """Return `remedy` of an exception.
+    """Return `remedy` of an exception, with the file and line of the user's code that raised it.
 
     This includes the one without a text that version 5 raises if the result of a chat template is
     used as a tensor.
     """
-    if isinstance(error, AttributeError) and not str(error) and installed():
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        code = trace.tb_frame.f_code if trace is not None else None
-        if code and code.co_name == "__getattr__" and "tokenization_utils" in code.co_filename:
-            return f"{_TEMPLATE_CHANGE}; or {IMAGE}."
-    return remedy(str(error))
+    advice = remedy(str(error))
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, AttributeError) and not str(error) and installed() and frames:
+        code = frames[-1][0].f_code
+        if code.co_name == "__getattr__" and "tokenization_utils" in code.co_filename:
+            advice = f"{_TEMPLATE_CHANGE}; or {IMAGE}."
+    libraries = tuple(map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    libraries += (str(Path(__file__).parents[1]),)
+    for frame, line in reversed(frames) if advice else ():
+        if not (file := frame.f_code.co_filename).startswith((*libraries, "<")):
+            return f"{file}, line {line}: {advice}"
+    return advice
 
 
 def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
