@@ -15,7 +15,7 @@ import re
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from amphora.common.errors import CodeError
@@ -96,6 +96,7 @@ _MASK_CHANGE = (
     f" transformers 4 made of the padding: pass {_MASK}=encoded[{_MASK!r}], or"
     " generate(**encoded)"
 )
+_PADS = frozenset({"True", "'longest'", "'max_length'"})
 _VOCABULARIES = frozenset({"vocab_file", "merges_file"})
 _TENSORS = frozenset({"input_ids", "attention_mask", "items", "keys", "values", "data", "get"})
 # Patterns are compiled when they are used: compiling them would delay every start.
@@ -133,17 +134,19 @@ def installed() -> str:
 def check(path: Path, folder: Path) -> None:
     """Raise CodeError if a file, or one of `folder` that it imports, uses what version 5 ignores.
 
-    What a file tries and catches (ImportError and the like), or does under a condition on the
-    version or on hasattr, is not reported. Neither are names that the files themselves define.
+    Code under a condition on the version or on hasattr is not reported, nor a fallback for an
+    exception (ImportError and the like). Neither are names that the files themselves define, nor
+    arguments of functions that they import from other libraries.
     """
     files = dict(_sources(path, folder))
-    if not any(_imports(tree, "transformers") for tree in files.values()) or not installed():
+    imported = [name for tree in files.values() for name, _ in _imports(tree)]
+    if not any(name.startswith("transformers") for name in imported) or not installed():
         return
     defined = {name for tree in files.values() for name in _defined(tree)}
     uses = [
         f"{file}, line {line}: {what}"
         for file, tree in files.items()
-        for line, name, what in sorted(_uses(tree))
+        for line, name, what in sorted(_uses(tree, _foreign(tree, (folder, file.parent))))
         if name not in defined
     ]
     if uses:
@@ -202,26 +205,36 @@ def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
         except (SyntaxError, ValueError, RecursionError):  # The import reports them all.
             continue
         yield file, tree
-        for node in ast.walk(tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                module = node.module or ""
-                inner = [f"{module}.{alias.name}".strip(".") for alias in node.names]
-                names = [module, *inner]
-            for name in filter(None, names):
+        for name, _ in _imports(tree):
+            # A name may be a module, or be defined in one.
+            for dotted in filter(None, (name.strip("."), name.strip(".").rpartition(".")[0])):
                 for root in (folder, file.parent):
-                    place = root.joinpath(*name.split("."))
+                    place = root.joinpath(*dotted.split("."))
                     waiting += [place.with_name(f"{place.name}.py"), place / "__init__.py"]
 
 
-def _imports(tree: ast.AST, package: str) -> bool:
-    return any(
-        (isinstance(node, ast.Import) and any(a.name.startswith(package) for a in node.names))
-        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package))
-        for node in ast.walk(tree)
-    )
+def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name of each import, and the variable that it binds."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                yield f"{module}.{alias.name}", alias.asname or alias.name
+
+
+def _foreign(tree: ast.AST, folders: Sequence[Path]) -> set[str]:
+    """Return the variables that hold a part of a library other than transformers."""
+    return {
+        variable
+        for name, variable in _imports(tree)
+        if (package := name.partition(".")[0]) not in ("", "transformers")
+        and not any(
+            (folder / f"{package}{end}").exists() for folder in folders for end in ("", ".py")
+        )
+    }
 
 
 def _defined(tree: ast.AST) -> Iterator[str]:
@@ -235,10 +248,11 @@ def _defined(tree: ast.AST) -> Iterator[str]:
             yield node.target.id
 
 
-def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and description of each use of what version 5 lacks."""
+def _uses(tree: ast.AST, foreign: set[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield line, name and description of each use of what version 5 ignores or changes."""
     pads_sources = _pads_sources(tree)
-    as_dict = _dict_names(tree)
+    values = (getattr(node, "value", None) for node in ast.walk(tree) if _takes_dict(node))
+    as_dict = {value.id for value in values if isinstance(value, ast.Name)}
     for node, parents in _unguarded(tree):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
@@ -248,12 +262,14 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             continue
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         name = node.func.id if isinstance(node.func, ast.Name) else method
+        called = node.func
+        while isinstance(called, ast.Attribute):
+            called = called.value
+        is_foreign = isinstance(called, ast.Name) and called.id in foreign and name != "pipeline"
         # Tokenizers, models and pipelines are called as objects; a class may be of another library.
-        if not name[:1].isupper() or name.endswith("Pipeline"):
+        if not is_foreign and (not name[:1].isupper() or name.endswith("Pipeline")):
             for keyword in node.keywords:
                 yield from _ignored(keyword.arg or "", keyword.value)
-        if method in METHODS:
-            yield node.lineno, method, f"{method} is gone: {METHODS[method]}."
         if method == _TEMPLATE and _gives_ids_in_4(node) and not _is_dict(node, parents, as_dict):
             yield node.lineno, method, f"{_TEMPLATE_CHANGE}."
         if method == "generate" and pads_sources and _leaves_out_mask(node):
@@ -284,7 +300,8 @@ def _pads_sources(tree: ast.AST) -> bool:
     pads = any(
         isinstance(node, ast.keyword)
         and node.arg == "padding"
-        and not (isinstance(node.value, ast.Constant) and node.value.value in (False, "do_not_pad"))
+        # The padding of a convolution is a number.
+        and not (isinstance(node.value, ast.Constant) and repr(node.value.value) not in _PADS)
         for node in nodes
     )
     return pads and any(re.fullmatch(_ENCODER_DECODER, name) for name in names)
@@ -306,16 +323,25 @@ def _gives_ids_in_4(call: ast.Call) -> bool:
     return not is_text and "return_dict" not in given and None not in given
 
 
+def _takes_dict(node: ast.AST) -> bool:
+    """Return whether a node uses its value as a dict of tensors: `**value`, `value["name"]`."""
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    if isinstance(node, ast.Attribute):
+        return node.attr in _TENSORS
+    return isinstance(node, ast.keyword) and node.arg is None
+
+
 def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
-    """Return whether the result of a call is used as the dict that version 5 returns."""
+    """Return whether the result of a call is used as the dict that version 5 returns.
+
+    Args:
+        as_dict: The variables that are used so.
+    """
     node = call
     for parent in reversed(parents):
-        if isinstance(parent, ast.keyword) and parent.arg is None:
+        if _takes_dict(parent):
             return True
-        if isinstance(parent, ast.Attribute) and parent.attr in _TENSORS:
-            return True
-        if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
-            return isinstance(parent.slice.value, str)
         if isinstance(parent, ast.Assign):
             return any(isinstance(to, ast.Name) and to.id in as_dict for to in parent.targets)
         is_moved = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
@@ -325,25 +351,6 @@ def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
     return False
 
 
-def _dict_names(tree: ast.AST) -> set[str]:
-    """Return the variables that are used as dicts of tensors somewhere."""
-    names = set()
-    for node in ast.walk(tree):
-        is_dict = (
-            (isinstance(node, ast.keyword) and node.arg is None)
-            or (isinstance(node, ast.Attribute) and node.attr in _TENSORS)
-            or (
-                isinstance(node, ast.Subscript)
-                and isinstance(node.slice, ast.Constant)
-                and isinstance(node.slice.value, str)
-            )
-        )
-        value = getattr(node, "value", None)
-        if is_dict and isinstance(value, ast.Name):
-            names.add(value.id)
-    return names
-
-
 def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
     """Yield each node with its parents, without code that depends on the version."""
     waiting: list[tuple[ast.AST, list[ast.AST]]] = [(tree, [])]
@@ -351,7 +358,9 @@ def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
         node, parents = waiting.pop()
         yield node, parents
         children = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.If) and re.search("version|hasattr", ast.unparse(node.test)):
+        if isinstance(node, (ast.If, ast.IfExp)) and re.search(
+            "version|hasattr", ast.unparse(node.test)
+        ):
             children = []
         if isinstance(node, ast.Try):
             caught = {
@@ -361,5 +370,6 @@ def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
                 if isinstance(name, ast.Name)
             }
             if caught & {"ImportError", "AttributeError", "KeyError", "TypeError"}:
-                children = [*node.orelse, *node.finalbody]
+                # What version 5 ignores raises nothing, so that the handlers do not run.
+                children = [*node.body, *node.orelse, *node.finalbody]
         waiting += [(child, [*parents, node]) for child in children]

@@ -48,9 +48,7 @@ SETTINGS: Mapping[str, str] = {
     )
 }
 """What users set, each with its meaning and default, for docs/REFERENCE.md."""
-_INTERNAL = frozenset(
-    PREFIX + name for name in (*("ERROR_DIR", "LAUNCHER", "NEURON_STACK", "SCRIPT_DIR"),)
-)
+_INTERNAL = {PREFIX + name for name in ("ERROR_DIR", "LAUNCHER", "NEURON_STACK", "SCRIPT_DIR")}
 """Variables that an image or another process sets."""
 
 _CLIENTS = "Leave it out: docs/SERVING.md, Clients that misbehave, has the built-in limit."

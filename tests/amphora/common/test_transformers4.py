@@ -46,8 +46,10 @@ def check(folder: Path, code: str, **others: str) -> str:
         ("def predict_fn(d, m):\n  return m(d, return_all_scores=True)", 3, ["top_k=None"]),
         ("options = {'return_all_scores': True}", 2, ["return_all_scores", "top_k=None"]),
         ("def f(m, all):\n  return m('a', return_all_scores=all)", 3, ["top_k=None"]),
-        ("def f(t):\n\n  return t.encode_plus('a')", 4, ["encode_plus", "tokenizer(text"]),
-        ("def f(t): return t.batch_encode_plus(['a'])", 2, ["tokenizer(texts"]),
+        ("try:\n  a = p('a', return_all_scores=True)\nexcept TypeError:\n  a = p('a', top_k=None)", 3,
+         ["top_k=None"]),
+        ("from optimum.pipelines import pipeline\np = pipeline('x', return_all_scores=True)", 3,
+         ["top_k=None"]),
         ("def f(t): return t('a', pad_to_max_length=True)", 2, ['padding="max_length"']),
         ("x = '\\d'  # warned of\ndef f(t): return t('a', pad_to_max_length=True)", 3, ["padding"]),
         ("def f(p): return p('a', ['b'], multi_class=True)", 2, ["multi_label"]),
@@ -78,7 +80,7 @@ def test_a_use_is_named_with_its_line_and_both_remedies(
     [
         "p = pipeline('text-classification', top_k=None, return_all_scores=False)",
         "from sklearn.linear_model import LogisticRegression as L\nL(multi_class='ovr')",
-        "class T:\n  def encode_plus(self, text): return text\n\nT().encode_plus('a')",
+        "class T:\n  def score(self, pad_to_max_length): pass\n\nT().score(pad_to_max_length=True)",
         "def f(m, head_mask=None): return m(head_mask=head_mask)",
         "def f(t): return t.apply_chat_template([], tokenize=False)",
         "def f(m, t): return m.generate(**t.apply_chat_template([], return_tensors='pt'))",
@@ -87,16 +89,22 @@ def test_a_use_is_named_with_its_line_and_both_remedies(
         GENERATE.format(more=", return_dict=False", moved="", star=""),
         GENERATE.format(more=", return_dict=True", moved="", star="**"),
         GENERATE.format(more="", moved=".to('cpu')", star="**"),
-        "try:\n  x = t.encode_plus('a')\nexcept AttributeError:\n  x = t('a')",
-        "import transformers\nif transformers.__version__ < '5':\n  x = t.encode_plus('a')",
+        "try:\n  x = p('a', top_k=None)\nexcept TypeError:\n  x = p('a', return_all_scores=True)",
+        "import transformers\nif transformers.__version__ < '5':\n  x = p('a', return_all_scores=True)",
+        "x = t('a', pad_to_max_length=True) if hasattr(t, 'encode_plus') else t('a')",
         "def f(y, p, how): return roc_auc_score(y, p, multi_class=how)",
         "class Arguments:\n  pad_to_max_length: bool = False\n\nArguments(pad_to_max_length=True)",
         "def f(args): return args.additional_special_tokens",
         "from another.library import Encoder\nEncoder(pad_to_max_length=True)",
+        "from another.library import collate as f\nf(pad_to_max_length=True)",
+        "import another.library\nanother.library.evaluate(multi_class=True)",
+        "import another.library as a\na.Layer.apply(head_mask=a.mask)",
         SUMMARIES.format(more="padding=True, ", arguments="encoded.input_features").replace(
             "AutoModelForSeq2SeqLM", "WhisperForConditionalGeneration"
         ),
         SUMMARIES.format(more="", arguments="encoded.input_ids, max_length=9"),
+        SUMMARIES.format(more="", arguments="encoded.input_ids")
+        + "\n    Conv1d(1, 1, 3, padding=1)",
         "t = BertTokenizer('vocab.txt')\nc = Config(vocab_file='vocab.txt')",
         SUMMARIES.format(more="padding=False, ", arguments="encoded.input_ids"),
         SUMMARIES.format(more="padding=True, ", arguments="**encoded"),
@@ -113,19 +121,20 @@ def test_what_5_does_as_well_is_left_alone(code: str, tmp_path: Path) -> None:
 
 
 def test_files_that_the_file_imports_are_read_and_others_are_not(tmp_path: Path) -> None:
-    old = "def f(t): return t.encode_plus('a')"
+    old = "def f(t): return t('a', pad_to_max_length=True)"
     assert check(tmp_path, "import json", train=old) == ""
-    said = check(tmp_path, "def f():\n  from helpers import f", helpers=old)
-    assert f"{tmp_path}/helpers.py, line 1: encode_plus" in said
+    said = check(tmp_path, "def f():\n  from helpers import p\n  p(multi_class=True)", helpers=old)
+    assert f"{tmp_path}/helpers.py, line 1: pad_to_max_length" in said
+    assert f"{tmp_path}/inference.py, line 4: multi_class" in said
 
 
 def test_a_file_without_transformers_or_beside_version_4_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own.py").write_text("def f(t): return t.encode_plus('a')")
+    (tmp_path / "own.py").write_text("def f(t): return t('a', pad_to_max_length=True)")
     transformers4.check(tmp_path / "own.py", tmp_path)
     monkeypatch.setattr(transformers4, "installed", lambda: "")
-    assert check(tmp_path, "def f(t): return t.encode_plus('a')") == ""
+    assert check(tmp_path, "def f(t): return t('a', pad_to_max_length=True)") == ""
     assert transformers4.remedy("cannot import name 'AdamW' from 'transformers'") == ""
 
 
@@ -168,6 +177,12 @@ def test_the_tables_hold_for_the_installed_version() -> None:
         ),
         ("import transformers as t; t.Trainer(tokenizer=1)", ["processing_class"], True),
         ("import transformers as t; t.TrainingArguments('x', past_index=1)", ["past_index"], True),
+        (
+            "import tokenizers, transformers as t; t.PreTrainedTokenizerFast(tokenizer_object="
+            "tokenizers.Tokenizer(tokenizers.models.BPE())).encode_plus('a')",
+            ["no encode_plus", "tokenizer(text"],
+            True,
+        ),
         ("import nothing_of_ours", [], False),
         ("[].encode", [], False),
         ("dict(a=1).get(b=2)", [], False),

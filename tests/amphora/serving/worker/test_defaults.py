@@ -142,7 +142,7 @@ def test_a_requests_return_all_scores_gives_all_as_transformers_4(
     ("predict", "words"),
     [
         ("from transformers import AutoModelWithLMHead", "AutoModelForCausalLM"),
-        ("return getattr(model[1], 'encode_plus')('a')", "tokenizer(text, ...)"),
+        ("return model[1].encode_plus('a')", "tokenizer(text, ...)"),
         ("return model[0](task='summarization')", "HF_TASK"),
         ("ids = model[2](model[1])\n  return ids.shape", "return_dict=False"),
     ],
@@ -173,9 +173,9 @@ def test_code_for_transformers_4_ends_the_start_with_each_line(load: Load) -> No
             "def model_fn(d):\n"
             "  return pipeline('text-classification', model=d, return_all_scores=True)\n"
             "def predict_fn(data, model):\n"
-            "  return model.tokenizer.encode_plus(data)\n"
+            "  return model.tokenizer(data, pad_to_max_length=True)\n"
         )
-    for word in ("inference.py, line 3: ", "inference.py, line 5: ", "top_k=None", "tokenizer("):
+    for word in ("inference.py, line 3: ", "inference.py, line 5: ", "top_k=None", "padding="):
         assert word in str(caught.value)
 
 
