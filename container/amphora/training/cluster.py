@@ -49,6 +49,8 @@ class Link:
         """The folder in which mpirun's agent leaves a command for each of the other hosts."""
         self.command = ""
         """The command that the first host has sent to this one."""
+        self.is_left_out = False
+        """Whether the first host is done and has sent no command."""
         self.local = Report(host=host, state="running")
         """The report of this host."""
         self.decision: Report | None = None
@@ -92,13 +94,13 @@ class Link:
         """Wait for the command by which mpirun of the first host starts ranks on this one.
 
         Raises:
-            CodeError: The job has ended before.
+            CodeError: The job, or mpirun, has ended before.
         """
         while not self.command:
-            if self._decided.wait(0.1):
-                other = self.abort
-                why = f"{other.host} failed first: {other.reason}" if other else "the job is over"
-                raise CodeError(f"No command of mpirun arrived, because {why}")
+            if self._decided.wait(0.1) or self.is_left_out:
+                other, first = self.abort, self.hosts[0]
+                why = f"{other.host} failed first: {other.reason}" if other else "it has ended"
+                raise CodeError(f"mpirun of {first} started nothing on this host: {why}")
         return self.command
 
     def _decide(self, decision: Report) -> None:
@@ -210,10 +212,11 @@ class _Listener:
                         self._warn(f"{type(error).__name__}: {error}")
                         self.stop.wait(0.05)
                 local = self.link.local
+                self._send_commands()  # Before the report that this host is done.
                 if local != last or time.monotonic() - beat > BEAT_SECONDS:
                     last, beat = local, time.monotonic()
-                    self._send_all(local)
-                self._send_commands()
+                    for peer in self._peers.values():
+                        peer.send(local)
                 decision = self._judge(local)
                 if decision is not None:
                     self._send_last(decision)
@@ -281,10 +284,6 @@ class _Listener:
             return Report(host=missing[0], state="abort", reason=reason)
         return decision
 
-    def _send_all(self, report: Report) -> None:
-        for peer in self._peers.values():
-            peer.send(report)
-
     def _send_last(self, decision: Report) -> None:
         """Send the decision to all that have connected, also if they have not reported yet."""
         for _ in self.link.hosts[1:]:
@@ -327,6 +326,7 @@ class _Caller:
                 self.stop.wait(0.2)  # Reading would return at once.
             for report in () if self._peer.ended else self._peer.read():
                 self.link.command = report.command or self.link.command
+                self.link.is_left_out = report.state == "done" and not self.link.command
                 if report.state in ("abort", "all done"):
                     self.link._decide(report)
                     return

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amphora.common.errors import CodeError
 from amphora.training import cluster
 from amphora.training.cluster import Link, linked
 from amphora.training.verdict import CAUSE_SECONDS, Report, judge
@@ -101,6 +102,15 @@ def test_the_first_connection_of_a_host_is_the_host(first: Link, tmp_path: Path)
         assert is_closed(second)
         end(first, other)
     assert first.decision is not None and first.decision.state == "all done", first.decision
+
+
+def test_a_host_on_which_mpirun_started_nothing_does_not_wait(first: Link) -> None:
+    first.local = Report(host=HOSTS[0], state="done")
+    with (
+        linked(HOSTS, HOSTS[1], lambda: False, WAIT) as other,
+        pytest.raises(CodeError, match=r"mpirun of localhost started nothing.* it has ended"),
+    ):
+        other.await_command()
 
 
 def test_a_host_that_has_just_connected_is_sent_the_reason(first: Link) -> None:

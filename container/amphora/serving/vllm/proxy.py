@@ -293,8 +293,8 @@ class VllmServer:
             await asyncio.sleep(_HEALTH_PAUSE)
         _, listed = await self._ask("/v1/models", None, limit)
         models = json.loads(listed)["data"]
-        status, document = await self._ask("/openapi.json", None, limit)
-        self._keys = _keys_by_route(json.loads(document)) if status == 200 else {}
+        _, document = await self._ask("/openapi.json", None, limit)
+        self._keys = _keys_by_route(json.loads(document))
         self._names = {model["id"] for model in models}
         for name, folder in self.adapters.items():
             await self._place(name, folder)

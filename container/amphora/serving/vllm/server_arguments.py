@@ -19,10 +19,12 @@ BASE = "base"
 """The name of the base of an adapter that is the model."""
 # Arguments that this module sets from the same variables.
 _ELSEWHERE = {"model", "served-model-name"}
-# Arguments that would open another port, close the front's, or start another kind of server.
+# Arguments that would open another port, close the front's, start another kind of server, or hide
+# the keys of its bodies.
 _REFUSED = {
     "host", "port", "uds", "api-key", "ssl-keyfile", "ssl-certfile", "root-path", "middleware",
     "allowed-origins", "allowed-methods", "allowed-headers", "config", "headless", "grpc",
+    "disable-fastapi-docs",
 }  # fmt: skip
 _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
 _DTYPES = ("float32", "bfloat16")
