@@ -34,8 +34,8 @@ _FLAGS = {
     "is_test": "test",
 }
 _OF_SPLITS = "says of which split its rows are"
-_TRUE = {"true", "1", "1.0", "yes"}
-_FALSE = {"false", "0", "0.0", "no"}
+TRUE = {"true", "1", "1.0", "yes"}
+FALSE = {"false", "0", "0.0", "no"}
 
 
 def read_parts(
@@ -160,7 +160,7 @@ def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> lis
     for value in part.table[column].unique().to_pylist():
         if flagged is not None:
             other = TRAIN if flagged != TRAIN else "test"
-            of_value[value] = flagged if str(value).strip().lower() in _TRUE else other
+            of_value[value] = flagged if str(value).strip().lower() in TRUE else other
         elif value is not None:
             of_value[value] = split_of(str(value))
     found: dict[str | None, list[npt.NDArray[np.int64]]] = defaultdict(list)
@@ -194,7 +194,7 @@ def _names_splits(part: Part, column: str) -> bool:
     if not words or any(len(word) > _LONGEST_VALUE for word in words):
         return False
     if name in _FLAGS:
-        return {word.lower() for word in words} <= _TRUE | _FALSE
+        return {word.lower() for word in words} <= TRUE | FALSE
     known = [split_of(word) for word in words if word.lower() not in _UNUSED]
     if name in SPLIT_COLUMNS:
         # A column `group` of test and control tells other things apart, and one `dataset` may say

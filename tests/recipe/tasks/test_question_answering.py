@@ -86,6 +86,16 @@ def test_starts_that_are_off_are_corrected_if_the_answer_occurs_once(tmp_path: P
     assert any(line.startswith("2 answers of") and "only place" in line for line in found.found)
 
 
+def test_flat_rows_have_starts_as_a_data_frame_writes_them(tmp_path: Path) -> None:
+    header = "question,context,answer_text,answer_start,is_impossible"
+    rows = [f"who,Rome saw Rome,Rome,9.0,{said}" for said in ("no", "yes", "", "True", "0.0")]
+    folder = written(tmp_path / "d", "train.csv", "\n".join([header, *rows]))
+    assert load(folder).train["starts"][:] == [[9], [], [9], [], [9]]
+    (folder / "train.csv").write_text("\n".join([header, *rows, rows[0].replace("no", "maybe")]))
+    with pytest.raises(DataError, match="line 7 has 'maybe' in column 'is_impossible'"):
+        load(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -97,6 +107,10 @@ def test_starts_that_are_off_are_corrected_if_the_answer_occurs_once(tmp_path: P
                 "answers": {"text": ["Rome"], "answer_start": [13]},
             },
             ["'Rome'", "does not begin at 13 and occurs 2 times", "characters from 0"],
+        ),
+        (
+            {"context": "anana", "answers": {"text": ["ana"], "answer_start": [1]}},
+            ["'ana'", "does not begin at 1 and occurs 2 times"],
         ),
         ({"answers": {"text": ["Ada"], "answer_start": []}}, ["1 answers and 0 starts"]),
         ({"question": " "}, ["has no question"]),

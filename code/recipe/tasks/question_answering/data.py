@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
-from recipe.data.reading import read_parts
+from recipe.data.reading import FALSE, TRUE, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -36,6 +37,7 @@ _NONE_THERE = ("is_impossible", "is_unanswerable")
 _IDS = ("id", "guid", "qid", "question_id")
 _AT_ONCE, _ROWS_AT_ONCE = 10_000, 2_000
 _LOOKED_AT = 100
+_WHOLE = re.compile(r"\d+(\.0+)?")
 _KINDS = {
     ID: pa.string(),
     QUESTION: pa.large_string(),
@@ -159,8 +161,9 @@ def _rows(part: Part, given: Hyperparameters) -> tuple[pa.Table, int]:
                 for text, start in zip(texts, starts, strict=True):
                     place = _place(context, text, start)
                     if place is None:
-                        what = f"has the answer {str(text)[:60]!r}, which does not begin at {start}"
-                        what += f" and occurs {context.count(str(text))} times in its context"
+                        what = f"has the answer {str(text)[:60]!r}, which does not begin at "
+                        count = len(re.findall(f"(?={re.escape(str(text))})", context))
+                        what += f"{start!r} and occurs {count} times in its context"
                         raise _wrong(part, row, what)
                     mended += place != start
                     right.append(place)
@@ -179,11 +182,12 @@ def _rows(part: Part, given: Hyperparameters) -> tuple[pa.Table, int]:
 
 def _place(context: str, text: Any, start: Any) -> int | None:
     """Return where an answer begins: at `start`, or at the only place where its text occurs."""
-    if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
+    if not isinstance(text, str) or not text.strip():
         return None
-    if start >= 0 and context.startswith(text, start):
+    if isinstance(start, int) and start >= 0 and context.startswith(text, start):
         return start
-    return context.index(text) if context.count(text) == 1 else None
+    place = context.find(text)
+    return place if 0 <= place == context.rfind(text) else None
 
 
 def _nested_column(part: Part) -> str | None:
@@ -238,12 +242,14 @@ def _flat(
             parsed = [item.get("text") for item in parsed]
         listed = parsed if isinstance(parsed, list) else [] if parsed in (None, "") else [parsed]
         first = start if isinstance(start, list) else [start] * len(listed)
-        if says_impossible and str(impossible).lower() in ("true", "1"):
+        first = [int(float(str(s))) if _WHOLE.fullmatch(str(s)) else s for s in first]
+        if says_impossible and str(impossible).strip().lower() in TRUE:
             listed, first = [], []
+        elif says_impossible and str(impossible or "").strip().lower() not in {*FALSE, ""}:
+            raise _wrong(part, row, f"has {impossible!r} in column {names[5]!r}")
         if listed and None in first and len(first) == len(listed):
             raise _wrong(part, row, "does not say where its answer begins (answer_start)")
-        whole = [int(each) if isinstance(each, (float, str)) else each for each in first]
-        yield row, name, question, context, listed, whole
+        yield row, name, question, context, listed, first
 
 
 def _parsed(value: Any) -> Any:
