@@ -60,6 +60,8 @@ PAIR_NAMES = [
     ("#1_string", "#2_string"),  # MRPC's own files
 ]
 """What the two columns of a pair are called, in the order in which they are read."""
+THIRDS = {second: second[:-1] + {"2": "3", "b": "c"}[second[-1]] for _, second in _TWINS}
+"""What a third text is called, beside which two are not a pair."""
 
 METADATA = (
     *("id", "ids", "idx", "index", "guid", "uid", "uuid", "asin", "isbn", "doi", "hash", "md5"),

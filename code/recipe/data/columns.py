@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
+
 from recipe.data.column_content import (
     differs,
     has_words,
@@ -44,6 +46,7 @@ from recipe.data.column_names import (
     TEMPLATE_PARTS,
     TEXT,
     TEXT_NAMES,
+    THIRDS,
     TOKEN_IDS,
     plain,
 )
@@ -54,7 +57,7 @@ from recipe.hyperparameters import Hyperparameters
 _SHOWN = 8
 _CHOICES = {"choices", "options", "endings", "alternatives", "candidates", "distractors"}
 _CHOICE = re.compile(
-    r"(choice|option|opt|op|ending|alternative|answer|distractor|sol)?_?([0-9]|[a-e])"
+    r"(choice|option|opt|op|ending|alternative|answer|distractor|sol)?_?(\d+|[a-e])"
 )
 """What columns of answers to choose from are called."""
 SCRIPT = (
@@ -168,6 +171,13 @@ def choose(
             break
         missing = missing or absent
     else:
+        if like:
+            lacking = " and ".join(repr(like.get(role.what)) for role in missing)
+            raise DataError(
+                f"{part.path} lacks {lacking}, read in the training data: its columns are "
+                f"{', '.join(names)}.",
+                "Give the columns the same names in all files.",
+            )
         raise unknown(part, missing)
     if len(set(chosen.values())) < len(chosen):
         raise DataError(
@@ -309,14 +319,14 @@ def _label(part: Part, texts: Texts | None) -> str | None:
             rivals = known[1:] + [name for name in classes if plain(name) not in TEXT_NAMES]
         rivals = [name for name in rivals if not same_classes(part, name, known[0])]
         if rivals:
-            raise _several_labels(part, [known[0], *rivals])
+            raise several_labels(part, [known[0], *rivals])
         return known[0]
     if texts is None:
         return None
     known = [name for name in names if plain(name) in LABEL_NAMES_OF_PAIRS]
     if texts[1] is not None and known:
         if len(known) > 1:
-            raise _several_labels(part, known)
+            raise several_labels(part, known)
         return known[0]
     classes = possible_labels(part, names)
     left = [
@@ -327,11 +337,12 @@ def _label(part: Part, texts: Texts | None) -> str | None:
     if classes == left and len(left) == 1 and not is_metadata(part, left[0]):
         return classes[0]
     if classes:
-        raise _several_labels(part, classes)
+        raise several_labels(part, classes)
     raise unknown(part, [_LABEL])
 
 
-def _several_labels(part: Part, names: Sequence[str]) -> DataError:
+def several_labels(part: Part, names: Sequence[str]) -> DataError:
+    """Return the refusal of a table in which several columns may be the label."""
     return DataError(
         f"{part.path} has {', '.join(map(repr, names))}, which may be the labels: the label column "
         "is not known for sure by its name.",
@@ -349,6 +360,8 @@ def pair_by_name(part: Part, label: str | None) -> tuple[str, str] | None:
 
     for first, second in PAIR_NAMES:
         names = by_plain.get(first), by_plain.get(second)
+        if THIRDS.get(second) in by_plain:
+            continue
         if names[0] and names[1] and all(is_text(part, name) for name in names if name):
             # `question` and `answer` may be a text and its class, too.
             has_label = label or any(name in by_plain for name in LABEL_NAMES if name != second)
@@ -462,7 +475,7 @@ def check_choices(part: Part) -> None:
         kind, match = part.table.schema.field(name).type, _CHOICE.fullmatch(plain(name))
         if _CHOICES & {*plain(name).split(".")} and (is_list(kind) or "." in name):
             found.append(name)
-        elif match is not None and is_string(kind):
+        elif match and (is_string(kind) or (match[1] and pa.types.is_integer(kind))):
             by_stem[match[1]].append(name)
     found += [name for stem, of in by_stem.items() if len(of) > (1 if stem else 2) for name in of]
     if found:

@@ -385,6 +385,10 @@ add("choices of one letter", lambda n: {"question": s(), **dict.fromkeys("ABCD",
     "! from in 'A', 'B', 'C', 'D'")
 add("choices by number", lambda n: {"question": s(), "option_1": s(2), "option_2": s(2), "answer": n % 2},
     "! 'option_1', 'option_2'")
+add("choices that are numbers", lambda n: {"question": s(), "option_1": n, "option_2": n + 1, "answer": n % 2},
+    "! 'option_1', 'option_2'")
+add("triplets by number", lambda n: {"sentence1": s(), "sentence2": s(), "sentence3": s()},
+    "! Name one, as text_column=sentence1")
 add("mmlu", lambda n: {"question": s(), "choices": [s(2)] * 4, "answer": n % 4},
     "encoder,masked: multiple-choice; decoder,t5: ! 'choices'")
 add("sciq", lambda n: {"question": s(), "distractor1": s(1), "distractor2": s(1), "correct_answer": s(1), "support": s()},

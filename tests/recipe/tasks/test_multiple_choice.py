@@ -76,7 +76,13 @@ def test_public_formats_are_read(
         ([{"choices": PAIR, "answer": ""}], ["no answer", "line 1"]),
         ([{"choices": ["a"], "answer": "A"}], ["two choices", "line 1"]),
         ([{"choices": ["a", ""], "answer": "A"}], ["empty"]),
-        ([{"choices": PAIR, "mark": "A"}], ["are not among them"]),
+        ([{"choices": PAIR, "mark": "A"}], ["answer column", "label_column"]),
+        ([{"choices": PAIR, "label": n % 2, "answer": "AABB"[n]} for n in range(4)],
+         ["label_column=label or label_column=answer"]),
+        ([{"choices": PAIR, "answer": "A", "passage": "It", "article": "He"}], ["'passage'"]),
+        ([{"choices": PAIR, "answer": "A", "query": "It"}], ["text_column=question"]),
+        ([{"choices": "sat or ran", "answer": "A"}], ["lists of texts"]),
+        ([{"ending0": "sat", "ending2": "ran", "label": 0}], ["without a gap"]),
     ],
 )  # fmt: skip
 def test_what_is_not_certain_is_refused(
@@ -86,6 +92,22 @@ def test_what_is_not_certain_is_refused(
         load(tmp_path, [{"question": "who", **row} for row in rows])
     for word in words:
         assert word in str(caught.value)
+
+
+def test_other_data_has_the_columns_of_the_training_data(tmp_path: Path) -> None:
+    rows = [
+        {"question": "who", "q": "he", "choices": PAIR, "answer": "AB"[n % 2]} for n in range(9)
+    ]
+    others = [{name: row[name] for name in ("q", "choices")} for row in rows]
+    channels = {"train": write(tmp_path / "train", rows), "test": write(tmp_path / "test", others)}
+    given = Hyperparameters(task="multiple-choice", text_column="q")
+    loaded = data.load(channels, given)
+    assert set(loaded.train[QUESTION]) == {"he"}
+    assert any("no column of answers" in line for line in loaded.found)
+    renamed = [{"q": "he", "options": PAIR, "answer": "A"}]
+    channels["validation"] = write(tmp_path / "validation", renamed)
+    with pytest.raises(DataError, match="lacks 'choices', read in the training data"):
+        data.load(channels, given)
 
 
 @pytest.mark.parametrize(

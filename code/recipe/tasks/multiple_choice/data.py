@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels
+from recipe.data.column_content import same_classes
 from recipe.data.column_names import plain
-from recipe.data.columns import check_named, first_known
+from recipe.data.columns import Role, check_parts, choose, first_known, several_labels
 from recipe.data.evidence import DECODER, WRITER, Evidence, Recognised
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled
@@ -24,14 +25,25 @@ from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 CONTEXT, QUESTION, CHOICES, ANSWER = "context", "question", "choices", "answer"
-_ENDING = re.compile(r"ending_?(\d+)")
-_LISTS = ("choices.text", "choices", "question.choices", "options", "endings")
-_LABELS = "choices.label"
-_CONTEXTS = ("sent1", "context", "article", "passage", "paragraph", "support")
-_QUESTIONS = (
-    *("sent2", "question", "question.stem", "question_stem", "query", "startphrase", "ctx"),
+_ENDING, _LABELS = re.compile(r"ending_?(\d+)"), "choices.label"
+_CHOICES = Role(CHOICES, ("choices.text", "choices", "question.choices", "options", "endings"))
+_CONTEXT = Role(
+    CONTEXT,
+    ("sent1", "context", "article", "passage", "paragraph", "support"),
+    is_optional=True,
 )
-_ANSWERS = ("label", "answerkey", "answer_key", "answer_idx", "answer_index", "answer", "gold")
+_QUESTION = Role(
+    QUESTION,
+    ("sent2", "question", "question.stem", "question_stem", "query", "startphrase", "ctx"),
+    "text_column",
+)
+_ANSWER = Role(
+    ANSWER,
+    ("label", "answerkey", "answer_key", "answer_idx", "answer_index", "answer", "gold"),
+    "label_column",
+)
+_PARTS = (*_CONTEXT.names[1:], "question_stem", "query")
+"""What columns are called that belong to a question."""
 _ROWS_AT_ONCE = 2_000
 _SCHEMA = pa.schema([
     (CONTEXT, pa.large_string()),
@@ -40,25 +52,6 @@ _SCHEMA = pa.schema([
     (ANSWER, pa.int64()),
 ])  # fmt: skip
 EXAMPLE = '{"question": "Where does the sun rise?", "choices": ["east", "west"], "answer": "A"}'
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceColumns:
-    """The columns of one file."""
-
-    context: str | None
-    question: str
-    choices: tuple[str, ...]
-    """One column of lists, or a column for each choice."""
-    labels: str | None
-    """The column of the choices' labels (A, B, ...), a list in each row."""
-    answer: str
-
-    @property
-    def read(self) -> list[str]:
-        """All of them."""
-        names = (self.context, self.question, *self.choices, self.labels, self.answer)
-        return [name for name in names if name is not None]
 
 
 @dataclass(frozen=True)
@@ -80,11 +73,13 @@ def recognise(evidence: Evidence) -> Recognised | None:
     part, hyperparameters = evidence.part, evidence.hyperparameters
     if part is None or hyperparameters.text_column or evidence.model in (DECODER, WRITER):
         return None
-    columns = _choose(part, hyperparameters)
-    if columns is None:
+    try:
+        columns = _choose(part, hyperparameters)
+    except DataError:
         return None
-    shown = " to ".join(dict.fromkeys((columns.choices[0], columns.choices[-1])))
-    return Recognised(reason=f"{shown} hold choices, and column {columns.answer} the right one")
+    choices = _choices(columns)
+    shown = " to ".join(dict.fromkeys((choices[0], choices[-1])))
+    return Recognised(reason=f"{shown} hold choices, and column {columns[ANSWER]} the right one")
 
 
 def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> DataSets:
@@ -99,19 +94,19 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Data
     """
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
-    parts: list[tuple[str, Part, ChoiceColumns]] = []
+    parts: list[tuple[str, Part, dict[str, str]]] = []
+    like: dict[str, str] | None = None
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
-            check_named(part, hyperparameters)
-            columns = _choose(part, hyperparameters)
-            if columns is None:
-                raise DataError(
-                    f"{part.path} has the columns {', '.join(part.table.column_names)}: a "
-                    "question, its choices and the right one are not among them.",
-                    f"Give rows as {EXAMPLE}, or SWAG's columns.",
-                )
-            if split != "train" and labels.is_unlabelled(part, columns.answer):
+            if split == "test" and like is not None and not (
+                like[ANSWER] in part.table.column_names or first_known(part, _ANSWER.names)
+            ):  # fmt: skip
+                notes.append(f"{part.path} has no column of answers and is not used.")
+                continue
+            columns = _choose(part, hyperparameters, like)
+            like = like or columns
+            if split != "train" and labels.is_unlabelled(part, columns[ANSWER]):
                 notes.append(f"{part.path} has no answers and is not used.")
                 continue
             parts.append((split, part, columns))
@@ -123,46 +118,56 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Data
         with problems.noted():
             table = spooled(_SCHEMA, _tables(part, columns, kind))
             tables.setdefault(split, []).append(table)
-            context = f"context {columns.context!r}, " if columns.context else ""
-            choices = ", ".join(map(repr, columns.choices))
-            read = (
-                f"{context}question {columns.question!r}, choices {choices}, answer "
-                f"{columns.answer!r} ({kind})"
-            )
-            found.append(describe(split, [part], f"{table.num_rows} rows", read, columns.read))
+            read = ", ".join(f"{what} {name!r}" for what, name in columns.items())
+            count = f"{table.num_rows} rows"
+            found.append(describe(split, [part], count, f"{read} ({kind})", columns.values()))
     problems.check()
     built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
     splits, rule = held_out.assign(built, hyperparameters)
     return DataSets(**splits, found=[*notes, *found, rule])
 
 
-def _choose(part: Part, hyperparameters: Hyperparameters) -> ChoiceColumns | None:
-    """Return the columns of a part; None if it has no choices, no question or no answer."""
-    numbered = {
-        int(match[1]): name
-        for name in part.table.column_names
-        if (match := _ENDING.fullmatch(plain(name))) is not None
-    }
-    choices = tuple(numbered[number] for number in sorted(numbered))
-    if len(choices) < 2:
-        name = first_known(part, _LISTS)
-        choices = () if name is None or not _holds_choices(part, name) else (name,)
-    label = hyperparameters.label_column
-    answer = label or first_known(part, _ANSWERS)
-    question = first_known(part, _QUESTIONS)
-    if not choices or question is None or answer is None:
-        return None
+def _choose(
+    part: Part, given: Hyperparameters, like: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the columns of a part: a list of choices, or a column for each of them.
+
+    Raises:
+        DataError: some are not known, or not of lists; two may hold the answers; or one that
+            belongs to a question would not be read.
+    """
+    names = part.table.column_names
+    numbers = {plain(name): int(match[1]) for name in like or names
+               if (match := _ENDING.fullmatch(plain(name)))}  # fmt: skip
+    endings = sorted(numbers, key=numbers.__getitem__)
+    first = min(numbers.values(), default=0)
+    if first > 1 or sorted(numbers.values()) != [*range(first, first + len(numbers))]:
+        raise DataError(
+            f"{part.path} has the columns of choices {', '.join(endings)}.",
+            "Number them from 0 or from 1, without a gap.",
+        )
+    roles = [_CONTEXT, _QUESTION, *(Role(name, (name,)) for name in endings), _ANSWER]
+    if not endings:
+        roles[2:2] = [_CHOICES, Role(_LABELS, (_LABELS,), is_optional=True)]
+    chosen = choose(part, [roles], given, like)
+    if not endings and not _holds_choices(part, chosen[CHOICES]):
+        raise DataError(
+            f"Column {chosen[CHOICES]!r} of {part.path} does not hold lists of texts.",
+            f"Write rows as {EXAMPLE}.",
+        )
+    answer = chosen[ANSWER]
     if is_list(part.table.schema.field(answer).type):
-        return None  # a number for each choice, as rerankers have
-    context = first_known(part, _CONTEXTS)
-    has_labels = plain(choices[0]) == "choices.text"
-    return ChoiceColumns(
-        context=context,
-        question=question,
-        choices=choices,
-        labels=first_known(part, [_LABELS]) if has_labels else None,
-        answer=answer,
-    )
+        raise DataError(
+            f"Column {answer!r} of {part.path} holds lists.",
+            "Name the column of the right choice in label_column.",
+        )
+    rivals = [name for name in names if name != answer and plain(name) in _ANSWER.names]
+    rivals = [name for name in rivals if not same_classes(part, name, answer)]
+    if given.label_column is None and like is None and rivals:
+        raise several_labels(part, [answer, *rivals])
+    if given.text_column is None:
+        check_parts(part, chosen.values(), _PARTS, f"text_column={chosen[QUESTION]}")
+    return chosen
 
 
 def _holds_choices(part: Part, name: str) -> bool:
@@ -173,6 +178,12 @@ def _holds_choices(part: Part, name: str) -> bool:
     inner = kind.value_type
     has_text = pa.types.is_struct(inner) and inner.get_field_index("text") >= 0
     return bool(is_string(inner) or has_text)
+
+
+def _choices(columns: Mapping[str, str]) -> list[str]:
+    """Return the column of the lists of choices, or the column of each choice."""
+    others = (CONTEXT, QUESTION, _LABELS, ANSWER)
+    return [name for what, name in columns.items() if what not in others]
 
 
 def _position(texts: Sequence[str], text: str) -> int | None:
@@ -205,7 +216,7 @@ _KINDS: Mapping[str, Callable[[_Row], int | None]] = {
 """How answers name a choice: each function returns its position, or None."""
 
 
-def _kind_of_answers(parts: Sequence[tuple[Part, ChoiceColumns]]) -> str:
+def _kind_of_answers(parts: Sequence[tuple[Part, Mapping[str, str]]]) -> str:
     """Return the only one of `_KINDS` by which every answer of the training data names a choice.
 
     Raises:
@@ -224,14 +235,14 @@ def _kind_of_answers(parts: Sequence[tuple[Part, ChoiceColumns]]) -> str:
         return _OF_LABELS
     if differ and len(possible) > 1:
         raise DataError(
-            f"The answers in column {parts[0][1].answer!r} can be {' or '.join(possible)}, and no "
+            f"The answers in column {parts[0][1][ANSWER]!r} can be {' or '.join(possible)}, and no "
             "row of the training data decides it.",
             "Give the letter of the right choice: A for the first, B for the second.",
         )
     return possible[0]
 
 
-def _tables(part: Part, columns: ChoiceColumns, kind: str) -> Iterator[pa.Table]:
+def _tables(part: Part, columns: Mapping[str, str], kind: str) -> Iterator[pa.Table]:
     """Return the rows of a part, some at a time."""
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -247,32 +258,32 @@ def _tables(part: Part, columns: ChoiceColumns, kind: str) -> Iterator[pa.Table]
         yield pa.Table.from_pylist(some, schema=_SCHEMA)
 
 
-def _rows(part: Part, columns: ChoiceColumns) -> Iterator[tuple[int, _Row]]:
+def _rows(part: Part, columns: Mapping[str, str]) -> Iterator[tuple[int, _Row]]:
     """Return each row of a part with its number.
 
     Raises:
         DataError: a question or a choice is missing.
     """
-    names = part.class_names.get(columns.answer)
-    for first, batch in part.batches(columns.read):
+    names, of_choices = part.class_names.get(columns[ANSWER]), _choices(columns)
+    for first, batch in part.batches([*columns.values()]):
         for number, cells in enumerate(batch.to_pylist(), first):
-            lists = [cells[name] for name in columns.choices]
-            choices = (lists[0] or []) if len(lists) == 1 else lists
-            marks = cells[columns.labels] if columns.labels else None
+            lists = [cells[name] for name in of_choices]
+            choices = (lists[0] or []) if CHOICES in columns else lists
+            marks = cells[columns[_LABELS]] if _LABELS in columns else None
             if choices and isinstance(choices[0], dict):
                 marks = [choice.get("label") for choice in choices]
                 choices = [choice.get("text") for choice in choices]
-            answer = cells[columns.answer]
+            answer = cells[columns[ANSWER]]
             if names is not None and isinstance(answer, int) and 0 <= answer < len(names):
                 answer = names[answer]
-            question = cells[columns.question]
+            question = cells[columns[QUESTION]]
             if not isinstance(question, str) or not question.strip():
-                raise _wrong(part, number, f"has no text in column {columns.question!r}")
+                raise _wrong(part, number, f"has no text in column {columns[QUESTION]!r}")
             if len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
                 raise _wrong(part, number, "has fewer than two choices, or an empty one")
             if answer in (None, "", -1):
-                raise _wrong(part, number, f"has no answer in column {columns.answer!r}")
-            context = (cells[columns.context] if columns.context else None) or ""
+                raise _wrong(part, number, f"has no answer in column {columns[ANSWER]!r}")
+            context = (cells[columns[CONTEXT]] if CONTEXT in columns else None) or ""
             yield number, _Row(
                 str(context), question, choices, [str(mark) for mark in marks or ()],
                 str(answer).strip(),
@@ -281,7 +292,7 @@ def _rows(part: Part, columns: ChoiceColumns) -> Iterator[tuple[int, _Row]]:
 
 def _no_choice(part: Part, number: int, row: _Row, kinds: Sequence[str]) -> DataError:
     count = len(row.choices)
-    what = f"has the answer {row.answer!r}, which names none of its {count} choices"
+    what = f"has the answer {row.answer!r}, which is not exactly one of its {count} choices"
     return _wrong(part, number, f"{what} (read as {' or '.join(kinds)})")
 
 
