@@ -328,7 +328,7 @@ def _by_names(
         f"{part.path} has no two columns{beside} that are known to be queries and what belongs to "
         f"them: its columns are {', '.join(part.table.column_names)}.",
         "Name them: text_column=query,passage. Known are for example anchor and positive, query "
-        "and passage, sentence1 and sentence2.",
+        "and passage.",
     )
 
 

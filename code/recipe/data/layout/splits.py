@@ -60,7 +60,8 @@ def by_names(
         raise DataError(
             f"{listed([path for path in paths if path not in unnamed])}: the names say "
             f"{' and '.join(sorted(present))} data. None says training data, and {others}.",
-            "Name the training data train, such as train.csv, and leave out files of all rows.",
+            "Name the training data train, such as train.csv, or give each split a channel of its "
+            "own (train, test). Leave out files with the rows of all splits.",
         )
     if unnamed and own is None:
         notes.append(f"{listed(unnamed)} is not used: neither it nor its channel names a split.")

@@ -14,6 +14,7 @@ from recipe.data.column_names import (
     PROMPT_NAMES,
     PROMPT_PARTS,
     SURE_LABELS,
+    TEXT,
     plain,
 )
 from recipe.data.columns import Role, choose
@@ -65,7 +66,7 @@ PAIRS = (
 )
 """What the columns of any text and what is written for it are called."""
 _TRANSLATION = "translation"
-_PARTS = (*PROMPT_PARTS, *SURE_LABELS, "instruction", "prefix")
+_PARTS = (*PROMPT_PARTS, *SURE_LABELS, TEXT, "instruction", "prefix")
 """What the columns are called that belong to a source, or say which targets are wanted."""
 _LANGUAGES = (
     *("source_lang", "src_lang", "source_language", "src_language", "from_lang", "direction"),
