@@ -32,6 +32,7 @@ from recipe.backend.rows import (
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, packed_encoders
 from recipe.models.packed_encoders import Family
+from recipe.runtime import device
 
 ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 16384}
 """The most tokens of a row that holds several texts, by device."""
@@ -79,13 +80,8 @@ class PackedRows:
         Raises:
             ValueError: AMPHORA_PACKING is neither 0 nor 1.
         """
-        setting = environ.get("AMPHORA_PACKING") or "1"
-        if setting not in ("0", "1"):
-            raise ValueError(
-                f"AMPHORA_PACKING is {setting!r}. Give 1 (texts end to end, if the model allows "
-                "it) or 0 (padded)."
-            )
-        if setting == "0":
+        layouts = "texts end to end, if the model allows it", "padded texts"
+        if not device.is_on(environ, "AMPHORA_PACKING", *layouts):
             return None
         family = packed_encoders.family_of(model.config)
         is_of_library = type(model).__module__.startswith("transformers.models.")

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from recipe.runtime import device
+
 _TOKENS = 256
 """Number of tokens to optimize the layout for; it affects only the speed."""
 _NARROWEST = 64
@@ -45,13 +47,8 @@ def why_not(model: nn.Module, dtype: torch.dtype, environ: Mapping[str, str]) ->
     Raises:
         ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
     """
-    setting = environ.get("AMPHORA_BLOCKED_WEIGHTS") or "1"
-    if setting not in ("0", "1"):
-        raise ValueError(
-            f"AMPHORA_BLOCKED_WEIGHTS is {setting!r}. Set 1 (oneDNN's layout for the weights of "
-            "linear layers) or 0 (PyTorch's)."
-        )
-    if setting == "0":
+    layouts = "oneDNN's layout for the weights of linear layers", "PyTorch's"
+    if not device.is_on(environ, "AMPHORA_BLOCKED_WEIGHTS", *layouts):
         return "AMPHORA_BLOCKED_WEIGHTS=0"
     if dtype not in (torch.bfloat16, torch.float32):
         return "only bfloat16 and float32 are faster with it"

@@ -104,6 +104,21 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     )
 
 
+def is_on(environ: Mapping[str, str], name: str, one: str, zero: str) -> bool:
+    """Return whether an environment variable is 1, the default, and not 0.
+
+    Args:
+        one: What 1 selects, for the message; `zero` likewise.
+
+    Raises:
+        ValueError: It is neither 0 nor 1.
+    """
+    setting = environ.get(name) or "1"
+    if setting not in ("0", "1"):
+        raise ValueError(f"{name} is {setting!r}. Set 1 ({one}) or 0 ({zero}).")
+    return setting == "1"
+
+
 def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
     """Check that the accelerators of the host are used, and that torch has kernels for its GPUs.
 
