@@ -139,7 +139,7 @@ class Predictions:
             rows = [[*row, f"{self.thresholds[number]:.3f}"] for number, row in enumerate(rows)]
         return Section(
             title=f"Classes, {self.split} data",
-            columns=[("class", section.TEXT), *((name, section.NUMBER) for name in columns)],
+            columns=section.texts("class") + section.numbers(*columns),
             rows=rows,
         )
 

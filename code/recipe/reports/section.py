@@ -25,6 +25,16 @@ class Section:
     """Cells; a line that is only `RULE` in one is drawn as a line across it."""
 
 
+def texts(*headings: str) -> list[tuple[str, str]]:
+    """Return columns of texts."""
+    return [(heading, TEXT) for heading in headings]
+
+
+def numbers(*headings: str) -> list[tuple[str, str]]:
+    """Return columns of numbers."""
+    return [(heading, NUMBER) for heading in headings]
+
+
 RULE = "\u2029"
 """Between the two texts of a pair."""
 _SHOWN_CHARS = 280

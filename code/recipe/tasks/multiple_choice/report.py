@@ -61,23 +61,16 @@ class ChosenAnswers:
             Section(
                 title=f"Places of the right choice, {self.split} data",
                 note="A model that has learned nothing may prefer a place.",
-                columns=[
-                    ("place, from 0", section.NUMBER),
-                    ("accuracy", section.NUMBER),
-                    ("share of the answers", section.NUMBER),
-                    ("count", section.NUMBER),
-                ],
+                columns=section.numbers(
+                    "place, from 0", "accuracy", "share of the answers", "count"
+                ),
                 rows=places,
             ),
             Section(
                 title=f"Worst answers, {self.split} data",
                 note=f"{len(wrong)} of {len(right)} answers are wrong.",
-                columns=[
-                    ("question", section.TEXT),
-                    ("right choice", section.TEXT),
-                    ("answer", section.TEXT),
-                    ("probability", section.NUMBER),
-                ],
+                columns=section.texts("question", "right choice", "answer")
+                + section.numbers("probability"),
                 rows=[self._shown(row, sure[row]) for row in worst],
             ),
         ]

@@ -195,24 +195,14 @@ class FoundAnswers:
         return [
             Section(
                 title=f"Questions, {self.split} data",
-                columns=[
-                    ("questions", section.TEXT),
-                    ("exact match", section.NUMBER),
-                    ("F1", section.NUMBER),
-                    ("count", section.NUMBER),
-                ],
+                columns=section.texts("questions") + section.numbers("exact match", "F1", "count"),
                 rows=rows,
             ),
             Section(
                 title=f"Worst answers, {self.split} data",
                 note=f"{len(wrong)} of {len(self.answers)} answers are not completely correct.",
-                columns=[
-                    ("question", section.TEXT),
-                    ("context", section.TEXT),
-                    ("true", section.TEXT),
-                    ("answer", section.TEXT),
-                    ("F1", section.NUMBER),
-                ],
+                columns=section.texts("question", "context", "true", "answer")
+                + section.numbers("F1"),
                 rows=[
                     [
                         answer.question,

@@ -181,13 +181,9 @@ class TaggedAnswers:
         what = "Entities" if self.are_entities else "Tags"
         return Section(
             title=f"{what}, {self.split} data",
-            columns=[
-                ("entity" if self.are_entities else "tag", section.TEXT),
-                ("precision", section.NUMBER),
-                ("recall", section.NUMBER),
-                ("F1", section.NUMBER),
-                (what.lower() if self.are_entities else "words", section.NUMBER),
-            ],
+            columns=section.texts("entity" if self.are_entities else "tag")
+            + section.numbers("precision", "recall", "F1")
+            + section.numbers("entities" if self.are_entities else "words"),
             rows=rows[:_MOST_ROWS],
         )
 
@@ -216,12 +212,7 @@ class TaggedAnswers:
         return Section(
             title=f"Worst mistakes, {self.split} data",
             note=f"{counts[False]} of {len(self.sentences)} sentences ({total} words) have one.",
-            columns=[
-                ("sentence", section.TEXT),
-                ("true", section.TEXT),
-                ("predicted", section.TEXT),
-                ("score", section.NUMBER),
-            ],
+            columns=section.texts("sentence", "true", "predicted") + section.numbers("score"),
             rows=rows,
         )
 
