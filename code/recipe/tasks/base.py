@@ -1,7 +1,8 @@
-"""What a task is: all that training, inspection and reports ask of one."""
+"""The interface of a task: what training, the doctor and reports need of it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,8 @@ class Finding:
         return f"{self.detail} ({self.reason})" if self.reason else self.detail
 
 
-class Objective:
-    """What the engine asks of a task: the layout of a batch, its losses, its scores."""
+class Objective(ABC):
+    """What the engine needs of a task: the layout of a batch, its losses, its scores."""
 
     packable: Collection[str] = ()
     """Types of models that can be packed."""
@@ -74,6 +75,7 @@ class Objective:
         """Return whether `model` can be packed."""
         return False
 
+    @abstractmethod
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
@@ -82,14 +84,13 @@ class Objective:
         Other batches of the same samples can be laid out too, the few that lack room in a larger
         shape.
         """
-        raise NotImplementedError
 
-    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        """Make `model` take such batches."""
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:  # noqa: B027
+        """Let `model` take such batches."""
 
+    @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Return [samples]: the loss of each sample, times its weight."""
-        raise NotImplementedError
 
     def class_weights(
         self, requested: str | None, samples: Samples, model: PreTrainedModel
@@ -101,15 +102,15 @@ class Objective:
         """
         return None
 
+    @abstractmethod
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         """Return the Trainer's compute_metrics."""
-        raise NotImplementedError
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return scores of generated text, computed by all processes together."""
         return {}
 
-    def refer(self, ask: Callable[[Samples], Any]) -> None:
+    def refer(self, ask: Callable[[Samples], Any]) -> None:  # noqa: B027
         """Keep the untrained model's answers; `ask` returns its logits of all of some samples.
 
         The engine calls it before the first step of a training that starts anew. Each checkpoint
@@ -120,7 +121,7 @@ class Objective:
         """Return the answers that `refer` kept."""
         return b""
 
-    def restore(self, content: bytes) -> None:
+    def restore(self, content: bytes) -> None:  # noqa: B027
         """Restore the answers that `references` returned.
 
         Raises:
@@ -155,10 +156,10 @@ class EncoderObjective(Objective):
 
 
 class TokenLosses(Objective):
-    """Base of objectives whose losses are summed over tokens beside the model's head."""
+    """Base of objectives whose model sums the losses of tokens itself, with its head."""
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """Return the first of the two sums."""
+        """Return the first of the two sums: the losses."""
         return logits[:, 0]
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -166,13 +167,13 @@ class TokenLosses(Objective):
         return evaluation.score_tokens
 
 
-class Task:
+class Task(ABC):
     """Base of tasks: one is made for a job, from its channels and hyperparameters."""
 
     takes_shards: ClassVar[bool] = False
-    """Whether hosts may have rows of their own. Such a task decides columns and classes by the data
-    of all hosts (`recipe.data.shards`), and looks up what its samples have beside tokens and labels
-    by `Samples.places` and `span`."""
+    """Whether channels may be sharded over hosts. Such a task decides columns and classes by the
+    data of all hosts (`recipe.data.shards`), and indexes what its samples have besides tokens and
+    labels by `Samples.places` and `span`."""
     objective: Objective
     _hyperparameters: Hyperparameters
     data: DataSets
@@ -181,20 +182,21 @@ class Task:
     found: list[str]
     """What was detected in the data, one line each."""
 
+    @abstractmethod
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        raise NotImplementedError
+        """Read the data."""
 
+    @abstractmethod
     def load(self, source: Source) -> Model:
         """Return the model to start from, and its tokenizer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return how many tokens a sample has at most; 0 if samples are not cut."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return the samples of one split; `name` is train, evaluation or test."""
-        raise NotImplementedError
 
     def samples(self, tokenizer: Tokenizer, max_length: int) -> dict[str, Samples]:
         """Return the samples of all splits."""
@@ -217,7 +219,7 @@ class Task:
         }
 
     def findings(self) -> Iterator[Finding]:
-        """Return what the data alone tells, before the model is loaded."""
+        """Yield findings on the data alone, before the model is loaded."""
         for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
             if detail := self.shown(row):
                 yield Finding(level=OK, what="row", detail=detail)
@@ -226,25 +228,25 @@ class Task:
         """Return a row of the training data as it was read; empty if rows are not shown."""
         return ""
 
+    @abstractmethod
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of some rows of `train`, special tokens included, uncut."""
-        raise NotImplementedError
 
     def pieces(self, length: int, longest: int) -> int:
         """Return how many samples a text of `length` tokens becomes; 1 if it is cut."""
         return 1
 
+    @abstractmethod
     def about(self) -> About:
         """Return what the model is for."""
-        raise NotImplementedError
 
     def tune(self, trainer: Trainer) -> dict[str, float]:
-        """Decide what is decided by the last evaluation of the final weights (thresholds).
+        """Fit thresholds, or the like, on the last evaluation of the final weights.
 
         All processes call it.
 
         Returns:
-            Further metrics.
+            Additional metrics.
         """
         return {}
 
@@ -258,7 +260,7 @@ class Task:
         """Write the trained model and its tokenizer to `folder`.
 
         Args:
-            weights: Those of a sharded model, whole.
+            weights: The gathered weights of a sharded model; None if it is not sharded.
         """
         lora.save(model, weights, folder, self._hyperparameters)
         tokenizer.save_pretrained(folder)
@@ -292,24 +294,22 @@ def balance(shares: Mapping[str, float]) -> Finding:
     )
 
 
-def can_answer(trainer: Trainer) -> bool:
-    """Return whether one process has all of a model and can let it answer for the report."""
-    return not (trainer.is_fsdp_enabled or xla.in_use())
-
-
-def unwrapped(trainer: Trainer) -> tuple[Any, Any]:
-    """Return the trained model without what training wrapped it in, and its tokenizer."""
+def whole_model(trainer: Trainer) -> tuple[Any, Any] | None:
+    """Return the trained model without its wrappers, and its tokenizer; None if no process has all
+    of the model."""
+    if trainer.is_fsdp_enabled or xla.in_use():
+        return None
     return trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
 
 
 def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
-    """See that the metric that the best weights are chosen by is one that evaluation gives."""
+    """Check that evaluation computes the metric by which the best weights are chosen."""
     metric = hyperparameters.passed.get("metric_for_best_model")
     names = ("loss", *scores)
     if metric is not None and metric.removeprefix("eval_") not in names:
         raise HyperparameterError(
             f"Hyperparameter metric_for_best_model has value {metric!r}, which evaluation does not "
-            "give for this data.",
+            "compute for this data.",
             f"Give one of: {', '.join(names)}.",
         )
 
@@ -324,7 +324,7 @@ def has_types(model: PreTrainedModel, batches: Batches) -> bool:
     """Return whether the tokens of pairs have types that `model` takes.
 
     Raises:
-        ModelError: it knows fewer types than the tokenizer gives.
+        ModelError: It has fewer types than the tokenizer assigns.
     """
     typed = {id(samples): samples.types for samples, _ in batches if samples.types is not None}
     if not typed or not takes_token_types(model):
@@ -333,8 +333,8 @@ def has_types(model: PreTrainedModel, batches: Batches) -> bool:
     known = getattr(model.config, "type_vocab_size", None)
     if known is not None and most >= known:
         raise ModelError(
-            f"The tokenizer gives tokens types up to {most}, and a model of type "
-            f"{model.config.model_type} knows {known}.",
+            f"The tokenizer assigns token types up to {most}, and the model "
+            f"({model.config.model_type}) has {known} (type_vocab_size).",
             "Give the tokenizer that belongs to the model.",
         )
     return True

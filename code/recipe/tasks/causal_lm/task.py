@@ -26,11 +26,10 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     TokenLosses,
-    can_answer,
     check_best,
     learned_in,
     text_layout,
-    unwrapped,
+    whole_model,
 )
 from recipe.tokenization import documents as document_tokens
 
@@ -109,8 +108,8 @@ class CausalLm(Task):
         """Return the perplexity's curve; how the model goes on, if one process has all of it."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         documents = samples["evaluation"]
-        if can_answer(trainer) and isinstance(documents, Documents):
-            sections.append(generations.section(*unwrapped(trainer), documents))
+        if (whole := whole_model(trainer)) and isinstance(documents, Documents):
+            sections.append(generations.section(*whole, documents))
         return sections
 
 

@@ -27,10 +27,9 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     TokenLosses,
-    can_answer,
     check_best,
     text_layout,
-    unwrapped,
+    whole_model,
 )
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import report as fillings
@@ -110,8 +109,8 @@ class MaskedLm(Task):
         """Return the perplexity's curve; what the model fills in, if one process has all of it."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         texts = samples["evaluation"]
-        if can_answer(trainer) and isinstance(texts, MaskedTexts):
-            sections.append(fillings.section(*unwrapped(trainer), texts))
+        if (whole := whole_model(trainer)) and isinstance(texts, MaskedTexts):
+            sections.append(fillings.section(*whole, texts))
         return sections
 
 

@@ -32,11 +32,10 @@ from recipe.tasks.base import (
     Objective,
     Task,
     Tokenizer,
-    can_answer,
     check_best,
     learned_in,
     text_layout,
-    unwrapped,
+    whole_model,
 )
 from recipe.tasks.preference import batches as preference_batches
 from recipe.tasks.preference import data as preferences
@@ -47,7 +46,6 @@ from recipe.tasks.preference.data import CHOSEN, REJECTED
 
 _LONGEST_DOCUMENT = 1024
 _HIGH_RATE = 2e-5
-_SHOWN_ROWS, _SHOWN_CHARS = 3, 70
 _SCORES = ("reward_accuracy", "reward_margin")
 Array = npt.NDArray[Any]
 
@@ -246,9 +244,9 @@ class Preference(Task):
                 return row[PROMPT], row[CHOSEN], row[REJECTED]
 
             sections += preferred.sections(split, rewards, show)
-        if can_answer(trainer):
+        if whole := whole_model(trainer):
             chosen = self.objective.pairs["evaluation"].chosen()
-            sections.append(generations.section(*unwrapped(trainer), chosen))
+            sections.append(generations.section(*whole, chosen))
         return sections
 
 
