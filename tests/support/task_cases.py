@@ -69,6 +69,17 @@ def preferred(count: int = 64) -> Rows:
     return rows
 
 
+def choices(count: int = 64, first: int = 0) -> Rows:
+    """The good film is right, among two, three or four choices."""
+    rows = []
+    for at in range(first, first + count):
+        texts = [f"the film was bad {at + place}" for place in range(2 + at % 3)]
+        right = at * 7 % len(texts)
+        texts[right] = f"the film was good {at}"
+        rows.append({"question": f"film number {at}", "choices": texts, "answer": "ABCD"[right]})
+    return rows
+
+
 CASES = {
     "classes": Case("text-classification", "bert", texts),
     "pairs": Case("text-classification", "bert", pairs),
@@ -76,6 +87,7 @@ CASES = {
     "classes, LoRA": Case("text-classification", "bert", texts, LORA),
     "tags": Case("token-classification", "bert", tagged),
     "questions": Case("question-answering", "bert", asked),
+    "choices": Case("multiple-choice", "bert", choices),
     "embeddings": Case("sentence-embedding", "bert", lambda: ranking_jobs.triplets(64)),
     "embeddings in parts": Case(
         "sentence-embedding", "bert", lambda: ranking_jobs.triplets(64), ("--mini_batch_size", "2")

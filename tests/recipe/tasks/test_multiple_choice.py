@@ -22,6 +22,7 @@ from recipe.tasks.multiple_choice.task import Choices
 from tests.support.packed_batches import PAD, make, samples_of
 from tests.support.ranking_jobs import run, write
 from tests.support.serving_kit import Handlers, assert_close
+from tests.support.task_cases import choices
 
 ENDINGS = {f"ending{n}": text for n, text in enumerate(("sat", "ran", "ate", "hid"))}
 LABELLED = {"text": ["sat", "ran"], "label": ["1", "2"]}
@@ -154,18 +155,10 @@ def test_the_loss_of_a_batch_is_that_of_transformers(kind: str, packs: bool) -> 
             torch.testing.assert_close(weight.grad, gradients[n], atol=1e-5, rtol=1e-4)
 
 
-def film(number: int) -> dict[str, Any]:
-    """The good film is right, among as many choices as the number says."""
-    choices = [f"the film was bad {number + n}" for n in range(2 + number % 3)]
-    right = number * 7 % len(choices)
-    choices[right] = f"the film was good {number}"
-    return {"question": f"film number {number}", "choices": choices, "answer": "ABCD"[right]}
-
-
 def test_a_trained_model_is_served_as_transformers_computes_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    channels = {"train": write(tmp_path / "data", [film(n) for n in range(120)])}
+    channels = {"train": write(tmp_path / "data", choices(120))}
     argv = ["--lr", "2e-3", "--epochs", "6", "--batch_size", "8", "--do_predict", "True"]
     metrics = run(tmp_path, tiny_model, channels, *argv)
     assert metrics["eval_accuracy"] > 0.9
@@ -178,7 +171,7 @@ def test_a_trained_model_is_served_as_transformers_computes_it(
     handlers = Handlers(tmp_path / "model")
     model = AutoModelForMultipleChoice.from_pretrained(tmp_path / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    questions = [film(n) for n in (200, 201, 202)]
+    questions = choices(3, first=200)
     asked = [{name: row[name] for name in ("question", "choices")} for row in questions]
     asked.append({"context": "the film", **asked[0]})
     answers = handlers.ask({"inputs": asked})

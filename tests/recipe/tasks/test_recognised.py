@@ -37,13 +37,7 @@ JOBS = {
     "text-classification": Job("BertForMaskedLM", task_cases.texts()),
     "token-classification": Job("BertForMaskedLM", task_cases.tagged()),
     "question-answering": Job("BertForMaskedLM", task_cases.asked()),
-    "multiple-choice": Job(
-        "BertForMaskedLM",
-        [
-            {"question": f"film {n}", "choices": ["good", "bad"], "answer": "AB"[n % 2]}
-            for n in range(ROWS)
-        ],
-    ),
+    "multiple-choice": Job("BertForMaskedLM", task_cases.choices()),
     "sentence-embedding": Job("BertForMaskedLM", ranking_jobs.triplets(ROWS)),
     "reranking": Job("BertForSequenceClassification", ranking_jobs.lists(ROWS)),
     "masked-lm": Job("BertForMaskedLM", [{"text": f"the film number {n}"} for n in range(ROWS)]),

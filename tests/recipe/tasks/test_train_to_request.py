@@ -45,6 +45,13 @@ def spans(server: Running, base: Path) -> None:
     }  # fmt: skip
 
 
+def chosen(server: Running, base: Path) -> None:
+    rows = task_cases.choices(3, first=200)
+    inputs = [{name: row[name] for name in ("question", "choices")} for row in rows]
+    found = answer(server, {"inputs": inputs})
+    assert [row["index"] for row in found] == ["ABCD".index(row["answer"]) for row in rows]
+
+
 TEXTS = ["the great film was number 7", "number 3 , truly", "bad"]
 
 
@@ -122,6 +129,10 @@ LARGE = {"epochs": "8", "lr": "5e-3", "batch_size": "16", "use_cpu": "True"}
 FLOWS = {
     "tags": Flow("token-classification", "eval_f1", 0.99, tags, task_cases.tagged, more=WORDS),
     "spans": Flow("question-answering", "eval_f1", 60, spans, task_cases.asked, more=WORDS),
+    "choices": Flow(
+        "multiple-choice", "eval_accuracy", 0.9, chosen, task_cases.choices,
+        more={"epochs": "4", "lr": "2e-3", "max_length": "40", "do_predict": "True"},
+    ),
     "vectors": Flow(
         "sentence-embedding", "eval_ndcg_at_10", 0, vectors, ranking_jobs.triplets,
         counts={"train": 45}, more=RANKED,
