@@ -1,7 +1,7 @@
-"""Token ids to batches. The one place that knows how samples share a tensor.
+"""Make batches of token ids. The one place that knows how samples share a tensor.
 
-A batch is what the model takes, and beside it (see `engine`) `labels` [samples]; `rows` [samples],
-each sample's position in its data set, -1 in a place that holds none; and `total`, the weight of
+A batch holds the model's inputs and, for the engine, `labels` [samples]; `rows` [samples], the
+position of each sample in its data set, -1 in a place without a sample; and `total`, the weight of
 the samples of the whole optimizer step, over all processes and accumulated batches.
 """
 
@@ -30,7 +30,7 @@ class Layout(Protocol):
 
     @property
     def balanced(self) -> bool:
-        """Return whether batches need like sums of tokens, rather than samples of like length."""
+        """Return whether batches need similar sums of tokens, not samples of similar lengths."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return what the model takes, for the samples at `rows`, at most `size` of them."""
@@ -55,10 +55,10 @@ class Packed:
     """Whether the model takes the types of tokens."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """input_ids, position_ids, segments and maybe token_type_ids [rows, length], first
+        """Return input_ids, position_ids, segments and maybe token_type_ids [rows, length], first
         [size]; of a row without blocks also starts int32, and longest, a number.
 
-        A batch that the shape has no room for gets the blocks that it lacks, or a longer row.
+        A batch that does not fit into the shape gets more blocks, or a longer row.
         """
         lengths = samples.lengths[rows]
         shape = self.shape.fitting(lengths)
@@ -119,7 +119,7 @@ class Padded:
     """Whether the model takes the types of tokens."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """input_ids, attention_mask and maybe token_type_ids [size, one of the lengths]."""
+        """Return input_ids, attention_mask and maybe token_type_ids [size, one of the lengths]."""
         length = self._length(samples, rows)
         ids = np.full((self.size, length), self.pad_id)
         mask, types = np.zeros_like(ids), np.zeros_like(ids)
@@ -129,8 +129,8 @@ class Padded:
         if self.typed:
             assert samples.types is not None
             types[owners, within] = samples.types[source]
-        # A place without a sample holds another one again, which nothing is made of: attention to
-        # no token has no value, and the heads of T5 and BART look for an end token in each row.
+        # A place without a sample repeats another sample, and its outputs are ignored: attention to
+        # no token is NaN, and the heads of T5 and BART look for an end token in each row.
         if len(rows):
             for array in (ids, mask, types):
                 array[len(rows) :] = array[0]
@@ -159,13 +159,13 @@ class Padded:
 
 @dataclass(frozen=True)
 class Beside:
-    """Base of layouts whose batches hold more than the tokens of their texts."""
+    """Base of layouts whose batches hold more tensors than those of their texts."""
 
     texts: Packed | Padded
 
     @property
     def balanced(self) -> bool:
-        """Return whether batches need like sums of tokens."""
+        """Return whether batches need similar sums of tokens."""
         return self.texts.balanced
 
     def laid(self, samples: Samples, rows: Rows) -> tuple[Batch, Rows]:
@@ -222,10 +222,10 @@ class Training:
         )
 
     def epoch(self, epoch: int, balanced: bool) -> Epoch:
-        """Return the batches of an epoch; nothing is computed of any other epoch.
+        """Return the batches of an epoch, without computing any other epoch.
 
-        Where each host has rows of its own, each gives every step nearly as many of them, so that
-        the rows of all end together: a host with fewer rows than another gives fewer to each step.
+        If the data is sharded over hosts, each host spreads its rows evenly over the steps, so that
+        all hosts end together: a host with fewer rows than another adds fewer to each step.
         """
         lengths, shards = self.samples.lengths, self.samples.shards
         if shards is None:
@@ -249,7 +249,7 @@ class Training:
         ]
 
     def typical(self, balanced: bool) -> list[Rows]:
-        """Return the rows of batches of all processes that tell what a batch needs, the longest
+        """Return the rows of batches of all processes from which a shape is chosen, the longest
         sample among them: those of the first epoch, or, of large data, of its first portion."""
         samples = self.samples
         if len(samples) <= packing.PORTION or type(samples) is not Samples or samples.shards:
@@ -266,12 +266,12 @@ class Training:
 
 
 class Epoch:
-    """For each batch of an epoch, for each process: its rows, and the weight of the step.
+    """The batches of an epoch: for each process its rows, and the weight of the step.
 
-    A step is split over processes and accumulated batches when the first of these is asked for.
+    A step is split over processes and accumulated batches when its first batch is requested.
 
     Args:
-        of_hosts: The rows of each step, of each host that has rows of its own; else of all.
+        of_hosts: The rows of each step, by host if the data is sharded over hosts.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Epoch:
     ) -> None:
         self._training, self._of_hosts, self.balanced = training, of_hosts, balanced
         self.samples = samples
-        """As this epoch sees them."""
+        """The samples as this epoch masks or augments them."""
         self._split = functools.lru_cache(maxsize=1)(self._split_step)
 
     def __len__(self) -> int:
@@ -299,8 +299,7 @@ class Epoch:
         return (self[number] for number in range(len(self)))
 
     def _split_step(self, number: int) -> tuple[list[Rows], int]:
-        """Return the rows of each batch, those of the first accumulated one for all processes
-        first."""
+        """Return the rows of each batch: first the first accumulated batch of all processes."""
         training, steps = self._training, [steps[number] for steps in self._of_hosts]
         samples, processes = self.samples, training.world.processes
         ranks = [list(range(processes))]
@@ -351,7 +350,7 @@ class _Numbers(BatchSampler):
 
 
 class _Loader(DataLoader[Batch]):
-    """Hands the Trainer's word of a new epoch on."""
+    """Passes the number of a new epoch on to the sampler."""
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the Trainer at the start of each epoch."""
@@ -362,9 +361,9 @@ class _Loader(DataLoader[Batch]):
 def training_loader(
     training: Training, layout: Layout, pin_memory: bool, workers: int = 0
 ) -> DataLoader[Batch]:
-    """Return the batches of this process for one epoch after the other.
+    """Return a loader of the batches of this process, one epoch after the other.
 
-    Nothing is drawn from the global random state, so that it depends on the model alone.
+    It draws nothing from the global random state, which then depends on the model alone.
     """
     return _Loader(
         _Drawn(training, layout),
@@ -384,10 +383,10 @@ def _only(batches: Sequence[Batch]) -> Batch:
 def evaluation_batches(
     samples: Samples, layout: Layout, size: int, world: World
 ) -> Iterator[Batch]:
-    """This process's share of the batches of an evaluation; each process gets as many.
+    """Yield this process's share of the batches of an evaluation, as many as every process gets.
 
-    The batches are the same for any number of processes: it only decides who computes which. Where
-    each host has rows of its own, its processes compute these.
+    The batches are the same for any number of processes, which only decides who computes which. If
+    the data is sharded over hosts, the processes of a host compute its rows.
     """
     shards, none = samples.shards, np.empty(0, dtype=np.int64)
     if shards is None:
@@ -410,8 +409,8 @@ def evaluation_batches(
 
 
 def finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:
-    """Return a batch of the samples at `rows`, at most `size`, with what stands beside the model's
-    inputs.
+    """Return a batch of the samples at `rows`, at most `size`: the model's inputs, and `labels`,
+    `rows` and `total` (see the module's docstring).
 
     Args:
         total: The weight of the samples of the whole step.

@@ -1,7 +1,8 @@
-"""Samples that are several texts each: a query and its texts, which are contrasted.
+"""Samples of several texts each: a query and its texts, or a question with each choice.
 
-A batch is laid out as that of any texts (`batches`), and beside it has `slots` [samples, most],
-where each text of a sample is among the batch's texts; 0 where there is none, which the labels say.
+A batch holds the tensors of its texts (`batches`), and `slots` [samples, most]: the position of
+each text of a sample among the texts of the batch. Where a sample has no further text, which its
+labels say, the slot is 0.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Groups(Samples):
         return self.texts.lengths[self.members[self.members >= 0]]
 
     def fingerprint(self) -> str:
-        """Return what tells this data apart from other data."""
+        """Return a digest of the texts and of how they are grouped."""
         members = hashlib.sha256(np.ascontiguousarray(self.members).data).hexdigest()[:16]
         return f"{super().fingerprint()}-{members}"
 
@@ -98,4 +99,4 @@ class GroupLayout(Beside):
 
     def describe(self) -> str:
         """Return the shapes of the texts."""
-        return f"with all that belongs to them {super().describe()}"
+        return f"with all their texts {super().describe()}"

@@ -1,4 +1,4 @@
-"""Low-rank adapters by peft: around a model before training, and out of it after."""
+"""Low-rank adapters by peft: added to a model before training, merged or saved after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recipe.console import say
 from recipe.errors import HyperparameterError, near
 
 if TYPE_CHECKING:
-    # Serving reads this module too; hyperparameters bring the Trainer's arguments, and these peft.
+    # Serving imports this module too; hyperparameters import the Trainer's arguments, these peft.
     from recipe.hyperparameters import Hyperparameters
 
 ALL_LINEAR = "all-linear"
@@ -24,7 +24,7 @@ _WITHOUT_POSITIONS = "QUESTION_ANS"
 
 
 def bare(model: Any) -> Any:
-    """Return the model inside its adapters; `model` itself where it has none."""
+    """Return the model inside its adapters; `model` itself if it has none."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -36,15 +36,15 @@ def wrap(
     *,
     trains_head: bool,
 ) -> Any:
-    """Return `model` with adapters around its linear layers, all else but the head frozen.
+    """Return `model` with adapters on its linear layers, and all other weights but the head frozen.
 
     Args:
-        new: Names of weights that were drawn at random: they are trained in full.
-        task: As peft calls it: SEQ_CLS, CAUSAL_LM ...; None where peft has no name for it.
-        trains_head: Whether what stands beside the base model is trained in full.
+        new: Names of weights that were initialised at random: they are trained in full.
+        task: peft's task type: SEQ_CLS, CAUSAL_LM ...; None if peft has none for it.
+        trains_head: Whether modules outside the base model are trained in full.
 
     Returns:
-        A peft.PeftModel; `model` itself where the hyperparameter lora_r is not given.
+        A peft.PeftModel; `model` itself if the hyperparameter lora_r is not given.
     """
     if hyperparameters.lora_r is None:
         return model
@@ -69,7 +69,7 @@ def wrap(
     ]
     in_full = sorted({*head, *(name.rpartition(".")[0] for name in new)})
     config = peft.LoraConfig(
-        # peft's own model for it passes neither positions nor types of tokens on.
+        # peft's model for this type drops position_ids and token_type_ids.
         task_type=None if task == _WITHOUT_POSITIONS else task,
         r=hyperparameters.lora_r,
         lora_alpha=hyperparameters.lora_alpha or 2 * hyperparameters.lora_r,
@@ -78,22 +78,22 @@ def wrap(
         modules_to_save=in_full if trains_head else None,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
         wrapped: Any = peft.get_peft_model(model, config)
     if hyperparameters.lora_save == "merged" and (fault := tied(wrapped)):
         raise HyperparameterError(
             f"Hyperparameter lora_target_modules has value {targets!r}: {fault}.",
             f"Leave these layers out, give {ALL_LINEAR}, or set lora_save=adapter.",
         )
-    config.task_type = task  # as what loads the adapter looks it up
+    config.task_type = task  # which loading the adapter needs
     trained, whole = wrapped.get_nb_trainable_parameters()
     say(f"LoRA: rank {config.r}, {trained:,} of {whole:,} parameters are trained")
     return wrapped
 
 
 def tied(adapted: Any) -> str:
-    """Return which layer with an adapter has its weights in common with another layer, which
-    merging the adapter would change, too; empty if none has.
+    """Describe a layer with an adapter that shares its weights with another layer, which merging
+    would change too; empty if there is none.
 
     Args:
         adapted: A peft.PeftModel.
@@ -106,20 +106,20 @@ def tied(adapted: Any) -> str:
         if changed and len(same) > 1:
             others = ", ".join(name for name in same if name != changed[0])
             return (
-                f"its adapter changes {changed[0]}, whose values are those of {others}, too: "
-                "merged, both would be others than in training"
+                f"its adapter changes {changed[0]}, which shares its weights with {others}: "
+                "merged, it would change both, unlike in training"
             )
     return ""
 
 
 def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperparameters) -> Any:
-    """Return a trained model as it is saved: gathered, and merged unless its adapter is asked for.
+    """Return a trained model as it is saved: gathered, and merged unless lora_save=adapter.
 
     Args:
-        weights: Those of a model that is sharded, gathered; None where `model` has them itself.
+        weights: The gathered weights of a sharded model; None if it is not sharded.
     """
     if weights is not None:
-        # In the place of shards, past FSDP, which would shard them again.
+        # Set directly: assigned through FSDP, they would be sharded again.
         for name, weight in weights.items():
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
@@ -137,17 +137,17 @@ def save(
     folder: Path,
     hyperparameters: Hyperparameters,
 ) -> None:
-    """Write a trained model to `folder`: a LoRA model merged, or as its adapter where asked for.
+    """Write a trained model to `folder`: a LoRA model merged, or its adapter (lora_save=adapter).
 
     Args:
-        weights: Those of a model that is sharded, gathered; None where `model` has them itself.
+        weights: The gathered weights of a sharded model; None if it is not sharded.
     """
     model = whole(model, weights, hyperparameters)
     model.save_pretrained(folder)
     if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
         base = model.get_base_model()
         config = copy.deepcopy(base.config)
-        if hasattr(config, "quantization_config"):  # how it was trained, not what the base is
+        if hasattr(config, "quantization_config"):  # of this training, not of the base model
             del config.quantization_config
         config.save_pretrained(folder)
         if base.can_generate():

@@ -32,8 +32,8 @@ from recipe.storage import checksums
 
 _LONGEST = 512
 _WHOLE = frozenset({"deberta", "xmod"})
-"""Types of models in whose code float32 and half meet under autocast: DeBERTa's first version masks
-by float32's lowest number, X-MOD writes half into a tensor of float32."""
+"""Types of models whose code mixes float32 and half precision under autocast: DeBERTa v1 masks by
+float32's lowest number, X-MOD writes half precision into a float32 tensor."""
 _FITTING = {
     "AutoModelForCausalLM": "a decoder, such as a Llama, Qwen or GPT-2",
     "AutoModelForSeq2SeqLM": "an encoder with a decoder, such as T5 or BART",
@@ -54,7 +54,7 @@ class Source:
 
 
 def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
-    """Return where the model named by model_name_or_path lies.
+    """Return the source of the model named by model_name_or_path.
 
     Raises:
         HyperparameterError: it is not given, and no channel holds a model.
@@ -80,7 +80,7 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
         return Source(name=str(folder), is_local=True)
     path = Path(model_id).expanduser()
     if path.is_dir():
-        # Of sentence-transformers' folders, older ones have the encoder's in a folder below.
+        # Older folders of sentence-transformers have the encoder's config.json in a subfolder.
         if not any((path / name).is_file() for name in ("config.json", "modules.json")):
             raise ModelError(
                 f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
@@ -131,12 +131,12 @@ def load_head(
     """Return the model in float32 with a head that may be new, and its tokenizer.
 
     Args:
-        adapters: What peft calls the task; None if it has no name for it.
+        adapters: peft's task type; None if it has none for it.
         what: What the head makes of the model, for messages.
         options: Of its configuration.
 
     Raises:
-        ModelError: it cannot be reached or loaded, or is to be judged without such a head.
+        ModelError: It cannot be reached or loaded, or is evaluated without such a head.
     """
     options = {**options, "ignore_mismatched_sizes": True}
     model, tokenizer, new = read(architecture, source, hyperparameters, **options)
@@ -151,10 +151,10 @@ def load_head(
 
 
 def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
-    """See that the training's products can be made in half of the bits, where they are to be.
+    """Check that a model of this type can be trained in half precision, if that is on.
 
     Raises:
-        HyperparameterError: a model of this type cannot.
+        HyperparameterError: It cannot.
     """
     kind = model.config.model_type
     if (bf16 or fp16) and kind in _WHOLE:
@@ -193,7 +193,7 @@ def check_head(source: Source, new: Sequence[str], what: str) -> None:
     """Check that the files held all weights.
 
     Args:
-        new: Names of those that they did not, from `read`.
+        new: Names of missing weights, from `read`.
         what: The architecture, for the message.
 
     Raises:
@@ -227,11 +227,10 @@ def read(
     reader: Any = AutoTokenizer,
     **more: Any,
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    """Return a model in float32, its tokenizer, and the names of its weights that are new, as its
-    files did not hold them.
+    """Return a model in float32, its tokenizer, and the names of the weights that its files lack.
 
     Args:
-        reader: What loads the tokenizer, or whatever else makes tensors for the model.
+        reader: What loads the tokenizer, or an image processor.
 
     Raises:
         ModelError: it cannot be reached or loaded, or lacks weights below its head.
@@ -344,20 +343,20 @@ def longest_text(
     max_length: int | None,
     what: str = "a text",
 ) -> int:
-    """Return `longest_input`, with room for tokens beside the tokenizer's special ones.
+    """Return `longest_input`, which must have room for two tokens besides the special ones.
 
     Args:
         what: What is cut, for messages; PAIR_OF_TEXTS has more special tokens.
 
     Raises:
-        HyperparameterError: the length leaves no room, or the model takes fewer tokens.
+        HyperparameterError: The length has no such room, or the model takes fewer tokens.
     """
     length = longest_input(model, tokenizer, max_length)
     special = tokenizer.num_special_tokens_to_add(pair=what == PAIR_OF_TEXTS)
     if length < special + 2:
         raise HyperparameterError(
-            f"Hyperparameter max_length has value {length}: of {what}, {special} tokens are the "
-            "tokenizer's own.",
+            f"Hyperparameter max_length has value {length}, of which the special tokens of {what} "
+            f"take {special}.",
             f"Give {special + 2} or more.",
         )
     return length

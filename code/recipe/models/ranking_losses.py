@@ -1,9 +1,9 @@
-"""Losses of what is ranked: sentence-transformers' own, to the last digits, on batches with empty
-places and over several processes.
+"""Ranking losses: those of sentence-transformers, for batches with empty places and for several
+processes.
 
-tests/recipe/models holds each to the library's, which takes whole batches of texts and a model of
-its own, and gives one number where the engine needs each sample's part. Samples are groups of
-several texts (`batching.groups`).
+tests/recipe/models compares them with the library's, which take whole batches of texts and its own
+model, and return one number, while the engine needs the loss of each sample. Samples are groups of
+texts (`batching.groups`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ COSENT_SCALE = 20.0
 def multiple_negatives(
     vectors: Tensor, texts: Tensor, scale: float, sizes: Sequence[int] = (), across: bool = True
 ) -> Tensor:
-    """Return [samples]: how surely each query's own text is told from all others of the whole
-    batch.
+    """Return [samples]: the cross-entropy of classifying each query's positive among all texts.
 
-    The cross-entropy of its cosines times `scale` (MultipleNegativesRankingLoss with
-    gather_across_devices). Samples that share a text are no negatives of each other, as if
-    NO_DUPLICATES had put them into different batches.
+    Its logits are cosines times `scale` (MultipleNegativesRankingLoss with gather_across_devices).
+    Samples that share a text are no negatives of each other, as if NO_DUPLICATES had put them into
+    different batches.
 
     Args:
-        vectors: [samples, most, width]: a query, the text that belongs to it, texts that do not.
-        texts: [samples, most]: what tells texts apart, from 1; 0 where there is none.
-        sizes: Beginnings of the vectors to learn, each as a loss of its own, which are summed
-            (MatryoshkaLoss); none for the whole vectors.
+        vectors: [samples, most, width]: a query, its positive, its negatives.
+        texts: [samples, most]: identities of the texts, from 1; 0 where there is none.
+        sizes: Lengths of prefixes of the vectors, whose losses are summed (MatryoshkaLoss); none
+            for the whole vectors.
         across: Whether the texts of all processes are negatives.
     """
     with torch.autocast(vectors.device.type, enabled=False):
@@ -49,7 +48,7 @@ def multiple_negatives(
                 shares |= (one[:, None] == other[None]) & (one[:, None] > 0)
         rows = torch.arange(len(texts), device=texts.device)
         shares[rows, rows + start] = False
-        # [samples, samples of all, texts of each]; of its own, what is the right one again is none.
+        # [samples, all samples, texts of each]; copies of a query's positive are no negatives.
         unused = shares[:, :, None] | (others[None, :, 1:] == 0)
         unused[rows, rows + start] |= others[rows + start, 1:] == others[rows + start, 1:2]
         unused[rows, rows + start, 0] = False
@@ -67,14 +66,14 @@ def multiple_negatives(
 def cosent(
     vectors: Tensor, labels: Tensor, sizes: Sequence[int] = (), across: bool = True
 ) -> Tensor:
-    """Return [samples]: for each the loss of the whole batch: how far pairs stand in a wrong order.
+    """Return [samples]: the loss of the whole batch, for each sample (CoSENTLoss).
 
-    log(1 + sum of exp(scale (cosine of i - cosine of j))) over all pairs i that are less alike
-    than j (CoSENTLoss).
+    log(1 + sum of exp(scale (cosine of i - cosine of j))) over all i whose score is lower than that
+    of j.
 
     Args:
         vectors: [samples, 2, width].
-        labels: [samples, 2]: 1 where there is a sample, and how alike its texts are.
+        labels: [samples, 2]: 1 where there is a sample, and its score.
         sizes: As of `multiple_negatives`.
         across: Whether the batch is that of all processes.
     """
@@ -112,9 +111,9 @@ def list_net(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def take_groups(model: Any) -> None:
-    """Let `model` take batches of groups beside those it always took.
+    """Let `model` also take batches of groups.
 
-    Its answer to one has logits [samples, most, labels]; where a sample has no text, of any other.
+    Its logits are then [samples, most, labels]; where a sample has no text, those of another text.
     """
     inner = lora.bare(model)
     inner.forward = functools.partial(_forward, inner.forward)
@@ -124,6 +123,6 @@ def _forward(usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
     slots = inputs.pop("slots", None)
     outputs = usual(*args, **inputs)
     if slots is not None:
-        # Not by an index, whose gradient CUDA sums in another order each time.
+        # Not by indexing, whose gradient CUDA sums in a nondeterministic order.
         outputs.logits = functional.embedding(slots, outputs.logits)
     return outputs
