@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,13 @@ WORDS = {
 # A phrase may stand on two lines.
 LONGEST_CELL = 170
 """Characters: two lines of a table."""
+MOST_WORDS = 30_000
+"""In all pages; a reader has to find a page among them."""
+DECISIONS = [
+    path
+    for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    if path.name not in ("index.md", "kept.md", "removed.md")
+]
 PATTERN = re.compile(
     "|".join(rf"(?P<w{n}>\b(?:{word})\b)" for n, word in enumerate(WORDS)).replace(" ", r"\s+"),
     re.I,
@@ -93,6 +101,23 @@ def test_table_cells_are_short(path: Path) -> None:
     tables = [line for line in path.read_text().splitlines() if line.startswith("| ")]
     cells = [cell for line in tables for cell in line.split(" | ")]
     assert not [cell for cell in cells if len(cell) > LONGEST_CELL]
+
+
+def test_pages_are_short() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
+    pages = [ROOT / name for name in listed.stdout.splitlines()] or list(ROOT.glob("docs/**/*.md"))
+    assert sum(len(page.read_text().split()) for page in pages if page.exists()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_its_parts_and_a_row_of_the_index(page: Path) -> None:
+    text = page.read_text()
+    parts = [
+        text.index(f"**{part}.**") for part in ("Context", "Choice", "What would change our mind")
+    ]
+    assert parts == sorted(parts)
+    assert len(text.split()) <= 250
+    assert f"| [{page.stem}]({page.name}) |" in (page.parent / "index.md").read_text()
 
 
 def test_variables_are_named_after_what_they_hold() -> None:
