@@ -61,7 +61,7 @@ class Tree:
         return [sys.executable, "-m", "amphora", "train"]
 
     def environment(self, **extra: str) -> dict[str, str]:
-        return clean_environ(SAGEMAKER_BASE_DIR=str(self.base), **self.environ, **extra)
+        return clean_environ(SAGEMAKER_BASE_DIR=str(self.base), **self.environ) | extra
 
     def train(self, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -284,9 +284,15 @@ class _Diagnosis:
     def __init__(self, ended: Ended, records: Sequence[Record]) -> None:
         self.ended, self.records = ended, records
         self.by_pid = {record.pid: record for record in records}
+        self.mpi_worker = _mpi_worker(ended.tail)
         self.tail = list(
             itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail)
         )
+        if self.mpi_worker is not None:
+            # The rank may have run on another host, whose records are not here.
+            mark = f"[1,{self.mpi_worker.rank}]<stderr>:"
+            of_rank = [line.removeprefix(mark) for line in self.tail if line.startswith(mark)]
+            self.tail = of_rank or self.tail
         self.suspect, self.worker = self._cause()
         self.record = self.suspect if self.suspect and self._is_certain(self.suspect) else None
         self.code = self.worker.exit_code if self.worker else ended.exit_code
@@ -359,7 +365,7 @@ class _Diagnosis:
         if self.ended.pid in self.by_pid:
             return self._followed(self.by_pid[self.ended.pid])
         uppermost = [record for record in self.records if not self._outer(record)]
-        worker = _mpi_worker(self.ended.tail)
+        worker = self.mpi_worker
         if not uppermost:
             return None, worker
         last = uppermost[-1]

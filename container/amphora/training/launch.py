@@ -115,7 +115,7 @@ def plan(
     agent_dir = error_dir.parent / "mpi"
     is_mpi = world.launcher == "mpirun"
     lends = is_mpi and job.current_host != world.hosts[0]
-    command = () if lends else _command(job, source, world, devices, variables, complete, agent_dir)
+    command = () if lends else _command(job, source, world, devices, complete, agent_dir)
     return Launch(
         argv=(*command, *arguments(job)),
         environ=complete,
@@ -189,7 +189,6 @@ def _command(
     source: Source,
     world: World,
     devices: Devices,
-    variables: Mapping[str, str],
     environ: Mapping[str, str],
     agent_dir: Path,
 ) -> tuple[str, ...]:
@@ -197,9 +196,7 @@ def _command(
     program = (*python, *source.command)
     if world.launcher == "mpirun":
         interface = job.network_interface if job.network_interface in devices.interfaces else None
-        argv = mpi.mpirun(
-            job, world.hosts, world.processes, variables, environ, interface, agent_dir
-        )
+        argv = mpi.mpirun(job, world.hosts, world.processes, environ, interface, agent_dir)
         return (*argv, *program)
     if world.launcher != "torchrun":
         return program

@@ -3,13 +3,14 @@
 mpirun starts a daemon (orted) on each other host, usually by ssh. Here its launch agent is a script
 that hands the daemon's command to `cluster`, which sends it to the host: `amphora train` runs it
 there. So no host runs sshd, and ranks on other hosts are supervised like all processes of a job.
+They inherit the environment of `amphora train` on their own host, SM_CURRENT_HOST among it.
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from amphora.common.errors import CodeError, ConfigError
@@ -20,8 +21,7 @@ PROCESSES_KEY = "sagemaker_mpi_num_of_processes_per_host"
 OPTIONS_KEY = "sagemaker_mpi_custom_mpi_options"
 AGENT, COMMANDS = "agent", "commands"
 # mpirun runs this as it runs ssh, with a host and a command.
-_AGENT = f"""#!/bin/sh
-host=$1 && shift && cd "${{0%/*}}" && printf %s "$*" >"part-$host" &&
+_AGENT = f"""host=$1 && shift && cd "${{0%/*}}" && printf %s "$*" >"part-$host" &&
 exec mv "part-$host" "{COMMANDS}/$host"
 """
 # Each rank leaves a file, because mpirun may exit with 0 without having started any.
@@ -38,7 +38,6 @@ def mpirun(
     job: Job,
     hosts: Sequence[str],
     processes: int,
-    names: Iterable[str],
     environ: Mapping[str, str],
     interface: str | None,
     folder: Path,
@@ -47,7 +46,6 @@ def mpirun(
 
     Args:
         processes: The number on each host.
-        names: The variables that every rank gets.
         interface: The network interface between the hosts, if it is known.
         folder: The folder of the launch agent (see `create_agent`).
 
@@ -64,8 +62,10 @@ def mpirun(
     if len(hosts) > 1:
         slots = ",".join(f"{host}:{processes}" for host in hosts)
         argv += ["--host", slots, "-mca", "plm_rsh_no_tree_spawn", "1"]
-        # The daemons stay attached, since they run in place of the script on their hosts.
-        argv += ["-mca", "plm_rsh_agent", str(folder / AGENT), "--leave-session-attached"]
+        argv += ["-mca", "orte_keep_fqdn_hostnames", "1"]
+        # The daemons stay attached, since they run in place of the script on their hosts. They look
+        # for an agent, too, although they never start one; /bin/sh is there.
+        argv += ["-mca", "plm_rsh_agent", f"/bin/sh {folder / AGENT}", "--leave-session-attached"]
         if interface is not None:
             for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
                 argv += ["-mca", layer, interface]
@@ -73,8 +73,6 @@ def mpirun(
         argv += shlex.split(str(job.sagemaker.get(OPTIONS_KEY) or ""))
     except ValueError as error:
         raise ConfigError(f"{OPTIONS_KEY} cannot be read: {error}.", "Close the quotes.") from error
-    for name in sorted(names):
-        argv += ["-x", name]
     return [*argv, *_SIGNED]
 
 
@@ -93,4 +91,3 @@ def create_agent(folder: Path) -> None:
     """Create the launch agent in the new folder `folder`, and the folder of its commands."""
     (folder / COMMANDS).mkdir(parents=True)
     (folder / AGENT).write_text(_AGENT)
-    (folder / AGENT).chmod(0o700)

@@ -121,8 +121,8 @@ def test_two_hosts_train_together(cluster: Cluster) -> None:
 class TestMpirun:
     """mpirun on the first host, whose daemon `amphora train` runs on the second."""
 
-    # Each host has its name, in a namespace of its own.
-    AS_HOST = 'hostname "$0" && exec "$@"'
+    # Each host has its own name, and its own files at the paths that all hosts share.
+    AS_HOST = 'hostname "$0" && mount --bind "$1" /mnt && shift && exec "$@"'
 
     @pytest.fixture(autouse=True)
     def _needs_mpirun(self) -> None:
@@ -138,8 +138,10 @@ class TestMpirun:
                     "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
                 },
             ).script(script)  # fmt: skip
-            as_host = ("unshare", "--uts", "sh", "-c", self.AS_HOST, host)
-            processes.append(cluster.start(host, *as_host))
+            (tree.base / "tmp").mkdir()
+            unshare = ("unshare", "--uts", "--mount", "sh", "-c", self.AS_HOST)
+            environ = {"SAGEMAKER_BASE_DIR": "/mnt", "TMPDIR": "/mnt/tmp"}
+            processes.append(cluster.start(host, *unshare, host, str(tree.base), **environ))
         return processes
 
     def run(self, cluster: Cluster, script: str) -> tuple[list[int], list[str]]:
@@ -151,10 +153,13 @@ class TestMpirun:
         codes, outputs = self.run(
             cluster,
             "import os, socket\n"
-            "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], socket.gethostname())",
+            "host = socket.gethostname(), os.environ['SM_CURRENT_HOST']\n"
+            "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], *host)",
         )
         assert codes == [0, 0], outputs
-        assert "rank 0 algo-1" in outputs[0] and "rank 1 algo-2" in outputs[0], outputs
+        assert "rank 0 algo-1 algo-1" in outputs[0] and "rank 1 algo-2 algo-2" in outputs[0], (
+            outputs
+        )
 
     def test_a_rank_that_raises(self, cluster: Cluster) -> None:
         codes, outputs = self.run(
@@ -174,15 +179,14 @@ class TestMpirun:
         for file in ("ready", "saved"):
             script = script.replace(f"'{file}')", f"'{file}-'{rank}")
         processes = self.start(cluster, script)
-        # Ranks run in the first host's folder.
-        folder = cluster.trees["algo-1"].base / "code"
-        wait_for(folder / "ready-0")
-        wait_for(folder / "ready-1")
+        folders = [tree.base / "code" for tree in cluster.trees.values()]
+        for rank, folder in enumerate(folders):
+            wait_for(folder / f"ready-{rank}")
         for process in processes:
             process.terminate()
         outputs = [process.communicate(timeout=60)[0] for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
-        assert (folder / "saved-0").exists() and (folder / "saved-1").exists(), outputs
+        assert all((f / f"saved-{rank}").exists() for rank, f in enumerate(folders)), outputs
 
 
 def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None:
