@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from recipe.data.labels import Labels
-from recipe.errors import HyperparameterError, ModelError
+from recipe.errors import DataError, HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
 from recipe.tokenization import texts as tokens
@@ -88,12 +88,16 @@ def test_texts_are_cut_and_keep_their_special_tokens(tiny_model: Path) -> None:
     assert list(ready["input_ids"]) == encode(tokenizer, ["the film", "good"], 6)
 
 
-def test_data_that_came_tokenised_is_cut(tiny_model: Path) -> None:
+def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     split = datasets.Dataset.from_dict({"input_ids": [[2, 5, 6, 7, 3], [2, 3]], "label": [0, 1]})
     cut = tokens.samples(split, tokenizer, 4)
     assert cut.token_ids.tolist() == [2, 5, 6, 3, 2, 3]
     assert cut.starts.tolist() == [0, 4, 6]
+    for ids, says in (([[2, 999, 3]], "token id 999"), ([[2, 3], []], "Row 1 .*has no tokens")):
+        wrong = datasets.Dataset.from_dict({"input_ids": ids, "label": [0] * len(ids)})
+        with pytest.raises(DataError, match=says):
+            tokens.samples(wrong, tokenizer, 4)
 
 
 def test_tokens_are_cached_for_the_same_texts_tokenizer_and_length(

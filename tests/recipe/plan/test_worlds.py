@@ -126,7 +126,7 @@ def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
 def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -> None:
-    """In processes that share them, with sharded weights (which are not cut), and resumed."""
+    """In processes that share them, with sharded weights (accumulated, not cut), and resumed."""
     drawn = random.Random(0)
     rows = [
         {
@@ -140,7 +140,9 @@ def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -
 
     def training(name: str, processes: int, *more: str, **rest: Any) -> Training:
         argv = ["--model_id", str(still_model), *ARGUMENTS, "--bf16", "False", "--packing", "False"]
-        argv += ["--optim", "sgd", "--batch_size", str(48 // processes), *more]
+        parts = 2 if more == SHARDED else 1
+        argv += ["--optim", "sgd", "--batch_size", str(48 // processes // parts), *more]
+        argv += ["--gradient_accumulation_steps", str(parts)]
         return Training(base=str(tmp_path / name), data=str(path), argv=argv, processes=processes,
                         **rest)  # fmt: skip
 
