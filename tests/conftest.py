@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,16 @@ from tests.support.words import WORDS
 # Test processes share the cores: OpenMP's threads, which wait by spinning, take each other's time
 # (half of it on two cores). Read when torch is loaded, here and in what tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# torch-xla's environment is without Hypothesis.
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "same draws, any speed", derandomize=True, database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    settings.load_profile("same draws, any speed")
 
 
 @pytest.fixture(scope="session")

@@ -44,12 +44,19 @@ SERVE = (sys.executable, "-m", "amphora", "serve")
 
 
 def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
-    """The command of a server with other limits for its clients; `open_files` is the process's."""
+    """Return the command of a server with these limits for its clients.
+
+    `open_files` is the limit of the process, `linger` the seconds that it waits after SIGTERM for
+    requests on their way.
+    """
     limits = dict(limits)
     files = int(limits.pop("open_files", 4096))
+    linger = limits.pop("linger", None)
     program = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}));"
         "from amphora.cli import main; from amphora.serving import settings;"
+        "from amphora.serving.http import server;"
+        f" server._LINGER_SECONDS = {linger} or server._LINGER_SECONDS;"
         f" settings.LIMITS = settings.ClientLimits(**{limits!r}); raise SystemExit(main())"
     )
     return (sys.executable, "-c", program, "serve")
@@ -75,7 +82,7 @@ class Running:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 
     @property
     def log(self) -> str:
@@ -133,7 +140,7 @@ class Running:
         below = _descendants(self.process.pid)
         return [pid for pid in below if not children(pid)]
 
-    def wait_for_workers(self, count: int, timeout: float = 30) -> list[int]:
+    def wait_for_workers(self, count: int, timeout: float = 60) -> list[int]:
         """Wait until so many workers run: a server is ready when the first of them is."""
         until(
             lambda: self.metric("amphora_workers") == len(self.workers()) == count,
@@ -147,7 +154,7 @@ class Running:
         rows = (row.split() for row in self.http.get("/metrics").text.splitlines())
         return next(float(row[1]) for row in rows if row[:1] == [name])
 
-    def stop(self, timeout: float = 30) -> int:
+    def stop(self, timeout: float = 60) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amphora.common import devices
@@ -151,9 +151,7 @@ def _same_number(value: Any) -> Any:
         return value
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(job=jobs())
 def test_equal_to_the_toolkit(
     toolkit: tuple[Tree, Callable[..., Any]], job: dict[str, Any]

@@ -115,7 +115,7 @@ def test_a_host_on_which_mpirun_started_nothing_does_not_wait(first: Link) -> No
 
 def test_a_host_that_has_just_connected_is_sent_the_reason(first: Link) -> None:
     with connect() as late:
-        late.settimeout(30)
+        late.settimeout(60)
         first.finish("failed", "out of memory")
         with late.makefile() as lines:
             assert "out of memory" in lines.readline()
@@ -131,7 +131,7 @@ WORDS = st.dictionaries(
 
 
 @given(line=st.one_of(st.binary(max_size=400), WORDS.map(lambda word: json.dumps(word).encode())))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_line_is_a_word_or_refused(line: bytes) -> None:
     try:
         word = Report.of(line)

@@ -251,7 +251,7 @@ def test_a_lost_host_ends_the_job(cluster: Cluster, victim: str, number: int) ->
     job(cluster, "import pathlib, time\npathlib.Path('ready').touch()\ntime.sleep(600)")
     processes = {host: cluster.start(host) for host in HOSTS}
     for tree in cluster.trees.values():
-        wait_for(tree.base / "code" / "ready", 40)
+        wait_for(tree.base / "code" / "ready")
     lost = processes.pop(victim)
     lost.send_signal(number)
     ((other, process),) = processes.items()
@@ -332,7 +332,7 @@ def test_hosts_that_are_stopped_each_have_their_budget(cluster: Cluster) -> None
         tree.configure(settings, resourceconfig={"current_host": host, "hosts": list(HOSTS)})
     processes = [cluster.start(host) for host in HOSTS]
     for tree in cluster.trees.values():
-        wait_for(tree.base / "code" / "ready", 40)
+        wait_for(tree.base / "code" / "ready")
     for process in processes:
         process.terminate()
     outputs = [process.communicate(timeout=60)[0] for process in processes]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from amphora.common.devices import Devices
@@ -165,7 +165,7 @@ def test_sigterm_reaches_every_rank(trainer: ModelTrainer, how: str) -> None:
         trainer.send(torchrun, entry_script="script.py")
     with trainer.started() as process:
         for rank in "01":
-            wait_for(trainer.code / f"ready{rank}", 60)
+            wait_for(trainer.code / f"ready{rank}")
         output = stop(process)
     assert process.returncode == 7, output
     assert all((trainer.code / f"saved{rank}").exists() for rank in "01")
@@ -369,7 +369,6 @@ def driver_utils() -> dict[str, Any]:
     return runpy.run_path(str(drivers / "common" / "utils.py"))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]([a-z_-]{0,8}[a-z])?", fullmatch=True),

@@ -43,7 +43,7 @@ def drawn(seed: int, count: int, kind: str) -> Rows:
     return np.clip(values, 3, 80 if kind == "tweets" else 1024).astype(np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LENGTHS, SIZES, some.booleans(), some.integers(0, 2**32 - 1), some.integers(0, 3))
 @example([5] * 97, 32, True, 0, 0)
 @example([5, 9] * 16, 32, True, 0, 0)
@@ -61,7 +61,7 @@ def test_each_sample_is_once_in_an_epoch_and_a_plan_is_a_function_of_its_argumen
     assert sorted(map(len, evaluated)) == sorted(map(len, first))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     LENGTHS, some.integers(1, 40), some.sampled_from([1, 2, 3, 8]), some.integers(1, 3),
     some.booleans(),
@@ -112,7 +112,7 @@ def one_by_one(samples: Samples, rows: Rows, batch: dict[str, Any]) -> None:
         assert (found[int(batch["first"][at]), len(own)] == own).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(LENGTHS, some.integers(1, 40), some.integers(0, 5))
 def test_every_batch_of_every_epoch_has_the_first_one_s_shape_or_blocks_more(
     lengths: list[int], size: int, epoch: int
@@ -189,7 +189,7 @@ def test_samples_meet_others_in_each_epoch() -> None:
     assert again / (with_whom[0].sum() - len(lengths)) < 3 * 64 / 4096
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, some.integers(1, 9))
 def test_pairs_keep_their_types_and_padding_is_as_before(lengths: list[int], size: int) -> None:
     plain = samples_of(lengths)
@@ -214,7 +214,7 @@ def test_pairs_keep_their_types_and_padding_is_as_before(lengths: list[int], siz
             assert (found.numpy() == samples.types_of(row)).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(some.lists(some.integers(2, 60), min_size=1, max_size=60), some.integers(1, 9))
 def test_each_learned_token_has_its_place_also_where_there_are_more(
     lengths: list[int], size: int

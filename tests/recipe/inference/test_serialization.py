@@ -299,7 +299,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(VALUES)
 def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
     """No value becomes another one on its way, and no answer is invalid JSON."""
@@ -316,7 +316,7 @@ def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
     assert json.loads(body, parse_constant=refuse) == serialization.plain(value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1), st.sampled_from(FLOATS[:4]))
 def test_tensors_keep_their_numbers(numbers: list[float], dtype: torch.dtype) -> None:
     tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)

@@ -70,7 +70,7 @@ def test_a_client_that_leaves_a_stream_frees_the_worker(start: Start, tmp_path: 
     server = start(STREAM, SEEN=f"{tmp_path}/seen").ready()
     with server.http.stream("POST", "/invocations", json={"words": 1000, "pause": 0.1}) as answer:
         next(answer.iter_raw())
-    # Long before the stream would have ended, and within its client's 30 s.
+    # Long before the stream would have ended, and within its client's 60 s.
     assert server.invoke({"words": 1}).text == "word0 "
 
 

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amphora.serving.protocol.batching import BatchDelay, Size, plan
@@ -27,7 +27,6 @@ def ask_together(server: Running, texts: list[str]) -> list[tuple[int, object]]:
         return list(threads.map(ask, texts))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 60), min_size=1, max_size=12),
     st.integers(20, 200),

@@ -57,7 +57,7 @@ def test_beyond_the_queues_bound_503_soon_with_retry_after(start: Start, tmp_pat
         asked += [threads.submit(server.invoke, gate.order) for _ in range(5)]
         try:
             # They are answered while all others wait.
-            until(lambda: sum(each.done() for each in asked) == 3, 20)
+            until(lambda: sum(each.done() for each in asked) == 3)
             refused = [each.result() for each in asked if each.done()]
         finally:
             gate.open()
@@ -69,7 +69,7 @@ def test_beyond_the_queues_bound_503_soon_with_retry_after(start: Start, tmp_pat
 
 def test_a_deadline_that_passes_in_the_queue_costs_no_work(start: Start, tmp_path: Path) -> None:
     seen = f"{tmp_path}/seen"
-    server = start(WORK, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="3", SEEN=seen).ready()
+    server = start(WORK, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="6", SEEN=seen).ready()
     one, two = Gate(tmp_path / "one"), Gate(tmp_path / "two")
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(server.invoke, one.order)
@@ -91,14 +91,13 @@ def test_a_worker_that_hangs_is_replaced(start: Start, tmp_path: Path) -> None:
     server = start(WORK, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="2.5").ready()
     before = server.invoke("x").json()[1]
     assert server.invoke(Gate(tmp_path / "never").order).status_code == 504
-    after = server.invoke("x")
-    assert after.status_code == 200
-    assert after.json()[1] != before
+    until(lambda: server.ping() == 200)
+    assert server.invoke("x").json()[1] != before
     assert "has not answered for 2.5 s" in server.log
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("time.sleep(60)", 504), ("os._exit(9)", 500)], ids=["hangs", "dies"]
+    ("end", "status"), [("time.sleep(600)", 504), ("os._exit(9)", 500)], ids=["hangs", "dies"]
 )
 def test_a_request_that_ends_its_worker_is_not_tried_again(
     start: Start, tmp_path: Path, end: str, status: int
@@ -216,7 +215,7 @@ def test_workers_end_when_the_front_is_killed(start: Start) -> None:
     workers = server.wait_for_workers(2)
     server.process.kill()
     server.process.wait()
-    until(lambda: not any(map(_runs, workers)), 30)
+    until(lambda: not any(map(_runs, workers)))
 
 
 def _runs(pid: int) -> bool:

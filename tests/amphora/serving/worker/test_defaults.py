@@ -428,8 +428,12 @@ def test_programs_may_be_dotted_with_relative_imports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["train.py", "train", "a.b"])
-def test_a_program_that_is_nowhere_is_refused(program: str, tmp_path: Path) -> None:
+def test_a_program_that_is_nowhere_is_refused(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The image's own handlers would answer, as if they were meant."""
+    # As in an image, where no server has the recipe's folder on its path.
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(CODE)])
     with pytest.raises(CodeError, match=r"has no such file. It holds no Python file.*empty value"):
         handlers.resolve(tmp_path / "code", program, CODE)
 
