@@ -31,7 +31,7 @@ with (
     from recipe.backend.saved.origin import Origin
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
-    from recipe.inference.apis import description, reading
+    from recipe.inference.apis import description, request_reader
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""
@@ -81,7 +81,7 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
             f"{_ADAPTER} is {name!r}, and this model has no adapters: only vLLM serves adapters by "
             "name. Leave the header out."
         )
-    return reading.read(body, content_type, getattr(context, "path", "/invocations"))
+    return request_reader.read(body, content_type, getattr(context, "path", "/invocations"))
 
 
 def tokens_fn(data: Request, model: ServedTask) -> list[int]:
@@ -112,13 +112,13 @@ def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
     return [
         partial(_later, prediction, request)
         if callable(prediction)
-        else reading.in_form(prediction, request)
+        else request_reader.in_form(prediction, request)
         for prediction, request in zip(model.predict(inputs), inputs, strict=True)
     ]
 
 
 def _later(prediction: Callable[[], Any], request: Request) -> Any:
-    answer = reading.in_form(prediction(), request)
+    answer = request_reader.in_form(prediction(), request)
     if isinstance(answer, Exception):
         raise answer
     return answer

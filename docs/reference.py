@@ -27,7 +27,7 @@ from amphora.serving.http.invocations import (  # noqa: E402
     TGI_ROUTES,
 )
 from amphora.serving.http.server import Front  # noqa: E402
-from amphora.serving.metrics import Metrics  # noqa: E402
+from amphora.serving.telemetry import Metrics  # noqa: E402
 from recipe import metrics  # noqa: E402
 from recipe.hyperparameters import Hyperparameters  # noqa: E402
 from recipe.task_table import TASKS  # noqa: E402

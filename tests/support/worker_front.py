@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amphora.serving.protocol import framing
-from amphora.serving.worker import batches, handlers, runner
+from amphora.serving.worker import conversation, handlers, runner
 from tests.support.paths import CODE
 
 
@@ -40,7 +40,7 @@ class Front:
 
     def _serve(self, sock: socket.socket, loaded: runner.ModelRunner) -> None:
         with sock, contextlib.suppress(EOFError):
-            batches.serve(sock, loaded)
+            conversation.serve(sock, loaded)
 
     def send(self, **requests: Any) -> None:
         self.number += 1

@@ -17,7 +17,7 @@ import numpy as np
 from recipe.backend import bounds
 from recipe.backend.bounds import Bound
 from recipe.backend.requests.payloads import BadRequest, NotTakenHere
-from recipe.data.files.decoding import Unreadable, picture
+from recipe.data.files.image_files import Unreadable, picture
 
 _NAMED = re.compile(r"\s*([a-z][a-z0-9+.-]*://|/|\.{1,2}/|[A-Za-z]:\\)", re.IGNORECASE)
 _LEAST_RATE, _MOST_RATE = 1_000, 384_000

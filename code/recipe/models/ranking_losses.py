@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recipe.models import lora
-from recipe.runtime.gathering import gathered
+from recipe.runtime.all_gather import gathered
 
 COSENT_SCALE = 20.0
 

@@ -33,7 +33,7 @@ from recipe.errors import DistributedError, DivergedError
 from recipe.plan import batch_layout, worlds
 from recipe.plan.table import Table
 from recipe.plan.worlds import Cut
-from recipe.runtime import ddp_hook, distribution, gathering
+from recipe.runtime import all_gather, ddp_hook, distribution
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
 from recipe.training.interruptions import Interrupted
@@ -324,7 +324,7 @@ class Engine(Resumable):
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )
-        return gathering.in_order(outcomes, len(samples))
+        return all_gather.in_order(outcomes, len(samples))
 
     def evaluation_loop(
         self,

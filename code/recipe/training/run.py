@@ -24,7 +24,7 @@ from recipe.plan import resolution
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table, as_line
 from recipe.reports import model_card, predicted, report, tracking
-from recipe.runtime import device, distribution, memory, turns, xla
+from recipe.runtime import device, distribution, host_order, memory, xla
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
 from recipe.tasks.base import Task
@@ -125,7 +125,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         cpu_kernels.keep_memory()
     set_seed(given.seed)  # before the model's new head is initialised
     # Under torch-xla, processes wait for each other in its own rendezvous.
-    waits = arguments.main_process_first if xla.in_use() else turns.first_of_host
+    waits = arguments.main_process_first if xla.in_use() else host_order.first_of_host
     with waits():
         loaded = resolution.load(plan, table)
     watch.lap("model")

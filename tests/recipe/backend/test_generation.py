@@ -12,7 +12,7 @@ import pytest
 
 from recipe.backend.requests.payloads import BadRequest, Document
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import reading
+from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
 from tests.support import chain
 from tests.support.serving_kit import save
@@ -44,13 +44,13 @@ def load(folder: Path) -> Generator:
 def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[Any]:
     """What the handlers answer, all bodies in one batch."""
     requests = [
-        reading.read(json.dumps(body).encode(), "application/json", path) for body in bodies
+        request_reader.read(json.dumps(body).encode(), "application/json", path) for body in bodies
     ]
     for request in requests:
         model.measure(request)
     answers = []
     for prediction, request in zip(model.predict(requests), requests, strict=True):
-        answer = reading.in_form(prediction, request)
+        answer = request_reader.in_form(prediction, request)
         if isinstance(answer, Document):
             answers.append(answer.value)
         elif isinstance(answer, list):
@@ -130,7 +130,7 @@ def test_texts_of_a_batch_are_those_generated_alone(model_dir: Path) -> None:
 
 def test_long_prompts_are_cut_on_the_left(chained: Generator, model_dir: Path) -> None:
     prompt = "x" * 500 + "012"
-    request = reading.read(
+    request = request_reader.read(
         json.dumps({"inputs": prompt, "parameters": {"max_new_tokens": 4}}).encode(),
         "application/json", "/invocations",
     )  # fmt: skip
@@ -190,7 +190,9 @@ def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(model_dir: P
         return {"inputs": TEXTS[0], "parameters": drawn, "stream": stream}
 
     def read(seed: int) -> Any:
-        request = reading.read(json.dumps(body(seed, True)).encode(), "application/json", "/")
+        request = request_reader.read(
+            json.dumps(body(seed, True)).encode(), "application/json", "/"
+        )
         model.measure(request)
         return request
 
@@ -246,9 +248,9 @@ def test_a_bad_line_harms_no_other(chained: Generator) -> None:
         {"inputs": 7, "parameters": {"max_new_tokens": 2}},
     ]
     body = "\n".join(map(json.dumps, lines)).encode()
-    request = reading.read(body, "application/jsonlines", "/invocations")
+    request = request_reader.read(body, "application/jsonlines", "/invocations")
     chained.measure(request)
-    answer = reading.in_form(chained.predict([request])[0], request)
+    answer = request_reader.in_form(chained.predict([request])[0], request)
     assert answer[0] == [{"generated_text": "0123"}]
     assert answer[1][0]["generated_text"][-1] == {"role": "assistant", "content": "Ci"}
     assert "7, not a text" in answer[2]["error"]["message"]

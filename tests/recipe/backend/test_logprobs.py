@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import reading
+from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
 
 TEXT = "the film was good, said Anna again in Paris, naïve café 北京 is big 🙂🙂 rain in Spain"
@@ -76,9 +76,9 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ge
 
 def ask(model: Generator, path: str = "/v1/completions", **body: Any) -> Any:
     what = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, **body}
-    request = reading.read(json.dumps(what).encode(), "application/json", path)
+    request = request_reader.read(json.dumps(what).encode(), "application/json", path)
     (prediction,) = model.predict([request])
-    answer = reading.in_form(prediction, request)
+    answer = request_reader.in_form(prediction, request)
     return list(answer.events) if body.get("stream") else answer.value
 
 
@@ -95,7 +95,7 @@ def prompt_ids(model: Generator) -> list[int]:
 
 def details(model: Generator, **parameters: Any) -> Any:
     body = {"inputs": PROMPT, "parameters": {"details": True, **parameters}}
-    request = reading.read(json.dumps(body).encode(), "application/json", "/invocations")
+    request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
     (prediction,) = model.predict([request])
     return prediction[0][0]["details"]["tokens"]
 
@@ -163,6 +163,6 @@ def test_what_a_request_leaves_out_is_the_apis_value(model: Generator) -> None:
     greedy = ask(model)["choices"][0]["text"]
     assert ask(model, temperature=0.01, top_p=0.01, seed=1)["choices"][0]["text"] == greedy
     body = {"prompt": PROMPT, "max_tokens": 40, "n": 4, "seed": 1}
-    request = reading.read(json.dumps(body).encode(), "application/json", "/v1/completions")
+    request = request_reader.read(json.dumps(body).encode(), "application/json", "/v1/completions")
     (texts,) = model.predict([request])
     assert len({text.text for text in texts[0]}) > 1

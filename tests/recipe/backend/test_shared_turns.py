@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amphora.serving.worker.turns import Job, Turns
+from amphora.serving.worker.job_threads import Job, Turns
 from recipe.backend import turns
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from amphora.serving.worker.turns import Job, Turns
+from amphora.serving.worker.job_threads import Job, Turns
 from recipe.backend import turns
 from recipe.backend.requests.payloads import Request
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import reading
+from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
 from recipe.tasks.text_to_text.serve import GENERAL, TextGenerator
 from tests.support.serving_kit import save
@@ -65,7 +65,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Turns:
 
 def request(inputs: Any, **parameters: Any) -> Request:
     body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    return reading.read(body, "application/json", "/invocations")
+    return request_reader.read(body, "application/json", "/invocations")
 
 
 def oracle(model: TextGenerator, texts: Sequence[str], settings: dict[str, Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from recipe.backend.requests.payloads import BadRequest, Document, UnsupportedContentType
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import description, reading
+from recipe.inference.apis import description, request_reader
 from recipe.tasks.sentence_embedding import serve as embedder
 from recipe.tasks.text_classification import serve as classifier
 from tests.support.serving_kit import save
@@ -47,10 +47,10 @@ def ranker(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
 
 
 def ask(model: Any, body: object, path: str = "/invocations") -> Any:
-    request = reading.read(json.dumps(body).encode(), "application/json", path)
+    request = request_reader.read(json.dumps(body).encode(), "application/json", path)
     description.refuse_other_apis(model, request)
     model.measure(request)
-    answer = reading.in_form(model.predict([request])[0], request)
+    answer = request_reader.in_form(model.predict([request])[0], request)
     if isinstance(answer, Exception):
         raise answer
     if isinstance(answer, Document):
@@ -131,7 +131,9 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
 
 def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
     def route(body: object) -> str:
-        return reading.read(json.dumps(body).encode(), "application/json", "/invocations").route
+        return request_reader.read(
+            json.dumps(body).encode(), "application/json", "/invocations"
+        ).route
 
     assert route({"input": "a", "model": "m"}) == "/v1/embeddings"
     assert route({"prompt": "a"}) == "/v1/completions"
@@ -140,9 +142,9 @@ def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
     with pytest.raises(BadRequest, match="different APIs"):
         route({"prompt": "a", "messages": []})
     with pytest.raises(UnsupportedContentType, match="text/csv"):
-        reading.read(b"a", "text/csv", "/embed")
+        request_reader.read(b"a", "text/csv", "/embed")
     with pytest.raises(BadRequest, match="not valid JSON"):
-        reading.read(b'{"messages": NaN}', "application/json", "/invocations")
+        request_reader.read(b'{"messages": NaN}', "application/json", "/invocations")
 
 
 def test_a_description_says_the_task_the_form_and_the_routes(

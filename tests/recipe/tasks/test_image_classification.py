@@ -14,7 +14,7 @@ import torch
 import transformers
 from PIL import Image, ImageOps
 
-from recipe.data.files.decoding import picture
+from recipe.data.files.image_files import picture
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 
 from recipe.backend import loading, turns
-from recipe.backend.generation import calls, groups, shapes
+from recipe.backend.generation import calls, prompt_groups, shapes
 from recipe.backend.generation.gathering import Gathering, Piece
 from recipe.backend.generation.prompts import Prompt, Prompts
 from recipe.backend.loaded_model import LoadedModel
@@ -44,7 +44,7 @@ class Generator(ServedTask):
         model.generation_config.stop_strings = None
         # The end of a long prompt is what is to be continued.
         loaded.tokenizer.truncation_side = "left"
-        merges = groups.may_merge(loaded)
+        merges = prompt_groups.may_merge(loaded)
         if not merges:
             reason = "since padding may change its answers"
             print(f"batches: {type(model).__name__} continues one text at a time, {reason}")
@@ -73,9 +73,11 @@ class Generator(ServedTask):
         for request in requests:
             prompts = self.prompts.of(request)
             if request.streams:
-                answers.append(_shaped(groups.events(self.loaded, prompts, self.merges), request))
+                answers.append(
+                    _shaped(prompt_groups.events(self.loaded, prompts, self.merges), request)
+                )
                 continue
-            pieces = [*groups.pieces(self.loaded, prompts, self.merges)]
+            pieces = [*prompt_groups.pieces(self.loaded, prompts, self.merges)]
             for piece in pieces:
                 self.gathering.add(piece)
             answers.append(partial(self._answer, request, pieces))
@@ -84,7 +86,7 @@ class Generator(ServedTask):
         return [one() if isinstance(one, partial) else one for one in answers]
 
     def _answer(self, request: Request, pieces: Sequence[Piece[Prompt]]) -> Any:
-        texts = self.gathering.results(pieces, partial(groups.write, self.loaded))
+        texts = self.gathering.results(pieces, partial(prompt_groups.write, self.loaded))
         return _shaped(Answers(texts, request.truncated, request.single), request)
 
 

@@ -16,7 +16,7 @@ from recipe.data.column_names import LABEL, LABEL_NAMES, plain, split_of
 from recipe.data.columns import Role, check_named, first_known, unknown
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
-from recipe.data.files.decoding import SUFFIXES
+from recipe.data.files.image_files import SUFFIXES
 from recipe.data.files.part import Part
 from recipe.data.held_out import DataSets
 from recipe.data.labels import Labels, LabelShape

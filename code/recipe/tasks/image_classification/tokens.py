@@ -13,7 +13,7 @@ import numpy as np
 
 from recipe.console import say
 from recipe.data.column_names import LABEL
-from recipe.data.files.decoding import Unreadable, picture
+from recipe.data.files.image_files import Unreadable, picture
 from recipe.errors import DataError, ModelError, Problems
 from recipe.storage import claims
 from recipe.tasks.image_classification.batches import PictureSamples

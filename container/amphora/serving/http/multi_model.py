@@ -19,13 +19,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from amphora.common.devices import CPU
-from amphora.serving import programs
+from amphora.serving import handler_files
 from amphora.serving.http.invocations import Invocations, check_origin
-from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import MIB, ServerSettings
+from amphora.serving.telemetry import Metrics
 
 LOG = logging.getLogger("amphora.server")
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
@@ -182,7 +182,7 @@ class MultiModel:
             )
         # SAGEMAKER_PROGRAM applies to models that have the file, and to an archive for all models.
         program = self._settings.program
-        has_program = program and programs.program_path(folder / "code", program) is not None
+        has_program = program and handler_files.program_path(folder / "code", program) is not None
         shares_code = self._settings.submitted.endswith("gz")
         settings = replace(
             self._settings,

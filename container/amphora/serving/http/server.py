@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from amphora.common import devices
 from amphora.common.errors import ConfigError
-from amphora.serving import metrics
+from amphora.serving import telemetry
 from amphora.serving.http import wire
 from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.client_routes import ClientRoutes
@@ -84,7 +84,7 @@ class Front:
     def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
         self.settings = settings
         self.invocations = Invocations(settings)
-        self.metrics = metrics.Metrics()
+        self.metrics = telemetry.Metrics()
         self.models: MultiModel | None = None
         self.pool: Backend | None = None
         if settings.is_multi_model:
@@ -145,7 +145,7 @@ class Front:
         app = Starlette(routes=self.routes(), exception_handlers=handlers)
         # A redirect would point to whatever the client's Host header names.
         app.router.redirect_slashes = False
-        self._access_log = metrics.AccessLog(app, self.metrics, sys.stdout)
+        self._access_log = telemetry.AccessLog(app, self.metrics, sys.stdout)
         return self._access_log
 
     def note_refusal(self, status: int, identifier: str) -> None:
@@ -174,7 +174,9 @@ class Front:
         self.metrics.queue_age.set(max((pool.oldest for pool in self.pools), default=0.0))
         self.metrics.workers.set(sum(pool.living for pool in self.pools))
         more = b"".join([await pool.metrics_text() for pool in self.pools])
-        return Response(self.metrics.text() + more, headers={"content-type": metrics.CONTENT_TYPE})
+        return Response(
+            self.metrics.text() + more, headers={"content-type": telemetry.CONTENT_TYPE}
+        )
 
     async def page(self, request: Request) -> Response:
         """Show a page to try the model."""

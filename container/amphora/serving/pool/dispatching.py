@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections import deque
 
-from amphora.serving.metrics import Metrics
 from amphora.serving.pool.connections import Call, WorkerConnection
 from amphora.serving.protocol import batching, framing
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
+from amphora.serving.telemetry import Metrics
 
 # The most requests that a worker with turns has at once, in batches.
 _BATCHES_AT_WORK = 4

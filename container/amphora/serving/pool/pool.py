@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from amphora.serving.metrics import Metrics
 from amphora.serving.pool.connections import Call, Reply, WorkerConnection
 from amphora.serving.pool.dispatching import Dispatcher
 from amphora.serving.pool.sessions import HEADER, SessionGone, Sessions
@@ -22,6 +21,7 @@ from amphora.serving.pool.spawner import Loaded, ModelError, Spawner
 from amphora.serving.protocol import framing
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
+from amphora.serving.telemetry import Metrics
 
 LOG = logging.getLogger("amphora.pool")
 # Without a living worker, failed starts in a row for each worker after which the container ends.

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from amphora.common import archives, packages
 from amphora.common.errors import CodeError
-from amphora.serving import programs
+from amphora.serving import handler_files
 from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
@@ -29,7 +29,7 @@ class UserCode:
     def prepare(self) -> Path:
         """Return the folder of the user's code, ready to import. Raises CodeError, ConfigError."""
         settings = self._settings
-        code = programs.inner_folder(settings.code_dir, settings.program)
+        code = handler_files.inner_folder(settings.code_dir, settings.program)
         if settings.submitted and not self._is_superfluous(settings.submitted):
             self._folder = tempfile.TemporaryDirectory(prefix="amphora-code-")
             archive = Path(settings.submitted.removeprefix("file://"))
@@ -39,7 +39,7 @@ class UserCode:
             folder = Path(self._folder.name) / "code"
             folder.mkdir()
             archives.unpack(archive, folder, settings.submitted)
-            code = programs.inner_folder(folder, settings.program)
+            code = handler_files.inner_folder(folder, settings.program)
         install = packages.Install(requirements="requirements.txt")
         if (code / install.requirements).is_file():
             with packages.index(self._environ, code, install) as index:
@@ -68,7 +68,7 @@ class UserCode:
         Raises CodeError if it is a prefix and the code is nowhere.
         """
         settings = self._settings
-        has_code = programs.has_handlers(settings.code_dir, settings.program)
+        has_code = handler_files.has_handlers(settings.code_dir, settings.program)
         name = urlsplit(place).path.rpartition("/")[2]
         is_prefix = place.startswith("s3://") and "." not in name
         if is_prefix and settings.program and not has_code and not settings.is_multi_model:

@@ -21,13 +21,13 @@ import aiohttp
 
 from amphora.common.errors import near
 from amphora.common.variables import Variables
-from amphora.serving.metrics import Metrics
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.pool.spawner import ModelError
 from amphora.serving.protocol import framing, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
+from amphora.serving.telemetry import Metrics
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import ServerProcess

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from amphora.common.errors import ConfigError
-from amphora.serving import programs
+from amphora.serving import handler_files
 from amphora.serving.settings import ADAPTER_CONFIG, ServerSettings
 
 VLLM, TRANSFORMERS = "vllm", "transformers"
@@ -48,7 +48,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     wish = settings.generation
     model, adapter = _model(settings, environ)
     has_handlers = bool(
-        settings.submitted or programs.has_handlers(settings.code_dir, settings.program)
+        settings.submitted or handler_files.has_handlers(settings.code_dir, settings.program)
     )
     # A model's own handlers may read OPTION_* and adapters/ themselves.
     if not has_handlers and (lmi := sorted(name for name in environ if name.startswith(_LMI))):

@@ -125,7 +125,7 @@ class Handlers:
     tokens_fn: Handler | None = None
     turns_fn: Handler | None = None
     """Declares that predictions of several requests may be at work at once, each at a standstill
-    where it says `pause()`: see `worker.turns`."""
+    where it says `pause()`: see `worker.job_threads`."""
     describe_fn: Handler | None = None
     """Says what the model is, and which routes of clients' APIs it answers: a JSON object."""
     image_only: bool = False

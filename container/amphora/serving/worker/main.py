@@ -24,7 +24,7 @@ from typing import Any, cast
 from amphora.common import logs
 from amphora.common.errors import AmphoraError
 from amphora.serving.protocol import framing
-from amphora.serving.worker import batches, handlers, runner
+from amphora.serving.worker import conversation, handlers, runner
 
 LOG = logging.getLogger("amphora.worker")
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
             order, _ = framing.receive(control)
             if order["op"] == "serve":
                 _use_threads(order["threads"])
-                batches.serve(control, model_runner)
+                conversation.serve(control, model_runner)
             else:
                 _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
                 _fork(control, descriptor, order["threads"], model_runner)
@@ -126,7 +126,7 @@ def _fork(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
         _use_threads(threads)
-        batches.serve(socket.socket(fileno=descriptor), model_runner)
+        conversation.serve(socket.socket(fileno=descriptor), model_runner)
         status = 0
     except (EOFError, SystemExit):
         status = 0

@@ -20,7 +20,7 @@ from types import ModuleType
 
 from amphora.common import transformers4
 from amphora.common.errors import CodeError, near
-from amphora.serving import programs
+from amphora.serving import handler_files
 
 LOG = logging.getLogger("amphora.worker")
 
@@ -31,7 +31,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     Raises:
         CodeError: The program is not there, or cannot be imported.
     """
-    path = programs.program_path(code_dir, program or "inference")
+    path = handler_files.program_path(code_dir, program or "inference")
     if path is not None:
         if program and "." in program and path.suffix == ".py" and not program.endswith(".py"):
             return _import_by_name(program, path, code_dir)
@@ -39,7 +39,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     if not program:
         return None
     names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
-    if "." in program and programs.DOTTED.fullmatch(program) and not program.endswith(".py"):
+    if "." in program and handler_files.DOTTED.fullmatch(program) and not program.endswith(".py"):
         # An installed module; a plain name would also find the standard library's `code`.
         # find_spec fails for a missing parent package, and for a module without a spec.
         with contextlib.suppress(ImportError, ValueError):

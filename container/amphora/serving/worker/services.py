@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from amphora.common.errors import CodeError
-from amphora.serving import programs
+from amphora.serving import handler_files
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker import modules
 from amphora.serving.worker.context import Context
@@ -29,13 +29,13 @@ def find(code_dir: Path, program: str | None) -> ModuleType | None:
     Raises:
         CodeError: It cannot be imported, or has neither `handle` nor a class of a service.
     """
-    path = code_dir / f"{programs.HANDLER_SERVICE}.py"
+    path = code_dir / f"{handler_files.HANDLER_SERVICE}.py"
     if not path.is_file():
         return None
-    module = modules.load(path, programs.HANDLER_SERVICE, code_dir)
+    module = modules.load(path, handler_files.HANDLER_SERVICE, code_dir)
     if serves(module):
         return module
-    if program is not None and programs.program_path(code_dir, program) == path:
+    if program is not None and handler_files.program_path(code_dir, program) == path:
         raise CodeError(
             f"{path} has neither a function handle(data, context) nor a class with the methods"
             " initialize(context) and handle(data, context).",
@@ -102,5 +102,5 @@ def call_service(
     if status >= 400:
         LOG.error("Request %s: the service answered %d: %s", context.request_id, status, result[0])
         code = "handler_failed" if status >= 500 else "bad_request"
-        raise Fault(status, code, f"{programs.HANDLER_SERVICE}: {phrase or 'failed'}")
+        raise Fault(status, code, f"{handler_files.HANDLER_SERVICE}: {phrase or 'failed'}")
     return result[0], context.get_response_content_type(0) or ""

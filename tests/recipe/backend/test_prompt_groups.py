@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.backend.generation import groups
+from recipe.backend.generation import prompt_groups
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import reading
+from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
 from tests.support.serving_kit import save, tokenizer
 
@@ -62,7 +62,7 @@ def made(kind: str, folder: Path) -> Generator:
 
 def request(inputs: Any, **parameters: Any) -> Any:
     body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    return reading.read(body, "application/json", "/invocations")
+    return request_reader.read(body, "application/json", "/invocations")
 
 
 def alone(model: Generator, asked: Any, new: int) -> str:
@@ -105,13 +105,13 @@ def test_prompts_of_equal_settings_share_a_batch(
     gpt2: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    write = groups.write
+    write = prompt_groups.write
 
     def counted(loaded: Any, prompts: Any, *rest: Any) -> Any:
         sizes.append(len(prompts))
         return write(loaded, prompts, *rest)
 
-    monkeypatch.setattr(groups, "write", counted)
+    monkeypatch.setattr(prompt_groups, "write", counted)
     gpt2.predict([request(word, max_new_tokens=3 + place % 2) for place, word in enumerate(WORDS)])
     assert sizes == [6, 5]
     # Padding would be penalised, too.

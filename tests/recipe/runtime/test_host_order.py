@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
-from recipe.runtime.turns import first_of_host
+from recipe.runtime.host_order import first_of_host
 
 TIMEOUT = 5.0
 """Of collectives, in seconds; what the first process does takes longer."""

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from amphora.serving.protocol import framing
-from amphora.serving.worker import turns as turns_module
-from amphora.serving.worker.turns import Left, Turns
+from amphora.serving.worker import job_threads
+from amphora.serving.worker.job_threads import Left, Turns
 from tests.support.servers import Running, Start
 from tests.support.until import until
 from tests.support.worker_front import Front, answers
@@ -72,7 +72,7 @@ class Clocked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.seen = 0.0, ""
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(turns_module, "time", clock)
+        monkeypatch.setattr(job_threads, "time", clock)
         self.turns = Turns(lambda: False)
 
     def add(self, **slices: tuple[int, float]) -> None:

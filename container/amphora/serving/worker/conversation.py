@@ -1,7 +1,7 @@
 """Answers the batches of requests that the front process sends to a worker.
 
 An error affects only the request that caused it. If the handlers take turns (`turns_fn`), more
-requests arrive while others are at work: see `amphora.serving.worker.turns`.
+requests arrive while others are at work: see `amphora.serving.worker.job_threads`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from amphora.common import logs
 from amphora.common.devices import CPU, KINDS
 from amphora.serving.protocol import batching, framing, media_types
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker.job_threads import Job, TakesLong, Turns
 from amphora.serving.worker.runner import Item, ModelRunner
-from amphora.serving.worker.turns import Job, TakesLong, Turns
 
 LOG = logging.getLogger("amphora.worker")
 # The longest slice of work. The number of tokens that the model computes in it is measured.
