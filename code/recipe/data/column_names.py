@@ -48,7 +48,7 @@ _SECONDS = {
     "prompt": ("response", "completion"),
     "anchor": ("target", "positive", "candidate"),
 }
-_TWINS = [
+TWINS = [
     (f"{name}{between}{one}", f"{name}{between}{other}")
     for name in ("sentence", "text", "question", "s", "string", "title", "sent", "input")
     for between in ("", "_")
@@ -56,11 +56,11 @@ _TWINS = [
 ]
 PAIR_NAMES = [
     *((first, second) for first, seconds in _SECONDS.items() for second in seconds),
-    *_TWINS,
+    *TWINS,
     ("#1_string", "#2_string"),  # MRPC's own files
 ]
 """What the two columns of a pair are called, in the order in which they are read."""
-THIRDS = {second: second[:-1] + {"2": "3", "b": "c"}[second[-1]] for _, second in _TWINS}
+THIRDS = {second: second[:-1] + {"2": "3", "b": "c"}[second[-1]] for _, second in TWINS}
 """What a third text is called, beside which two are not a pair."""
 
 METADATA = (
@@ -84,7 +84,10 @@ PROMPT_NAMES = ("prompt", "instruction", "question")
 COMPLETION_NAMES = ("completion", "response", "answer", "output")
 MESSAGES_NAMES = ("messages", "conversation", "conversations", "chat")
 
+IMAGES = ("image", "images", "video", "videos", "audio", "audios")
+ANSWERS_COMPARED = ("chosen", "rejected")
 PROMPT_PARTS = (
+    *IMAGES,
     *("input", "inputs", "context", "system", "system_prompt", "history", "choices", "options"),
     *("passage", "paragraph", "document", "article", "story"),
 )
@@ -93,15 +96,14 @@ _COMPLETION_PARTS = (
     *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
     *("chain_of_thought", "rationale"),
 )
-IMAGES = ("image", "images", "video", "videos", "audio", "audios")
 TOOLS = "tools"
 """The column of the tools that a conversation may call."""
 TEMPLATE_PARTS = (TOOLS, "functions", "chat_template_kwargs", *IMAGES)
 """Columns beside conversations that TRL hands to their chat template."""
 DOCUMENT_PARTS: Mapping[str, Sequence[str]] = {
-    PROMPT: (*PROMPT_PARTS, *_COMPLETION_PARTS, *SURE_LABELS, TEXT),
+    PROMPT: (*PROMPT_PARTS, *_COMPLETION_PARTS, *SURE_LABELS, TEXT, *ANSWERS_COMPARED),
     MESSAGES: ("system", "system_prompt", "system_message"),
-    TEXT: ("chosen",),
+    TEXT: ANSWERS_COMPARED,
 }
 """What columns are called that belong to a document of each kind."""
 SPAN_PARTS = ("word", "target_word", "span", "span_text", "span_index", "start", "end")

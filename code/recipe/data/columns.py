@@ -30,6 +30,7 @@ from recipe.data.column_content import (
     values_of,
 )
 from recipe.data.column_names import (
+    ANSWERS_COMPARED,
     COMPLETION,
     COMPLETION_NAMES,
     DOCUMENT_PARTS,
@@ -188,7 +189,8 @@ def choose(
         if role.parts and role.what in chosen and role.key not in named:
             if len(roles) > 1:
                 check_choices(part)
-            check_parts(part, chosen.values(), role.parts, f"{role.key}={chosen[role.what]}")
+            leave = f"{role.key}={chosen[role.what]}" if role.key else ""
+            check_parts(part, chosen.values(), role.parts, leave)
     return chosen
 
 
@@ -211,7 +213,7 @@ def unknown(part: Part, missing: Sequence[Role]) -> DataError:
         return DataError(f"{part.path} is {what}.", remedy)
     plural = "s" if len(missing) > 1 else ""
     pronoun = "them" if plural else "it"
-    keys = [role.key or role.names[0] for role in missing]
+    keys = [role.key or role.what for role in missing]
     remedy = f"Name {pronoun} in the hyperparameter{plural} {' and '.join(keys)}."
     if not all(role.key for role in missing):
         remedy = f"Rename {pronoun} to {' and '.join(keys)}."
@@ -468,13 +470,16 @@ def of_documents(
 def check_choices(part: Part) -> None:
     """Raise DataError if there are answers to choose from, in lists or in columns as `option_1`.
 
-    Their label says which is right, and would be learned by heart without them.
+    Without them, a model could only learn the labels of the right answers by heart.
     """
     found, by_stem = [], defaultdict(list)
     for name in part.table.column_names:
         kind, match = part.table.schema.field(name).type, _CHOICE.fullmatch(plain(name))
-        if _CHOICES & {*plain(name).split(".")} and (is_list(kind) or "." in name):
-            found.append(name)
+        if _CHOICES & {*plain(name).split(".")}:
+            # In a CSV, lists and records are written as strings.
+            values = values_of(part, name) if is_string(kind) else []
+            is_written = bool(values) and all(value.lstrip()[:1] in ("[", "{") for value in values)
+            found += [name] if is_list(kind) or "." in name or is_written else []
         elif match and (is_string(kind) or (match[1] and pa.types.is_integer(kind))):
             by_stem[match[1]].append(name)
     found += [name for stem, of in by_stem.items() if len(of) > (1 if stem else 2) for name in of]
@@ -509,8 +514,8 @@ def check_parts(part: Part, read: Collection[str], names: Collection[str], leave
         if name in IMAGES:
             remedy = SCRIPT
         elif not leave:
-            remedy = "Write them into a system message, or remove the column."
-        elif name == "chosen":
+            remedy = f"Write them into what is read, or remove the column {column!r}."
+        elif name in ANSWERS_COMPARED:
             remedy = "Give task=preference to learn from both answers, or remove the column."
         elif is_label:
             remedy = f"Keep the rows that are wanted, or give {leave} to learn all rows alike."

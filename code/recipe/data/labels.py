@@ -272,28 +272,28 @@ def listed_names(given: str) -> list[str]:
 
 
 def check_spellings(place: str, names: Iterable[str]) -> None:
-    """See that no two classes are one, written in two ways: other case, blanks, or bytes of the
-    same letters. The letters of an alphabet are classes of their own.
+    """Check that no class is written in two ways: case, blanks, Unicode forms, leading zeros.
+
+    The letters of an alphabet are different classes.
 
     Args:
         place: What holds the names, for the message.
 
     Raises:
-        DataError: two are.
+        DataError: two names differ only in these.
     """
     names = sorted(names)
     if len(names) > _ALPHABET and all(len(name) == 1 for name in names):
         return
     by_plain: dict[str, str] = {}
     for name in names:
-        other = by_plain.setdefault(
-            "".join(unicodedata.normalize("NFC", name).lower().split()), name
-        )
+        key = "".join(unicodedata.normalize("NFC", name).lower().split())
+        other = by_plain.setdefault(key.lstrip("0") if key.isdigit() else key, name)
         if other != name:
             raise DataError(
                 f"{place} has the classes {other!r} and {name!r}, which would be two.",
-                "Write them alike. If they are two, give them names that differ in more than case "
-                "and blanks.",
+                "Write them alike. If they are two, give them names that differ in more than case, "
+                "blanks and leading zeros.",
             )
 
 

@@ -38,7 +38,7 @@ from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
-from recipe.data.reading import describe, read_parts
+from recipe.data.reading import describe, only, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -101,7 +101,7 @@ def load(
         if first is not None:
             local = columns.of_documents(first, hyperparameters, None, kinds)
     like = hosts.first(local)
-    choose = functools.partial(_chosen, hyperparameters, kinds)
+    choose = functools.partial(_chosen, hyperparameters, kinds, notes)
     read: dict[str, list[_Read]] = {}
     with hosts.together():
         problems = Problems()
@@ -222,10 +222,22 @@ def _with_alpaca_prompts(part: Part) -> Part:
 def _chosen(
     hyperparameters: Hyperparameters,
     kinds: Collection[str],
+    notes: list[str],
     part: Part,
     like: dict[str, str] | None,
 ) -> _Read:
     chosen = columns.of_documents(part, hyperparameters, like, kinds)
+    if COMPLETION in chosen:
+        cells = part.table[chosen[COMPLETION]]
+        is_kept = cells.is_valid()
+        if is_string(cells.type):
+            is_kept = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
+        part = only(part, is_kept.to_pylist(), "have no completion", notes)
+        if not part.table.num_rows:
+            raise DataError(
+                f"Column {chosen[COMPLETION]!r} of {part.path} has no completion in any row.",
+                "Name the column of completions in completion_column.",
+            )
     if TEXT in chosen:
         part = values.with_texts(part, chosen[TEXT])
     tools = next((name for name in part.table.column_names if plain(name) == TOOLS), None)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_content import is_mark, is_text
-from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
+from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, SURE_LABELS, TWINS, plain
 from recipe.data.columns import check_choices, check_named, given_texts, pair_by_name
 from recipe.data.evidence import CLASSIFIER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
@@ -62,7 +62,8 @@ _JUDGING = frozenset({
     *("label", "labels", "class", "grade", "grades", "graded", "rating", "ratings", "rel"),
     *("relevance", "relevant", "relevancy", "judgement", "judgment", "judgements", "judgments"),
     *("target", "gold", "match", "matches", "matched", "same", "duplicate", "duplicates", "dup"),
-    *("paraphrase", "similar", "similarity", "score", "correct", "irrelevant", "is", "y"),
+    *("paraphrase", "similar", "similarity", "distance", "score", "correct", "irrelevant", "is"),
+    "y",
 })  # fmt: skip
 """Words in the names of columns that say which texts belong to which."""
 _JUDGED_ROWS, _MOST_JUDGEMENTS = 1_000, 50
@@ -180,7 +181,7 @@ def load(
                 "Leave the column out if all texts belong to their queries, or give rows whose do "
                 "not.",
             )
-        if like.kind == SCORED:
+        if like.kind == SCORED and hyperparameters.label_column is None:
             _refuse_entailment(like, table)
         kind, arranged = arrange(like.kind, table, notes)
         built[split] = held_out.data_set([arranged])
@@ -194,16 +195,23 @@ def load(
 
 
 def _refuse_entailment(columns: RelevanceColumns, table: pa.Table) -> None:
-    """Raises DataError where numbers are classes of entailment: its 0 would be the least alike."""
+    """Raise DataError if scores may be classes of entailment, whose 0 means entailment.
+
+    They may be if the texts are a premise and a hypothesis, or two alike (`sentence1` and
+    `sentence2`) with the three labels 0, 1 and 2.
+    """
     numbers = set(pc.unique(pc.list_flatten(table[SCORES])).to_pylist())
     names = plain(columns.query), plain(columns.text)
-    if set(names) == {"premise", "hypothesis"} and numbers <= {-1.0, 0.0, 1.0, 2.0}:
+    are_classes = numbers <= {-1.0, 0.0, 1.0, 2.0}
+    is_label = plain(str(columns.score)) in (*SURE_LABELS, "gold_label")
+    are_three = is_label and names in TWINS and {0.0, 1.0, 2.0} <= numbers
+    if are_classes and (set(names) == {"premise", "hypothesis"} or are_three):
         raise DataError(
-            f"Column {columns.score!r} of {columns.query!r} and {columns.text!r} has the numbers "
-            f"{', '.join(f'{number:g}' for number in sorted(numbers))}, as classes of entailment "
-            "have, of which 0 says that the texts belong together.",
-            "Give triplets: anchor, positive (what follows from it) and negative (what contradicts "
-            "it). If higher numbers are of texts that are more alike, rename the columns.",
+            f"Column {columns.score!r} beside {columns.query!r} and {columns.text!r} has the "
+            f"numbers {', '.join(f'{number:g}' for number in sorted(numbers))}, which may be "
+            "classes of entailment (0 is entailment).",
+            "Give triplets: anchor, positive (entailed) and negative (contradicted). If higher "
+            f"numbers mean more similar texts, give label_column={columns.score}.",
         )
 
 
@@ -287,7 +295,7 @@ def _refuse_unread_judgement(part: Part, read: Sequence[str]) -> None:
         if name in read or pa.types.is_nested(kind) or not words & _JUDGING:
             continue
         sample = dict.fromkeys(part.table[name].slice(0, _JUDGED_ROWS).to_pylist())
-        if 1 < len(sample) <= _MOST_JUDGEMENTS:
+        if len(sample) > 1 and (len(sample) <= _MOST_JUDGEMENTS or not is_string(kind)):
             shown = ", ".join(json.dumps(value, default=str) for value in list(sample)[:3])
             raise DataError(
                 f"{part.path} has a column {name!r} ({shown} ...) beside {read[0]!r} and "

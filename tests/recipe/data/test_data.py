@@ -409,6 +409,7 @@ BROKEN = [
     (GOOD + "text,\n", {}, ["a.csv line 32", "no label", "'label'"]),
     (GOOD + "text,POS\n", {}, ["'label'", "'POS' and 'pos'", "Write them alike"]),
     (GOOD + "text,cafe\u0301\ntext,caf\u00e9\n", {}, ["would be two", "Write them alike"]),
+    ("text,label\n" + "a,01\nb,1\nc,2\n" * 9, {}, ["'01' and '1', which would be two"]),
     (GOOD + "text,0.5\n", {}, ["a.csv line 32", "'0.5'", "no class"]),
     (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "iconv"]),
     ("text,label\n", {}, ["no rows", "a.csv"]),

@@ -100,7 +100,15 @@ SHAPES = {
         ENCODER, lambda n: {"tokenized_text": ADA.split(), "ner": [[2, 2, "person"]]},
         "6 words in column", argv=("--task", TAGS, "--text_column", "tokenized_text"),
     ),
+    "two columns of tags": Shape(
+        ENCODER, lambda n: {"tokens": ["Ada", "sat"], "labels": ["B-PER", "O"],
+                            "tags": ["NNP", "VBD"]},
+        "label_column=tags or label_column=labels", argv=("--task", TAGS),
+    ),
     # Questions
+    "squad with another context": Shape(
+        ENCODER, lambda n: {**SQUAD, "paragraph": said()}, "values in column 'paragraph'"
+    ),
     "squad": Shape(ENCODER, lambda n: SQUAD, ANSWERS, {"answers": ["Ada"], "starts": [9]}),
     "mrqa": Shape(
         ENCODER, lambda n: {"context": ADA, "qid": str(n), "question": "who sat?",
@@ -185,7 +193,23 @@ SHAPES = {
         ENCODER, lambda n: {"query-id": n, "corpus-id": n, "score": 1}, "no two columns",
         argv=("--task", VECTORS),
     ),
+    "snli as pairs with labels": Shape(
+        ENCODER, lambda n: {"sentence1": said(), "sentence2": said(), "label": n % 3},
+        "may be classes of entailment", argv=("--task", VECTORS),
+    ),
+    "pairs of three grades, named": Shape(
+        ENCODER, lambda n: {"sentence1": "a", "sentence2": "b", "label": n % 3}, VECTORS,
+        {"scores": [0.0]}, argv=("--task", VECTORS, "--label_column", "label"),
+    ),
+    "pairs with distances": Shape(
+        ENCODER, lambda n: {"sentence1": said(), "sentence2": said(), "distance": n / 99},
+        "column 'distance'", argv=("--task", VECTORS),
+    ),
     # Texts from texts
+    "qmsum": Shape(
+        WRITER, lambda n: {"document": "long", "query": said(), "summary": "short"},
+        "values in column 'query'",
+    ),
     "xsum": Shape(
         WRITER, lambda n: {"id": "1", "document": "long", "summary": "short"}, "summarization",
         {"source": "long", "target": "short"},
@@ -233,6 +257,15 @@ SHAPES = {
         CLASSIFIER, lambda n: {"sentence": said(), "option1": "Ada", "option2": "Eve",
                                "label": n % 2}, "'option1', 'option2'",
     ),
+    "arc in a CSV": Shape(
+        CLASSIFIER, lambda n: {"question": said(), "choices": str({"text": [*"ab"]}),
+                               "answerKey": "AB"[n % 2]}, "answers to choose from in 'choices'",
+    ),
+    "cosmos_qa": Shape(
+        CLASSIFIER, lambda n: {"context": said(), "question": said(), "answer0": "a",
+                               "answer1": "b", "label": n % 2},
+        "Rename it to choices", argv=("--task", "multiple-choice"),
+    ),
     # Texts alone
     "wikipedia": Shape(
         ENCODER, lambda n: {"id": str(n), "url": "http://a/b", "title": said(3), "text": "the cat"},
@@ -275,6 +308,25 @@ SHAPES = {
     "kto for a language model": Shape(
         DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
         "values in column 'label', which belong", argv=("--task", "causal-lm"),
+    ),
+    "a completion and a rejected one": Shape(
+        DECODER, lambda n: {"prompt": said(), "completion": said(), "rejected": said()},
+        "Give task=preference",
+    ),
+    "prompts with images": Shape(
+        DECODER, lambda n: {"prompt": said(), "completion": said(), "image": "a.png"}, "TRL"
+    ),
+    "preferences about images": Shape(
+        DECODER, lambda n: {"prompt": said(), "chosen": said(), "rejected": said(), "images": ["a"]},
+        "TRL",
+    ),
+    "completions that are missing": Shape(
+        DECODER, lambda n: {"prompt": f"hi {n}", "completion": [None, " ", "yes"][n % 3]},
+        "causal-lm", {"prompt": "hi 2", "completion": "yes"},
+    ),
+    "no completion at all": Shape(
+        DECODER, lambda n: {"prompt": f"hi {n}", "completion": ""}, "no completion in any row",
+        argv=("--task", "causal-lm"),
     ),
     "medical o1": Shape(
         DECODER, lambda n: {"Question": said(), "Complex_CoT": said(), "Response": said()},

@@ -196,7 +196,7 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
         (
             [{"premise": f"a {n}", "hypothesis": "b c", "label": n % 3} for n in range(9)],
             [],
-            ["the numbers 0, 1, 2, as classes of entailment", "Give triplets"],
+            ["numbers 0, 1, 2, which may be classes of entailment", "Give triplets"],
         ),
         (
             [{"query": "a", "documents": ["b", "c"], "labels": [1]}] * 9,

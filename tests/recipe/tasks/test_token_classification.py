@@ -150,6 +150,12 @@ def test_a_column_of_documents_is_no_column_of_words(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_tags_before_their_words_are_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "d", "train.txt", "B-PER Ada\nO sat\nB-LOC Rome\n\n" * 12)
+    with pytest.raises(DataError, match=r"first column .* has tags such as 'B-PER'"):
+        load(folder, "--task", "token-classification")
+
+
 def test_class_labels_and_class_names_name_numbers(tmp_path: Path) -> None:
     features = datasets.Features(
         tokens=datasets.List(datasets.Value("string")),

@@ -74,7 +74,7 @@ def read_conll(path: Path, encoding: str) -> Part:
                 if has_words:
                     yield list(lines)
 
-    width = count = counted = named = several = 0
+    width = count = counted = named = several = words_like_tags = 0
     kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
     for rows in sentences():
         for number, cells in rows:
@@ -88,6 +88,7 @@ def read_conll(path: Path, encoding: str) -> Part:
         # The first column may number the words of each; in CoNLL-U there are 1-2 and 1.1, too.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(at) for at in range(1, len(numbers) + 1)]
+        words_like_tags += all(TAG.fullmatch(cells[0]) for _, cells in rows)
         count, counted = count + 1, counted + bool(is_counted)
         several += len(rows) > 1
         named += len(rows) > 1 and len({cells[0] for _, cells in rows}) == 1
@@ -101,6 +102,11 @@ def read_conll(path: Path, encoding: str) -> Part:
             f"The first column of {path} is the same in all lines of a sentence, as the document's "
             "name is in the files of CoNLL-2012 (OntoNotes): it has no words.",
             "Write the columns of words and tags alone into a file.",
+        )
+    if words_like_tags == count and not kinds[1]:
+        raise DataError(
+            f"The first column of {path} has tags such as {rows[0][1][0]!r}, not words.",
+            "Write the word first on each line, and its tags behind it.",
         )
     is_counted = counted == count
     is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)

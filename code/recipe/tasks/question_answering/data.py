@@ -22,7 +22,7 @@ from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
-from recipe.data.reading import FALSE, TRUE, read_parts
+from recipe.data.reading import FALSE, TRUE, describe, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -33,6 +33,7 @@ _STARTS = (
     *("answers.answer_start", "answers.start", "answer.answer_start", "answer.start"),
     *("answer_start", "answer_starts", "start", "starts", "start_position", "start_char"),
 )
+NESTED = "articles"
 _NONE_THERE = ("is_impossible", "is_unanswerable")
 _IDS = ("id", "guid", "qid", "question_id")
 _AT_ONCE, _ROWS_AT_ONCE = 10_000, 2_000
@@ -47,7 +48,7 @@ _KINDS = {
 }
 _ROLES = (
     Role(QUESTION, _QUESTIONS),
-    Role(CONTEXT, _CONTEXTS),
+    Role(CONTEXT, _CONTEXTS, parts=_CONTEXTS),
     Role(ANSWERS, _TEXTS),
     Role(STARTS, _STARTS, is_optional=True),
     Role(ID, _IDS, is_optional=True),
@@ -93,15 +94,15 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
     tables: dict[str, list[pa.Table]] = {}
-    columns_of_split: dict[str, list[str]] = {}
+    read: dict[str, list[tuple[Part, dict[str, str]]]] = {}
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
-            of_part, mended = _rows(part, hyperparameters)
+            nested = _nested_column(part)
+            columns = {NESTED: nested} if nested else choose(part, [_ROLES], hyperparameters)
+            of_part, mended = _rows(part, columns)
             tables.setdefault(split, []).append(of_part)
-            columns_of_split.setdefault(split, []).append(
-                f"{of_part.num_rows} questions from {part.path}"
-            )
+            read.setdefault(split, []).append((part, columns))
             if mended:
                 notes.append(
                     f"{mended} answers of {part.path} begin elsewhere than their start says: the "
@@ -119,10 +120,11 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
             table = table.set_column(table.column_names.index(ID), ID, numbers)
             notes.append(f"{split} data: some questions share an id: they are numbered instead.")
         built[split] = held_out.data_set([table])
-        findings.append(
-            f"{split} data: {'; '.join(columns_of_split[split])}; {_unanswered(built[split])} "
-            "without an answer"
-        )
+        count = f"{table.num_rows} questions ({_unanswered(built[split])} without an answer)"
+        parts = [part for part, _ in read[split]]
+        shown = ", ".join(f"{what} column {name!r}" for what, name in read[split][0][1].items())
+        names = {name for _, columns in read[split] for name in columns.values()}
+        findings.append(describe(split, parts, count, shown, names))
     uses, rule = held_out.assign(built, hyperparameters)
     unanswered = _unanswered(uses["train"])
     if unanswered == len(uses["train"]):
@@ -140,15 +142,14 @@ def _unanswered(split: datasets.Dataset) -> int:
     return sum(int((each == 0).sum()) for each in counts)
 
 
-def _rows(part: Part, given: Hyperparameters) -> tuple[pa.Table, int]:
+def _rows(part: Part, columns: Mapping[str, str]) -> tuple[pa.Table, int]:
     """Return the questions of a part, and how many answers' starts were corrected."""
     mended = 0
     problems = Problems()
 
     def question_rows() -> Iterator[_Row]:
         nonlocal mended
-        nested = _nested_column(part)
-        records = _flat(part, given) if nested is None else _nested(part, nested)
+        records = _nested(part, columns[NESTED]) if NESTED in columns else _flat(part, columns)
         for number, (row, name, question, context, texts, starts) in enumerate(records):
             with problems.noted():
                 if not isinstance(question, str) or not question.strip():
@@ -218,10 +219,9 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
 
 
 def _flat(
-    part: Part, given: Hyperparameters
+    part: Part, columns: Mapping[str, str]
 ) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
-    chosen = choose(part, [_ROLES], given)
-    names = [chosen.get(role.what) for role in _ROLES]
+    names = [columns.get(role.what) for role in _ROLES]
     has_starts, says_impossible = names[3] is not None, names[5] is not None
     read = list(dict.fromkeys(name for name in names if name is not None))
 

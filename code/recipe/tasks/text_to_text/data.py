@@ -23,7 +23,7 @@ from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
-from recipe.data.reading import read_parts
+from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -66,7 +66,7 @@ PAIRS = (
 )
 """What the columns of any text and what is written for it are called."""
 _TRANSLATION = "translation"
-_PARTS = (*PROMPT_PARTS, *SURE_LABELS, TEXT, "instruction", "prefix")
+_PARTS = (*PROMPT_PARTS, *SURE_LABELS, TEXT, "instruction", "prefix", "question", "query")
 """What the columns are called that belong to a source, or say which targets are wanted."""
 _LANGUAGES = (
     *("source_lang", "src_lang", "source_language", "src_language", "from_lang", "direction"),
@@ -91,19 +91,17 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
     built: dict[str, list[pa.Table]] = {}
-    findings: dict[str, str] = {}
+    parts: dict[str, list[Part]] = {}
     like: dict[str, str] | None = None
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
             columns = _columns(part, hyperparameters, like)
             like = like or columns
-            source, target = columns[SOURCE], columns[TARGET]
-            built.setdefault(split, []).append(_texts(part, source, target, notes))
-            findings.setdefault(
-                split,
-                f"{split} data: {part.format}; source column {source!r}, target column {target!r}",
+            built.setdefault(split, []).append(
+                _texts(part, columns[SOURCE], columns[TARGET], notes)
             )
+            parts.setdefault(split, []).append(part)
     problems.check()
     sets = {split: held_out.data_set(tables) for split, tables in built.items()}
     for split, rows in sets.items():
@@ -112,8 +110,12 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
                 f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
             )
     uses, rule = held_out.assign(sets, hyperparameters)
-    counted = [f"{line}; {len(sets[split])} rows" for split, line in findings.items()]
-    return TextPairs(**uses, found=[*notes, *counted, rule])
+    shown = ", ".join(f"{what} column {name!r}" for what, name in (like or {}).items())
+    findings = [
+        describe(split, of_split, f"{len(sets[split])} rows", shown, (like or {}).values())
+        for split, of_split in parts.items()
+    ]
+    return TextPairs(**uses, found=[*notes, *findings, rule])
 
 
 def _columns(

@@ -16,10 +16,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS, plain
-from recipe.data.columns import Role, choose
+from recipe.data.columns import Role, choose, several_labels
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import fasttext, formats
-from recipe.data.files.part import TAG, Part
+from recipe.data.files.part import TAG, Part, is_list
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
@@ -29,6 +29,8 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.tasks.token_classification import spans
 
 OUTSIDE, UNTAGGED = "O", -100
+_TAG_NAMES = ("tags", "labels", "label", "slots", "slot_labels", "tag")
+"""What a column of tags of any kind is called."""
 _ROLES = (
     Role(
         "words",
@@ -228,7 +230,14 @@ def _columns(
     others = dataclasses.replace(part, table=part.table.select(readable))
     known = None if like is None else dict(zip(("words", "tags"), like, strict=True))
     chosen = choose(others, [_ROLES], hyperparameters, known)
-    return chosen["words"], chosen["tags"]
+    words, tags = chosen["words"], chosen["tags"]
+    if hyperparameters.label_column is None and like is None and plain(tags) in _TAG_NAMES:
+        rivals = [name for name in part.table.column_names
+                  if name not in (words, tags) and plain(name) in _TAG_NAMES
+                  and is_list(part.table.schema.field(name).type)]  # fmt: skip
+        if rivals:
+            raise several_labels(part, [tags, *rivals])
+    return words, tags
 
 
 def _lists(words: Any, tags: Any) -> tuple[Any, Any]:

@@ -156,7 +156,7 @@ def test_conversations_that_are_no_preference(given: tuple[Any, Any, Any], why: 
          ["'images'", "TRL"]),
         ([{"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}], ["status", "tie"]),
         ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}],
-         ["'tools'", "into a system message"]),
+         ["'tools'", "remove the column 'tools'"]),
         ([{"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}],
          ["'chat_template_kwargs.thinking'"]),
     ],
