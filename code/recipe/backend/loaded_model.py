@@ -49,6 +49,8 @@ class LoadedModel:
     """The model's positions, which may be more than its tokenizer's limit; 0: as many."""
     typed: bool = False
     """Whether texts without a pair need `token_type_ids` too, since they are not all 0."""
+    answers_questions: bool = False
+    """Whether it reads questions with contexts only: Longformer refuses a text alone then."""
     padded: PaddedRows
     """How rows are padded."""
     layout: Layout | None = None
@@ -185,14 +187,19 @@ class LoadedModel:
         return replace(self, layout=None, padded=replace(self.padded, merging=ALONE))
 
     def probes(self) -> list[TokenRow]:
-        """Return a short text and a longer one."""
-        texts = ["a b c", "d " * 12]
-        return [TokenRow(ids) for ids in encode(self.tokenizer, texts, self.max_length)]
+        """Return a short text and a longer one, to compare answers with."""
+        return [self._probe(text, self.max_length) for text in ("a b c", "d " * 12)]
 
     def longest(self) -> TokenRow:
         """Return a text of as many tokens as are read, at most 4,096."""
         limit = min(self.max_length, 4096)
-        (ids,) = encode(self.tokenizer, ["d e f " * limit], limit)
+        return self._probe("d e f " * limit, limit)
+
+    def _probe(self, text: str, limit: int) -> TokenRow:
+        if self.answers_questions:
+            (ids,), _ = encode_pairs(self.tokenizer, ["a"], [text], limit)
+        else:
+            (ids,) = encode(self.tokenizer, [text], limit)
         return TokenRow(ids)
 
 

@@ -17,6 +17,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
@@ -87,7 +88,11 @@ def load(
     has_types = TYPE_IDS in tokenizer.model_input_names
     # Tokenizers without a limit report 1e30.
     loaded = around(model, tokenizer, int(min(tokenizer.model_max_length, positions_of(model))))
-    loaded = replace(loaded, typed=has_types and types_alone(tokenizer))
+    loaded = replace(
+        loaded,
+        typed=has_types and types_alone(tokenizer),
+        answers_questions=architecture is AutoModelForQuestionAnswering,
+    )
     if architecture in _WRITERS:
         if kind == "cpu" and name != "int8":
             lay_out(model, environ, functools.partial(_generation_scores, loaded))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import AutoModelForTokenClassification
 
 from recipe.backend import bounds, loading, pipelines, turns
@@ -62,7 +64,7 @@ class Tagger(ServedTask):
                     bounds.hold_windows(tokenizer, text, limit - specials, shared)
                 of_text = []
                 for chunk in self.pipeline.preprocess(text, **before):
-                    of_text.append(chunk)
+                    of_text.append(_without_padding(chunk))
                     turns.pause()
                 chunks.append(of_text)
                 rows += len(of_text)
@@ -76,7 +78,7 @@ class Tagger(ServedTask):
                     for place, (text, (chunk,)) in enumerate(
                         zip(request.texts, chunks, strict=True)
                     )
-                    if chunk["attention_mask"].sum() >= limit
+                    if chunk["input_ids"].shape[1] >= limit
                     and (
                         self.loaded.is_longer(text, limit)
                         if isinstance(text, str)
@@ -84,7 +86,7 @@ class Tagger(ServedTask):
                         > limit
                     )
                 ]
-        return [sum(int(c["attention_mask"].sum()) for c in chunks) for chunks in request.prepared]
+        return [sum(c["input_ids"].shape[1] for c in chunks) for chunks in request.prepared]
 
     def _read(self, request: Request) -> None:
         """Check the parameters and read the inputs: texts, or lists of words."""
@@ -121,11 +123,8 @@ class Tagger(ServedTask):
             for chunks_of_part in request.prepared
             for chunk in chunks_of_part
         ]:
-            count = int(chunk["attention_mask"].sum())
-            types = chunk["token_type_ids"][0, :count].tolist() if "token_type_ids" in chunk else []
-            rows.append(
-                TokenRow(chunk["input_ids"][0, :count].tolist(), types if any(types) else None)
-            )
+            types = chunk["token_type_ids"][0].tolist() if "token_type_ids" in chunk else []
+            rows.append(TokenRow(chunk["input_ids"][0].tolist(), types if any(types) else None))
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for request in requests:
@@ -155,6 +154,17 @@ class Tagger(ServedTask):
             count += len(entities[-1])
             bounds.hold(Bound.ANSWER, 6 * count, f"{count:,} entities")
         return entities
+
+
+def _without_padding(chunk: dict[str, Any]) -> dict[str, Any]:
+    """Return a window of a text without its padding, which stands before it or behind it."""
+    kept = chunk["attention_mask"][0].bool()
+    if bool(kept.all()):
+        return chunk
+    of_tokens = {name: value[:, kept] for name, value in chunk.items() if torch.is_tensor(value)}
+    if (words := chunk.get("word_ids")) is not None:
+        of_tokens["word_ids"] = list(itertools.compress(words, kept))
+    return {**chunk, **of_tokens}
 
 
 def _pausing(function: Callable[..., Any]) -> Callable[..., Any]:
