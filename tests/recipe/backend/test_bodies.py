@@ -24,6 +24,8 @@ from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
         ("application/json", '["a", "b"]', ["a", "b"], None),
         ("application/json", '{"text": "a"}', ["a"], None),
         ("application/json", '{"inputs": [{"text": "a"}]}', ["a"], None),
+        ("application/json", '{"inputs": {"inputs": ["a", "b"]}}', ["a", "b"], None),
+        ("application/json", '[{"inputs": ["a", "b"]}]', [{"inputs": ["a", "b"]}], None),
         ("application/json", '{"inputs": "a", "parameters": {"top_k": 2}}', ["a"], 2),
         ("application/json", '{"inputs": "a", "parameters": {"top_k": null}}', ["a"], None),
         ("application/json", '{"inputs": "é"}', ["é"], None),

@@ -160,6 +160,8 @@ def of_document(document: object) -> Request:
             if rest[name] != (nested or {})[name]:
                 raise BadRequest(f"{name!r} stands in the request twice, with two values.")
         parameters = {**rest, **(nested or {})}
+    while isinstance(inputs, dict) and set(inputs) == {"inputs"}:
+        inputs = inputs["inputs"]
     is_list = isinstance(inputs, list) and not is_conversation(inputs)
     return Request(
         texts=[_unwrapped(value) for value in (inputs if is_list else [inputs])],
@@ -171,10 +173,12 @@ def of_document(document: object) -> Request:
 
 def _unwrapped(value: Any) -> Any:
     """Return an input without an object around it that only names it."""
-    if isinstance(value, dict) and len(value) == 1:
+    while isinstance(value, dict) and len(value) == 1:
         ((name, inner),) = value.items()
-        if name == "inputs" or (name in _TEXT_KEYS and isinstance(inner, str)):
-            return _unwrapped(inner)
+        # A list is left in its object: it may be a pair or several inputs.
+        if name not in _TEXT_KEYS or not isinstance(inner, (str, dict)):
+            break
+        value = inner
     return value
 
 
