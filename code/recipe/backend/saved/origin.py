@@ -204,7 +204,7 @@ def _advice(folder: Path) -> str:
 def refuse_empty(tokenizer: Any, place: str) -> None:
     """Raise ModelError if a tokenizer was made of nothing: `place` has none of its files."""
     files = set(tokenizer.vocab_files_names.values())
-    # transformers 5 saves tokenizer.json alone, also of classes (GPT-2's, Funnel's) without it here.
+    # transformers 5 saves tokenizer.json alone, which some classes (GPT-2's, Funnel's) do not list.
     places = [Path(place) / file for file in (*files, "tokenizer.json")]
     lacks_files = Path(place).is_dir() and not any(path.is_file() for path in places)
     if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):
