@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.support.serving_kit import LETTERS, TEXTS, Handlers, assert_close
+from tests.support.serving_kit import LETTERS, TEXTS, Handlers, assert_close, save
 
 BYTES = {piece: place for place, piece in enumerate(
     ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", ".", *LETTERS])}  # fmt: skip
@@ -69,6 +69,18 @@ def test_longformer_answers_questions(tmp_path: Path) -> None:
     assert answer["end"] == encoded[0].offsets[last][1]
 
 
+def entities_are_those_of_transformers(folder: Path, **options: Any) -> None:
+    pipeline: Any = transformers.pipeline("token-classification", str(folder), **options)
+    expected = [json.loads(json.dumps(entities, default=float)) for entities in pipeline(TEXTS)]
+    assert_close(Handlers(folder).ask({"inputs": TEXTS, "parameters": options}), expected)
+
+
+def test_a_model_reads_the_types_of_tokens_if_zeros_change_its_answers(tmp_path: Path) -> None:
+    # GPT-2 adds a word's embedding for each type, and tokenizers of Chinese GPT-2 make types.
+    save("GPT2ForTokenClassification", tmp_path, num_labels=3)
+    entities_are_those_of_transformers(tmp_path, ignore_labels=[])
+
+
 def test_windows_that_are_padded_on_the_left_keep_their_tokens(tmp_path: Path) -> None:
     special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
     pieces = [(piece, 0.0) for piece in special] + [(piece, -3.0) for piece in ("▁", ".", *LETTERS)]
@@ -78,7 +90,6 @@ def test_windows_that_are_padded_on_the_left_keep_their_tokens(tmp_path: Path) -
         initializer_range=0.5,
     )  # fmt: skip
     saved(tmp_path, tokenizer, "XLNetForTokenClassification", config)
-    options = {"aggregation_strategy": "simple", "ignore_labels": [], "stride": 5}
-    pipeline: Any = transformers.pipeline("token-classification", str(tmp_path), **options)
-    expected = [json.loads(json.dumps(entities, default=float)) for entities in pipeline(TEXTS)]
-    assert_close(Handlers(tmp_path).ask({"inputs": TEXTS, "parameters": options}), expected)
+    entities_are_those_of_transformers(
+        tmp_path, aggregation_strategy="simple", ignore_labels=[], stride=5
+    )

@@ -57,9 +57,10 @@ class MaskFiller(ServedTask):
             request.check_parameters(PARAMETERS, "fill-mask")
             request.read(a_text, self.loaded.columns)
             mask = self.loaded.tokenizer.mask_token_id
+            every = self.loaded.encode(request)
             rows = [
-                TokenRow(ids, keep=[place for place, token in enumerate(ids) if token == mask])
-                for ids in self.loaded.encode(request)
+                TokenRow(ids, types, [place for place, token in enumerate(ids) if token == mask])
+                for ids, types in zip(every, request.type_ids or [None] * len(every), strict=True)
             ]
             for place, row in enumerate(rows):
                 if not row.keep:

@@ -124,7 +124,8 @@ class Tagger(ServedTask):
             for chunk in chunks_of_part
         ]:
             types = chunk["token_type_ids"][0].tolist() if "token_type_ids" in chunk else []
-            rows.append(TokenRow(chunk["input_ids"][0].tolist(), types if any(types) else None))
+            is_typed = self.loaded.typed or any(types)
+            rows.append(TokenRow(chunk["input_ids"][0].tolist(), types if is_typed else None))
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for request in requests:
@@ -161,10 +162,11 @@ def _without_padding(chunk: dict[str, Any]) -> dict[str, Any]:
     kept = chunk["attention_mask"][0].bool()
     if bool(kept.all()):
         return chunk
-    of_tokens = {name: value[:, kept] for name, value in chunk.items() if torch.is_tensor(value)}
-    if (words := chunk.get("word_ids")) is not None:
-        of_tokens["word_ids"] = list(itertools.compress(words, kept))
-    return {**chunk, **of_tokens}
+    tensors = {name: value[:, kept] for name, value in chunk.items() if torch.is_tensor(value)}
+    words = chunk.get("word_ids")
+    return {**chunk, **tensors} | (
+        {} if words is None else {"word_ids": list(itertools.compress(words, kept))}
+    )
 
 
 def _pausing(function: Callable[..., Any]) -> Callable[..., Any]:
