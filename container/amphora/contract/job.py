@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ CORE_KEYS = frozenset(
     }
     | _UNPREFIXED_KEYS
 )
+GROUPS_KEY = "sagemaker_distribution_instance_groups"
+"""The instance groups on which a distribution runs."""
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOMOGENEOUS = "homogeneousCluster"
 
@@ -152,8 +154,11 @@ class Job:
         return str(self.resource_config.get("network_interface_name", "eth0"))
 
     def wants(self, key: str) -> bool:
-        """Return whether a `sagemaker_..._enabled` switch is on, in any spelling of true."""
-        return str(self.sagemaker.get(key, "")).lower() in ("true", "1")
+        """Return whether a `sagemaker_..._enabled` switch is on. Raises ConfigError if unclear."""
+        value = str(self.sagemaker.get(key) or False).lower()
+        if value not in ("true", "1", "false", "0"):
+            raise ConfigError(f"{key} is {self.sagemaker[key]!r}.", "Give true or false.")
+        return value in ("true", "1")
 
 
 def read_job(environ: Mapping[str, str]) -> Job:
@@ -201,6 +206,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
             "Set the hyperparameters on the job, and remove the channel.",
         )
     hosts = _hosts(resources, paths.config / "resourceconfig.json")
+    _check_groups(resources, hosts, platform, paths.config / "resourceconfig.json")
     level_key = "sagemaker_container_log_level"
     log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
     try:
@@ -258,7 +264,7 @@ def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(
-            f"{path} holds a JSON {type(value).__name__}, not an object.",
+            f"{path} holds {text.strip()[:80]!r}, which is not a JSON object.",
             'Write {"name": "value", ...}.',
         )
     return value
@@ -299,17 +305,31 @@ def _hosts(resources: Mapping[str, Any], path: Path) -> tuple[str, ...]:
             f"{path}: 'current_host' is {current!r}, which is not among 'hosts' {hosts}.",
             "Name one of them.",
         )
-    for group in resources.get("instance_groups") or []:
+    return tuple(sorted(set(hosts)))
+
+
+def _check_groups(
+    resources: Mapping[str, Any], hosts: Sequence[str], platform: Mapping[str, Any], path: Path
+) -> None:
+    """Check the instance groups, and those on which a distribution runs."""
+    groups = resources.get("instance_groups") or []
+    for group in groups:
         if (
             not isinstance(group, dict)
             or not isinstance(group.get("instance_group_name"), str)
             or not isinstance(group.get("hosts"), list)
+            or not all(host in hosts for host in group["hosts"])
         ):
             raise ConfigError(
                 f"{path}: 'instance_groups' holds {group!r}.",
-                "Each group is an object with instance_group_name, instance_type and hosts.",
+                "Each group is an object with instance_group_name, instance_type and hosts, which"
+                f" are among 'hosts' {list(hosts)}.",
             )
-    return tuple(sorted(set(hosts)))
+    known = [group["instance_group_name"] for group in groups]
+    chosen = platform.get(GROUPS_KEY)
+    is_known = isinstance(chosen, list) and all(name in known for name in chosen)
+    if known and chosen is not None and not is_known:
+        raise ConfigError(f"{GROUPS_KEY} is {chosen!r}.", f"Give a list of groups among {known}.")
 
 
 def _check_representable(key: str, value: Any) -> None:

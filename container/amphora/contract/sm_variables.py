@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amphora.common.devices import Devices
-from amphora.contract.job import Job
+from amphora.contract.job import GROUPS_KEY, Job
 
 DIFFERENCES: Mapping[str, str] = {
     "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
@@ -161,7 +161,7 @@ def master_host(job: Job) -> str:
 
 def distribution_groups(job: Job) -> list[str]:
     """Return the instance groups that a distribution runs on."""
-    chosen = job.sagemaker.get("sagemaker_distribution_instance_groups")
+    chosen = job.sagemaker.get(GROUPS_KEY)
     if chosen is not None:
         return list(chosen)
     return [job.instance_group] if any(job.wants(key) for key in DISTRIBUTION_KEYS) else []

@@ -69,6 +69,12 @@ class Source:
                 start = file.readline(512)
             if start.startswith(b"\x7fELF"):
                 return [str(self.path)]
+            if start.endswith(b"\r\n"):
+                raise CodeError(
+                    f"{self.path} has Windows line endings, with which a shell runs other commands"
+                    " than written.",
+                    f"Convert it: sed -i 's/\\r$//' {self.name}",
+                )
             first_line = start.decode("utf-8", "replace").strip()
             named = first_line[2:].strip() if first_line.startswith("#!") else ""
             interpreter = named.split(maxsplit=1) or [shutil.which("bash") or "/bin/sh"]
@@ -159,7 +165,10 @@ def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
 def _entry(root: Path, name: str) -> Source:
     path = root / name
     if archives.leaves(Path(name)) or name.startswith("-") or not name.strip():
-        raise CodeError(f"sagemaker_program is {name!r}.", "Name a file below the code folder.")
+        raise CodeError(
+            f"sagemaker_program is {name!r}.",
+            "Give a path within the code folder, such as train.py.",
+        )
     module = name.removesuffix(".py").replace("/", ".")
     if is_package(root) and not name.endswith(".sh") and _MODULE.fullmatch(module):
         return Source(root=root, kind=ProgramKind.MODULE, name=module)

@@ -25,7 +25,7 @@ from amphora.common.archives import unpack
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
 from amphora.common.packages import Install
-from amphora.contract.job import Job, Paths, decode
+from amphora.contract.job import GROUPS_KEY, Job, Paths, decode
 from amphora.contract.sm_variables import MASTER_PORT, too_long
 from amphora.training import launch, mpi
 from amphora.training.entry_point import ProgramKind, Source
@@ -282,7 +282,7 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
     else:
         requested["process_count_per_node"] = 1
     if job.instance_groups:
-        requested["sagemaker_distribution_instance_groups"] = list(job.instance_groups)
+        requested[GROUPS_KEY] = list(job.instance_groups)
     return replace(
         job,
         entry_point=request.entry_script or "sm_train.sh",

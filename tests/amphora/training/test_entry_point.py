@@ -152,6 +152,13 @@ def test_a_place_that_does_not_exist(tree: Tree, tmp_path: Path) -> None:
 
 
 class TestKinds:
+    def test_a_shell_script_with_windows_line_endings_is_refused(self, tree: Tree) -> None:
+        tree.configure({"sagemaker_program": "run.sh"}).script(
+            "set -e\r\nfalse\r\necho on", "run.sh"
+        )
+        assert tree.train().returncode == 2
+        assert tree.failure and "run.sh has Windows line endings" in tree.failure, tree.failure
+
     def test_a_shell_script_gets_the_arguments_and_no_shell_reads_them(self, tree: Tree) -> None:
         tree.configure({"sagemaker_program": "run.sh", "text": "a 'b' $(touch pwned) \"c\""})
         tree.script(
