@@ -135,6 +135,16 @@ def test_an_adapter_whose_base_cannot_be_had_names_both(tmp_path: Path) -> None:
         assert word in str(caught.value)
 
 
+def test_a_model_in_the_folder_and_another_one_by_name_are_refused(tmp_path: Path) -> None:
+    base = save("LlamaForCausalLM", tmp_path / "base")
+    with pytest.raises(ModelError, match=r"HF_MODEL_ID is 'a/b', but .*base holds a model, too"):
+        Origin.find(str(base), {"HF_MODEL_ID": "a/b"})
+    assert Origin.find(str(base), {"HF_MODEL_ID": str(base)}).place == str(base)
+    served(adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL))
+    named = Origin.find(str(tmp_path / "model"), {"HF_MODEL_ID": str(base)})
+    assert named.place == str(tmp_path / "model")
+
+
 def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path) -> None:
     """The base has none, and a configuration without labels stands for two."""
     base = save("BertModel", tmp_path / "base")

@@ -43,13 +43,21 @@ class Origin:
         """Return the model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
 
         Raises:
-            ModelError: Neither is there.
+            ModelError: Neither is there, or both are.
         """
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
-        if any((Path(model_dir) / name).is_file() for name in _MARKS):
-            return cls(model_dir, options)
         name = environ.get("HF_MODEL_ID", "")
+        if mark := next((mark for mark in _MARKS if (Path(model_dir) / mark).is_file()), None):
+            # Of an adapter with a config.json, HF_MODEL_ID may name the base.
+            is_other = name and Path(name).absolute() != Path(model_dir).absolute()
+            if is_other and not (Path(model_dir) / ADAPTER).is_file():
+                raise ModelError(
+                    f"HF_MODEL_ID is {name!r}, but {model_dir} holds a model, too ({mark}).",
+                    "Leave HF_MODEL_ID out to serve the model of model.tar.gz"
+                    " (AMPHORA_MODEL_NAME names it in answers), or leave out the archive.",
+                )
+            return cls(model_dir, options)
         if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
             options["token"] = token
         if (Path(model_dir) / ADAPTER).is_file():

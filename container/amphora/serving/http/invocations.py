@@ -121,7 +121,9 @@ class Invocations:
         answer = {**answer, **reply.headers, **self._closing()}
         answer.update({"content-type": reply.content_type, "x-request-id": call.id})
         if reply.chunks is None:
-            return Response(reply.body, reply.status, answer)
+            # HTTP allows no body with these statuses.
+            body = b"" if reply.status in (204, 304) else reply.body
+            return Response(body, reply.status, answer)
         if request.scope["http_version"] == "1.0":
             # HTTP/1.0 has no chunks: the client would read their lengths as part of the answer.
             whole = b"".join([chunk async for chunk in chunks(call, reply, pool)])

@@ -184,6 +184,8 @@ class MultiModel:
         program = self._settings.program
         has_program = program and handler_files.program_path(folder / "code", program) is not None
         shares_code = self._settings.submitted.endswith("gz")
+        if program and not has_program and not shares_code:
+            LOG.info("Model %s has no code/%s: the image's handlers serve it.", name, program)
         settings = replace(
             self._settings,
             model_name=name,

@@ -101,18 +101,21 @@ def answer(result: Any, accept: str) -> tuple[Any, str]:
         content_type = first if first and "*" not in first else JSON
     if isinstance(body, (GeneratorType, Iterator)):
         return body, content_type
-    return as_bytes(body), content_type
+    return as_bytes(body, content_type), content_type
 
 
-def as_bytes(body: Any) -> bytes:
-    """Encode str, and other values as JSON; keep bytes. Raises TypeError with the remedy."""
+def as_bytes(body: Any, content_type: str) -> bytes:
+    """Encode str in the type's charset, and other values as JSON; keep bytes.
+
+    Raises TypeError with the remedy.
+    """
     if isinstance(body, (bytes, bytearray, memoryview)):
         return bytes(body)
-    if isinstance(body, str):
-        return body.encode()
     try:
+        if isinstance(body, str):
+            return body.encode(charset(content_type))
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError) as error:
         raise TypeError(
             f"a {type(body).__name__} cannot be sent ({error}):"
             " return bytes, str or JSON values (without NaN and infinity)"

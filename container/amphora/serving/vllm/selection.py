@@ -112,7 +112,15 @@ def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, P
     # The recipe saves config.json of the base with an adapter.
     has_weights = any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     if has_weights or not (folder / ADAPTER_CONFIG).is_file():
-        return (str(folder) if (folder / "config.json").is_file() else on_hub), None
+        if not (folder / "config.json").is_file():
+            return on_hub, None
+        if on_hub and Path(on_hub).absolute() != folder.absolute():
+            raise ConfigError(
+                f"HF_MODEL_ID is {on_hub!r}, but {folder} holds a model, too.",
+                "Leave HF_MODEL_ID out to serve the model of model.tar.gz (AMPHORA_MODEL_NAME names"
+                " it in answers), or leave out the archive.",
+            )
+        return str(folder), None
     base = str(_read(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "")
     last = Path(base).name
     # The image's own handlers look in the same places.

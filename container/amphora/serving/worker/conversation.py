@@ -312,7 +312,9 @@ class Conversation:
                         cancelled.add(self._take_frame())
                     if item.id in cancelled:
                         break
-                self._send_frame({"id": item.id, "more": True}, media_types.as_bytes(chunk))
+                self._send_frame(
+                    {"id": item.id, "more": True}, media_types.as_bytes(chunk, content_type)
+                )
         finally:
             del self._credit[item.id]
         self._send_frame({"id": item.id, "more": False, "closed": runner.ends_session(item)})

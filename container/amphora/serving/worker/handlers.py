@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,9 @@ _BESIDE = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # The image's own inference.py does not define these.
 _BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
 _DEFAULTS = "the image's defaults"
+# How names of handlers are misspelled: inputfn, predict_func, outputFunction.
+_ENDING = re.compile(r"(?:fun|func|function)$")
+_PLAIN_NAMES = {name.replace("_", ""): name for name in _SIGNATURES}
 
 
 class Defaults(Protocol):
@@ -173,6 +177,13 @@ def resolve(
     user = None if service is not None else modules.user_module(code_dir, program)
     file = str(getattr(user, "__file__", ""))
     defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
+    for name, value in vars(user).items() if user is not None else ():
+        meant = _PLAIN_NAMES.get(_ENDING.sub("fn", name.replace("_", "").lower()))
+        is_call = inspect.isfunction(value) and not defined & {"transform_fn", meant}
+        if meant is not None and is_call:
+            raise CodeError(
+                f"{file} defines {name}, which the server does not call.", f"Rename it {meant}."
+            )
     if user is not None and not defined and services.serves(user):
         service = user
     if service is not None:
@@ -197,6 +208,8 @@ def resolve(
     if not defined - _BESIDE:
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
+        elif model_dir is not None and (model_dir / "inference.py").is_file():
+            LOG.warning("%s/inference.py is not used: put it into %s.", model_dir, code_dir)
         return _of_image(image_code, functions.get("pre_model_fn"), model_dir)
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
         functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])

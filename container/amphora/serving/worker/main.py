@@ -74,7 +74,7 @@ def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner |
         model_runner = runner.load(resolved, runner.RunnerSettings(**order["runner"]))
     except AmphoraError as error:
         reason = str(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         LOG.exception("The model could not be loaded.")
         reason = f"{type(error).__name__}: {error}"
     else:

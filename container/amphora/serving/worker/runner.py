@@ -226,7 +226,7 @@ def _call(handler: Handler, item: Item, *args: Any) -> Any:
         return handler(*args, context=item.context)
     except Fault:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _free_device(error)
         raise _fault_of(handler, error) from error
 
@@ -261,7 +261,7 @@ def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
         raise _fault_of(handler, error) from error
 
 
-def _fault_of(handler: Handler, error: Exception) -> Fault:
+def _fault_of(handler: Handler, error: BaseException) -> Fault:
     """Return the error for a handler's exception, with a status by its kind and handler."""
     status = 500
     declared = getattr(error, "status_code", None)

@@ -143,6 +143,32 @@ def test_transform_fn_with_context_answers_alone(start: Start) -> None:
     assert answer.headers["content-type"] == "text/plain"
 
 
+def test_odd_results_of_handlers(start: Start) -> None:
+    """Text in its type's charset, a status without a body, and a call of sys.exit."""
+    code = """
+    import sys
+
+    def model_fn(model_dir):
+        return None
+
+    def transform_fn(model, body, content_type, accept, context):
+        if body == "3":
+            sys.exit(3)
+        if body == "204":
+            context.set_response_status(204)
+        return "\\ud800" if body == "half" else "é", "text/plain; charset=iso-8859-1"
+    """
+    server = start(code).ready()
+    assert server.invoke(1).content == "é".encode("iso-8859-1")
+    assert [server.invoke(204).status_code, server.invoke(204).content] == [204, b""]
+    ended = server.invoke(3)
+    assert error_of(ended)["message"] == "transform_fn: failed: SystemExit: 3"
+    half = server.http.post("/invocations", content="half", headers={"content-type": "text/csv"})
+    assert error_of(half)["message"].startswith("transform_fn: failed: TypeError: a str cannot")
+    server.stop()
+    assert "failed in the server" not in server.log and "is gone" not in server.log
+
+
 def test_sigterm_answers_everything_that_has_arrived_and_exits_0(start: Start) -> None:
     code = ECHO.replace('return {"echo"', 'import time; time.sleep(0.03); return {"echo"')
     server = start(code).ready()

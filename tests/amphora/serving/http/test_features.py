@@ -181,7 +181,7 @@ def test_models_come_and_go(start: Start, tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(
     start: Start, tmp_path: Path
 ) -> None:
-    server = start(SAGEMAKER_MULTI_MODEL="true").ready()
+    server = start(SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_PROGRAM="inference.py").ready()
     http = server.http
     good = write_model(tmp_path / "models" / "good", NAMED)
     bad = write_model(tmp_path / "models" / "bad", "import not_there")
@@ -191,6 +191,10 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(
     assert "not_there" in answer.json()["error"]["message"]
     nowhere = http.post("/models", json={"model_name": "n", "url": str(tmp_path / "n")})
     assert nowhere.status_code == 404
+    (tmp_path / "bare").mkdir()
+    bare = http.post("/models", json={"model_name": "bare", "url": str(tmp_path / "bare")})
+    assert bare.status_code == 500
+    assert "Model bare has no code/inference.py: the image's handlers serve it." in server.log
     assert http.post("/models", json=[]).status_code == 400
     assert http.post("/models/good/invoke", json=1).json() == ["good", 1]
     assert server.ping() == 200

@@ -131,6 +131,10 @@ def test_a_name_on_the_hub_needs_a_task_or_a_variable(tmp_path: Path) -> None:
     assert _select(tmp_path, HF_MODEL_ID="a/b").engine == "transformers"
     assert _select(tmp_path, HF_MODEL_ID="a/b", HF_TASK="text-generation").model == "a/b"
     assert _select(tmp_path, SM_VLLM_MODEL="a/b").model == "a/b"
+    folder = _save(tmp_path)
+    assert _select(tmp_path, HF_MODEL_ID=str(folder)).model == str(folder)
+    with pytest.raises(ConfigError, match=r"HF_MODEL_ID is 'a/b', but .* holds a model, too"):
+        _select(tmp_path, HF_MODEL_ID="a/b")
 
 
 def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:

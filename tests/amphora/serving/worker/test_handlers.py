@@ -127,6 +127,8 @@ def test_context_is_decided_by_the_parameters(
         ("model_fn = 3", ["model_fn is 3", "must be a function"]),
         ("async def predict_fn(data, model): pass", ["predict_fn is written with `async def`"]),
         ("def transform_fn(m, b, c, a): pass\ndef input_fn(b, c): pass", ["also input_fn"]),
+        ("def predict_func(data, model): pass", ["defines predict_func", "Rename it predict_fn"]),
+        ("def input_fn(b, c): pass\ndef predictFn(d, m): pass", ["defines predictFn"]),
     ],
 )
 def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: list[str]) -> None:
