@@ -59,8 +59,7 @@ def run(trackers: Sequence[str], parameters: Mapping[str, str]) -> Iterator[None
     """Open an MLflow run, if requested, from before training to after the last evaluation.
 
     The Trainer's own run ends with training, and each later evaluation starts another one.
-    The run has the parameters; its status is FINISHED, FAILED, or KILLED
-    after a stop.
+    The run has the parameters; its status is FINISHED, FAILED, or KILLED after a stop.
     """
     if MLFLOW not in trackers or not is_first_process():
         yield

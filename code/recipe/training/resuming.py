@@ -149,13 +149,6 @@ class Resumable(XlaTrainer):
             self.leave()
             raise
 
-    def before_steps(self) -> None:
-        """Run before the first step.
-
-        Weights and state are loaded, and no random number of the step has been drawn.
-        """
-        self.evaluate_what_is_due()
-
     def files_beside(self) -> dict[str, bytes]:
         """Return additional files for a checkpoint, by name; `restore` receives them."""
         return {}
@@ -171,10 +164,12 @@ class Resumable(XlaTrainer):
         if names:
             self.restore(everyones(files)[0])
 
-    def evaluate_what_is_due(self) -> None:
+    def before_steps(self) -> None:
         """Run the evaluation that was due when the checkpoint was saved, if there was one.
 
-        If it ends training by early stopping, no step may follow, as in a run without interruption.
+        Called before the first step: weights and state are loaded, and no random number of the step
+        has been drawn. If the evaluation ends training by early stopping, no step may follow, as in
+        a run without interruption.
         """
         if not evaluation_is_due(self.args, self.state):
             return
