@@ -36,7 +36,7 @@ class Material:
     """Tokens of each training text, truncated."""
     max_length: int
     batch_size: int
-    """Of one process, in training."""
+    """The hyperparameter, with which the report compares."""
     places: int
     """Tokens computed in one pass over the training texts, padding included."""
     phases: Mapping[str, float]
@@ -66,6 +66,7 @@ def of_run(
     facts: Facts,
     show: Callable[[], Sequence[Section]],
     max_length: int,
+    batch_size: int,
     seconds: Mapping[str, float],
     price_per_hour: float | None,
     hosts: int,
@@ -75,6 +76,7 @@ def of_run(
 
     Args:
         show: Returns the task's sections about the model's answers.
+        batch_size: The hyperparameter; the trainer's may be smaller (`worlds.by_length`).
         seconds: Seconds of each phase; training includes evaluations.
     """
     try:
@@ -94,7 +96,7 @@ def of_run(
             max_length=max_length,
             places=trainer.tokens_computed(),
             phases=phases,
-            batch_size=trainer.args.per_device_train_batch_size,
+            batch_size=batch_size,
             price_per_hour=price_per_hour,
             hosts=hosts,
             epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),

@@ -94,9 +94,17 @@ def run(
         if hyperparameters.predicts and (predictions := plan.task.answers(job.trainer)) is not None:
             predicted.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
-            length = job.loaded.max_length
-            price = hyperparameters.price_per_hour
-            report.of_run(job.trainer, facts, show, length, watch.seconds, price, hosts, output)
+            report.of_run(
+                job.trainer,
+                facts,
+                show,
+                job.loaded.max_length,
+                hyperparameters.per_device_train_batch_size,
+                watch.seconds,
+                hyperparameters.price_per_hour,
+                hosts,
+                output,
+            )
     if xla.in_use():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if plan.device.kind == "cuda":
