@@ -122,7 +122,10 @@ def _host(
         fp16=hyperparameters.passed.get("fp16", False),
     )
     is_job = processes is None
-    world = chosen if processes is None else dataclasses.replace(chosen, processes=processes)
+    world = chosen
+    if processes not in (None, chosen.processes):
+        # How many of them share this host's cores is not known here.
+        world = dataclasses.replace(chosen, processes=processes, threads=None)
     if is_job:
         device.join(chosen.kind, environ)
     passed = hyperparameters.passed
@@ -195,22 +198,23 @@ def _same_task(
     Raises:
         DistributedError: Hosts detect different tasks.
     """
-    here = detection.find(hyperparameters, channels)
     if not hosts.sharded:
-        return here
+        return detection.find(hyperparameters, channels)
+    found: tuple[str, str] | None = None
     try:
         requested = hyperparameters.dataset_config_name
         has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
     except DataError:
         has_data = False  # reading the data reports the error
-    detected = hosts.each((here, has_data))
-    reasons_of_tasks = dict(found for found, has in detected if has)
-    if len(reasons_of_tasks) > 1:
-        listed = [
-            f"{name}: {task}" for name, ((task, _), _) in zip(hosts.names, detected, strict=True)
-        ]
+    with hosts.together():
+        if has_data:
+            found = detection.find(hyperparameters, channels)
+    detected = hosts.each(found)
+    tasks = {host: of[0] for host, of in zip(hosts.names, detected, strict=True) if of is not None}
+    if len(set(tasks.values())) > 1:
+        listed = ", ".join(f"{host}: {task}" for host, task in tasks.items())
         raise DistributedError(
-            f"The hosts detect different tasks in their parts of the data: {', '.join(listed)}.",
+            f"The hosts detect different tasks in their parts of the data: {listed}.",
             "Set the hyperparameter task.",
         )
-    return next(iter(reasons_of_tasks.items()), here)
+    return next(filter(None, detected), None) or detection.find(hyperparameters, channels)

@@ -100,7 +100,7 @@ def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
     )
     hosts = ["algo-1 30", "algo-2 18", "algo-3 0"][:processes]
     assert f"training rows of each host: {', '.join(hosts)}" in out
-    assert "labels: 2: neg (9 rows), pos (39 rows)" in out
+    assert "2 labels: neg (9 rows), pos (39 rows)" in out
     assert bool(more) == (" windows" in out), out
     # 30 rows of the first host, 4 at a time.
     trained = json.loads((tmp_path / "ml" / "checkpoints").glob("*/trainer_state.json").__next__()
@@ -133,25 +133,30 @@ def test_documents_of_their_own_hosts_and_a_resume_that_ends_with_the_same_weigh
     tmp_path: Path,
 ) -> None:
     tiny_decoder = make_model("llama", tmp_path / "decoder")
-    texts = [f"{number} plus {number % 7} is {number + number % 7}" for number in range(50)]
-    for rank, part in enumerate((texts[:30], texts[30:], [])):
+    rows = [
+        json.dumps({"prompt": f"{n} plus {n % 7} is ", "completion": f"{n + n % 7}"})
+        for n in range(50)
+    ]
+    for rank, part in enumerate((rows[:30], rows[30:], [])):
         folder = tmp_path / "shards" / "train" / str(rank)
         folder.mkdir(parents=True)
         (tmp_path / "shards" / "test" / str(rank)).mkdir(parents=True)
         if part:
-            (folder / "part.txt").write_text("\n".join(part))
-    arguments = ("--model_id", str(tiny_decoder), "--epochs", "2", "--batch_size", "4")
+            (folder / "part.jsonl").write_text("\n".join(part))
+    # Two tasks take prompt_column; only hosts with data can detect which one is meant.
+    arguments = ("--model_id", str(tiny_decoder), "--epochs", "2", "--batch_size", "4",
+                 "--prompt_column", "prompt")  # fmt: skip
     variables = {
         "SAGEMAKER_BASE_DIR": str(tmp_path / "ml"),
         "SHARDS": str(tmp_path / "shards"),
         "SM_INPUT_DATA_CONFIG": json.dumps({"train": SHARDED, "test": SHARDED}),
     }
-    run(tmp_path, *arguments, "--task", "causal-lm", processes=3, **variables)
+    run(tmp_path, *arguments, processes=3, **variables)
     weights = (tmp_path / "ml/model/model.safetensors").read_bytes()
     # A tenth of each host's documents is held out.
     shutil.rmtree(tmp_path / "ml/checkpoints/checkpoint-14")
     (tmp_path / "ml/model/model.safetensors").unlink()
-    out = run(tmp_path, *arguments, "--task", "causal-lm", processes=3, **variables)
+    out = run(tmp_path, *arguments, processes=3, **variables)
     assert "training documents of each host: algo-1 27, algo-2 18, algo-3 0" in out
     assert "resuming from" in out and "checkpoint-7" in out
     assert (tmp_path / "ml/model/model.safetensors").read_bytes() == weights
