@@ -34,7 +34,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, write_data:
 def test_more_steps_epochs_and_data_compile_nothing_more(
     tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
 ) -> None:
-    # 14 texts a step; then other data, in blocks of another shape, whose last step has one text.
+    # 14 samples a step; then other data, in blocks of another shape, whose last step has one text.
     few = Job(tmp_path / "few", tiny_model, write_data(30), epochs=1, batch_size=14).run()
     more = Job(tmp_path / "more", tiny_model, write_data(90, times=2), epochs=4).run()
     assert (few, more) == (GRAPHS, GRAPHS)

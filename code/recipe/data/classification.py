@@ -324,8 +324,8 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
     for each in hosts.each(rows_of_classes(known, train_labels)):
         counts.update(each)
     sizes = listed([f"{name} ({counts[name]} rows)" for name in known.names])
-    how = ", of which a row has any number" if known.problem == labels.SEVERAL else ""
-    return [*lines, f"labels: {len(known.names)}{how}: {sizes}"]
+    how = " (any number per row)" if known.problem == labels.SEVERAL else ""
+    return [*lines, f"{len(known.names)} labels{how}: {sizes}"]
 
 
 def rows_of_classes(known: Labels, encoded_labels: Sequence[Any] | Array) -> dict[str, int]:

@@ -63,10 +63,15 @@ def decide(
         if why_not is None:
             flat_attention.use(model)
         elif args.device.type == "cuda":
-            table.add("attention", "among samples in blocks, by a mask", why_not)
+            table.add("attention", "a mask separates the samples of a block", why_not)
+    # do_train=False computes no training batch, but needs a layout all the same.
+    of_training = table if args.do_train else Table()
+    size = args.eval_batch_size
     train_layout, eval_layout = layouts(
-        model, pad_id, requested, training, evaluations, args.eval_batch_size, objective, table
+        model, pad_id, requested, training, evaluations, size, objective, of_training
     )
+    if args.do_eval or args.do_predict:
+        table.add("evaluation", f"{size} samples {eval_layout.describe()}")
     if args.device.type == "cpu" and not args.torch_compile:
         is_flat = flat_attention.is_used(model.config)
         blocks = train_layout.balanced and objective.lightens_attention and not is_flat
@@ -75,11 +80,8 @@ def decide(
     steps = training.steps()
     total = args.max_steps if args.max_steps > 0 else math.ceil(steps * args.num_train_epochs)
     split = f"split by length into batches of {cut.size} instead of {whole}"
-    table.add(
-        "steps",
-        f"{steps} an epoch, {total} in all, {cut.samples} texts a step",
-        split if cut.size != whole else "",
-    )
+    detail = f"{steps} an epoch, {total} in all, {cut.samples} samples a step"
+    of_training.add("steps", detail, split if cut.size != whole else "")
     return BatchPlan(training=training, cut=cut, train_layout=train_layout, eval_layout=eval_layout)
 
 
@@ -95,8 +97,8 @@ def layouts(
 ) -> tuple[Layout, Layout]:
     """Return the layouts of training and of evaluations, which stay the same for the whole run.
 
-    That of training fits batches of its first epoch, with the longest sample among them: all others
-    have similar sums of tokens.
+    The training layout fits the batches of the first epoch, of which one has the longest sample.
+    Other batches have similar sums of tokens.
     """
     can_pack = objective.packs(model)
     kind = model.config.model_type
@@ -120,8 +122,7 @@ def layouts(
     is_refused = requested is None and not layout.balanced
     table.add(
         "batch",
-        f"{training.size} texts {layout.describe()}, {real:.1%} of them real",
+        f"{training.size} samples {layout.describe()}, {1 - real:.1%} padding",
         f"{kind} cannot be packed" if is_refused else "",
     )
-    table.add("evaluation", f"{evaluation_size} texts {evaluation.describe()}")
     return layout, evaluation

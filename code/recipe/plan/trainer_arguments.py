@@ -17,6 +17,9 @@ from recipe.runtime import device
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 
+_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
+"""Schedules for which transformers ignores warmup_steps."""
+
 
 def make(
     hyperparameters: Hyperparameters, places: Places, chosen: Device, shared: Distribution
@@ -60,6 +63,8 @@ def make(
         "ddp_find_unused_parameters": False,
         # The filter synchronizes with the device in each step, to replace NaN losses.
         "logging_nan_inf_filter": False,
+        "do_train": hyperparameters.trains,
+        "do_eval": hyperparameters.evaluates,
         "eval_strategy": "epoch" if hyperparameters.evaluates else "no",
         "save_strategy": "steps" if "save_steps" in hyperparameters.passed else "epoch",
         # Early stopping counts evaluations.
@@ -80,10 +85,11 @@ def make(
 
 def schedule(arguments: TrainingArguments) -> str:
     """Describe optimizer, schedule and warm-up."""
-    steps = arguments.warmup_steps or getattr(arguments, "warmup_ratio", None) or 0
-    warmup = f"{steps:.0%} of the steps" if 0 < steps < 1 else f"{steps:g} steps"
     optimizer, kind = name_of(arguments.optim), name_of(arguments.lr_scheduler_type)
-    return f"{optimizer}, {kind}, warm-up for {warmup}"
+    steps = arguments.warmup_steps or getattr(arguments, "warmup_ratio", None) or 0
+    if not steps or kind in _WITHOUT_WARMUP:
+        return f"{optimizer}, {kind}, no warm-up"
+    return f"{optimizer}, {kind}, warm-up for {_steps(steps)}"
 
 
 def checkpoint_policy(arguments: TrainingArguments, minutes: float | None) -> str:
@@ -93,11 +99,16 @@ def checkpoint_policy(arguments: TrainingArguments, minutes: float | None) -> st
         return "none"
     when = "after an evaluation that is the best so far"
     if strategy in ("steps", "epoch"):
-        when = f"every {arguments.save_steps:g} steps" if strategy == "steps" else "every epoch"
+        interval = _steps(arguments.save_steps)
+        when = f"every {interval}" if strategy == "steps" else "every epoch"
     aged = f", and if the last one is {minutes:g} minutes old" if minutes is not None else ""
     limit = arguments.save_total_limit
     kept = f"the newest {limit} are kept" if limit else "all are kept"
     return f"{when}{aged}, in {arguments.output_dir}; {kept}"
+
+
+def _steps(count: float) -> str:
+    return f"{100 * count:g}% of all steps" if count < 1 else f"{count:g} steps"
 
 
 def name_of(choice: Any) -> str:

@@ -65,6 +65,8 @@ def _measures(plan: Plan, loaded: Loaded) -> Iterator[Finding]:
     if lengths:
         is_split = task.pieces(longest + 1, longest) > 1
         yield from _length_findings(lengths, longest, is_split)
+    if not plan.hyperparameters.trains:
+        return
     pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
     yield _steps(round(rows * pieces), plan)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
@@ -103,7 +105,7 @@ def _steps(rows: int, plan: Plan) -> Finding:
     )
     per_epoch = math.ceil(rows / at_once)
     total = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
-    detail = f"{per_epoch} an epoch, {total} in all, {at_once} texts a step"
+    detail = f"{per_epoch} an epoch, {total} in all, {at_once} samples a step"
     return Finding(level=OK, what="steps", detail=detail)
 
 

@@ -50,7 +50,7 @@ def test_a_job_that_would_run(tree: Tree) -> None:
     assert found["balance"][0]["detail"] == "no 66.7%, yes 33.3%"
     assert "22.7 M parameters" in found["model"][0]["detail"]
     assert "longest 5 tokens (of 54 texts)" in found["lengths"][0]["detail"]
-    # 54 rows are left after the hold-out, 16 texts a step, 3 epochs.
+    # 54 rows are left after the hold-out, 16 samples a step, 3 epochs.
     assert found["steps"][0]["detail"].startswith("4 an epoch, 12 in all")
     assert "MB for each process" in found["memory"][0]["detail"]
     assert "0.00" not in found["memory"][0]["detail"]

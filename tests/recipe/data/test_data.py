@@ -581,7 +581,7 @@ def test_a_separator_makes_several_labels_of_one_cell(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "one,a; b\ntwo,b\nthree,\n" * 5)
     splits = load({"train": tmp_path}, label_separator=";")
     assert splits.labels.names == ("a", "b")
-    assert "labels: 2, of which a row has any number: a (" in "\n".join(splits.found)
+    assert "2 labels (any number per row): a (" in "\n".join(splits.found)
     assert [0.0, 0.0] in splits.train["label"][:]
 
 

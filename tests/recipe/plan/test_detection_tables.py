@@ -348,7 +348,7 @@ add("Prodigy's spans without hashes", lambda n: {**annotated(n), "_input_hash": 
 add("Prodigy's classes", lambda n: {"text": s(), "label": o("A", "B"), "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
     'text-classification | 40 rows of FILE were not accepted')
 add("Prodigy's one class", lambda n: {"text": s(), "label": "SPORT", "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
-    'text-classification | labels: 2: accept (20 rows), reject (20 rows)')
+    'text-classification | 2 labels: accept (20 rows), reject (20 rows)')
 add("disaster tweets", lambda n: {"id": n, "keyword": o("fire", "flood"), "location": o("US", ""), "text": s(), "target": n % 2},
     '! label_column=target or label_column=keyword')
 add("yelp", lambda n: {"review_id": f"r{n}", "stars": 1 + n % 5, "useful": n % 6, "funny": n % 3, "text": s(), "date": "2018-07-07"},
@@ -471,7 +471,7 @@ def test_label_smoothing_chooses_no_task(tmp_path: Path) -> None:
 def test_answers_that_are_named_as_labels_leave_out_what_was_ignored(tmp_path: Path) -> None:
     rows = rows_of("Prodigy's one class")
     _, lines = read(tmp_path, rows, "encoder", "--label_column", "answer")
-    assert "labels: 2: accept (20 rows), reject (20 rows)" in lines
+    assert "2 labels: accept (20 rows), reject (20 rows)" in lines
     assert "20 rows of FILE were ignored" in lines
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from recipe.arguments import parse
 from recipe.paths import Places
 from recipe.plan import resolution
@@ -55,3 +57,21 @@ def test_doctor_plans_for_more_processes_than_its_own(tmp_path: Path, tiny_model
     plan, rows = plan_of(tmp_path, tiny_model, 2, *asked)
     assert not alone.is_sharded and plan.is_sharded
     assert any(row.startswith("device          cpu, 2 processes") for row in rows)
+    assert plan.device.threads is None, "how many share this host's cores is not known"
+
+
+@pytest.mark.parametrize(
+    ("argv", "decided"),
+    [
+        (["--warmup_steps", "0.1"], "adamw_torch_fused, linear, warm-up for 10% of all steps"),
+        (["--warmup_steps", "7"], "adamw_torch_fused, linear, warm-up for 7 steps"),
+        (["--warmup_steps", "0"], "adamw_torch_fused, linear, no warm-up"),
+        (["--lr_scheduler_type", "constant"], "adamw_torch_fused, constant, no warm-up"),
+        (["--save_steps", "0.2"], "every 20% of all steps, and"),
+    ],
+)
+def test_schedule_and_checkpoints_are_described_as_they_happen(
+    tmp_path: Path, tiny_model: Path, argv: list[str], decided: str
+) -> None:
+    _, rows = plan_of(tmp_path, tiny_model, 1, *argv)
+    assert any(decided in row for row in rows), rows

@@ -153,7 +153,7 @@ def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -
         assert set(codes) == {0}, each.log()
         for step, loss in losses(each).items():
             assert loss == pytest.approx(losses(sharded)[step], abs=1e-5), (each.base, step)
-        said = "48 texts a step (split by length into batches of "
+        said = "48 samples a step (split by length into batches of "
         assert (said in each.log()) == (each in (one, rest, two)), each.log()
     assert rest.weights() == one.weights()
     weights = [load_file(Path(each.base) / "model" / "model.safetensors") for each in every]

@@ -125,7 +125,7 @@ def test_compiled_and_packed_trains_to_the_same_losses(tmp_path: Path, still_mod
         where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         done = train(tmp_path / name, channels, *arguments, *more, environment=where)
         assert done.returncode == 0, done.stderr
-        assert "texts packed into" in done.stdout
+        assert "samples packed into" in done.stdout
         found = re.findall(r"'(?:eval_)?loss': ([^,}]+)", done.stdout)
         losses[name] = [float(each) for each in found]
     assert list((tmp_path / "inductor").rglob("*.so")), "nothing was compiled"

@@ -80,7 +80,7 @@ def test_the_regexes_read_its_real_output(trained: Trained) -> None:
 def test_it_says_what_it_found(trained: Trained) -> None:
     assert "training rows held out" not in trained.output
     assert "csv (comma); text column 'review', label column 'sentiment'" in trained.output
-    assert "labels: 2: neg (80 rows), pos (80 rows)" in trained.output
+    assert "2 labels: neg (80 rows), pos (80 rows)" in trained.output
     assert "device          cpu, 1 process" in trained.output
     assert "new weights: 2 (classifier.bias, classifier.weight)" in trained.output
     assert "%|" not in trained.output
@@ -252,6 +252,8 @@ def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
     assert [row["true"] for row in rows] == [label for _, label in reviews(20)]
     assert all(row["label"] == row["true"] and row["score"] > 0.5 for row in rows)
     assert not list((tmp_path / "model").rglob("*.safetensors"))
+    decided = {line.split(" ")[0] for line in done.stdout.splitlines()}
+    assert "evaluation" in decided and not {"batch", "steps", "schedule"} & decided
     assert "'loss'" not in done.stdout and "20 predictions for the evaluation data" in done.stdout
     channels["model"] = tiny_model
     done = train(tmp_path, channels, "--do_train", "False", "--do_eval", "True")

@@ -95,7 +95,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
     return Pictures(
         **uses,
         labels=known,
-        found=[*notes, rule, f"labels: {len(known.names)}: {shown}"],
+        found=[*notes, rule, f"{len(known.names)} labels: {shown}"],
     )
 
 

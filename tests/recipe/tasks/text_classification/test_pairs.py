@@ -91,7 +91,7 @@ def test_both_texts_are_read_in_their_order(trained: Trained) -> None:
     assert not any(name.startswith("test_") for name in values)
     assert "pairs of the text columns 'sentence1' and 'sentence2', in this order" in trained.output
     assert "label column 'label'; not read: id" in trained.output
-    assert "texts packed into" in trained.output
+    assert "samples packed into" in trained.output
     assert "test/data.tsv has no labels and is not used" in trained.output
 
 
