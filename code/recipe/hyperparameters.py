@@ -7,284 +7,138 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from recipe import value_ranges
 from recipe.errors import HyperparameterError
 from recipe.secret_rules import is_secret_name, mask_shapes
+from recipe.settings import DataSettings, ModelSettings, documented
 from recipe.task_table import TASKS
 
 
-def _documented(default: Any, text: str, *aliases: str) -> Any:
-    metadata = {"help": text, "aliases": [f"--{alias}" for alias in aliases]}
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Hyperparameters:
-    """What the recipe itself decides on. `passed` goes to transformers.TrainingArguments."""
+class Hyperparameters(DataSettings, ModelSettings):
+    """All that the recipe itself decides on, and `passed`."""
 
-    task: str | None = _documented(
-        None,
-        f"{', '.join(TASKS)}. Default: chosen from data and model if nothing else could be meant.",
-    )
-    model_name_or_path: str | None = _documented(
-        None,
-        "Model to start from: a folder, a channel that holds it, or a name on the Hugging "
-        "Face hub. Default: the channel model or pretrained.",
-        "model_id",
-        "model_name",
-    )
-    trust_remote_code: bool = _documented(False, "Run code that comes with the model.")
-    hf_token: str | None = field(
-        default=None,
-        repr=False,
-        metadata={
-            "help": "Access token of the Hugging Face hub, for a model that needs one.",
-            "aliases": ["--huggingface_token"],
-        },
-    )
-    dataset_config_name: str | None = _documented(
-        None,
-        "Configuration of the data: a folder with its own splits; several with commas.",
-        "dataset_config",
-    )
-    text_column: str | None = _documented(
-        None,
-        "Column to read, or two (a,b) to read as a pair. Default: found by name.",
-        "source_column",
-    )
-    text_pair_column: str | None = _documented(
-        None, "Column of the second text of a pair; the same as text_column=a,b."
-    )
-    label_column: str | None = _documented(
-        None,
-        "Column to predict, or of the target texts. Default: found by name.",
-        "summary_column",
-    )
-    image_column: str | None = _documented(
-        None, "image-classification: column of images, or of their file names."
-    )
-    augmentation: str = _documented(
+    augmentation: str = documented(
         "crop",
-        "image-classification: none; crop (at least three quarters of height and width); flip "
-        "(crop, and mirror half of the images).",
+        "image-classification: none, crop (at least three quarters of height and width), or "
+        "flip (crop, and mirror half of the images).",
     )
-    problem_type: str | None = _documented(
-        None,
-        "single_label_classification, multi_label_classification or regression. Default: "
-        "lists are several labels, fractions are numbers, anything else is one label.",
-    )
-    label_separator: str | None = _documented(None, "What separates several labels in one cell.")
-    num_labels: int | None = _documented(
-        None, "How many labels the data must have. Default: as many as it has."
-    )
-    class_names: str | None = _documented(
-        None,
-        "task=text-classification, token-classification: names of labels that are numbers, from 0 "
-        "on, with commas or as a JSON list.",
-    )
-    class_weight: str | None = _documented(
+    class_weight: str | None = documented(
         None, "balanced: weight each class by the inverse of its frequency."
     )
-    tune_thresholds: bool = _documented(
+    tune_thresholds: bool = documented(
         False,
-        "Several labels for each text: choose each label's threshold by its best F1 on the "
-        "evaluation data, instead of 0.5.",
+        "Several labels for each text: choose the threshold of each label by its best F1 on "
+        "the evaluation data, instead of 0.5.",
     )
-    prompt_column: str | None = _documented(
-        None,
-        "causal-lm, preference: column of prompts, which are not learned. Default: found by name.",
-    )
-    completion_column: str | None = _documented(
-        None, "causal-lm: column of the completions, which are learned. Default: found by name."
-    )
-    messages_column: str | None = _documented(
-        None,
-        "causal-lm: column of conversations, lists of {role, content}; the assistant's turns "
-        "are learned. Default: found by name.",
-    )
-    chosen_column: str | None = _documented(
-        None,
-        "preference: column of the chosen answers, texts or lists of messages. Default: found "
-        "by name.",
-    )
-    rejected_column: str | None = _documented(
-        None, "preference: column of the rejected answers. Default: found by name."
-    )
-    beta: float = _documented(
+    beta: float = documented(
         0.1,
         "preference: rewards are beta times the change of log-probabilities. A higher value "
         "keeps the model closer to the initial one.",
     )
-    loss_type: str = _documented(
+    loss_type: str = documented(
         "sigmoid",
-        "preference: sigmoid (DPO), robust (with label_smoothing), hinge, or ipo (means over "
-        "an answer's tokens).",
+        "preference: sigmoid (DPO), robust (with label_smoothing), hinge, or ipo (averages "
+        "over the tokens of an answer).",
     )
-    label_smoothing: float = _documented(
+    label_smoothing: float = documented(
         0.0,
         "preference: probability that chosen and rejected are swapped, for loss_type sigmoid "
         "(conservative DPO) and robust.",
     )
-    sample_by: str = _documented(
-        "line",
-        "causal-lm, masked-lm: a sample of a .txt file: line, paragraph or document.",
-    )
-    doc_stride: int | None = _documented(
-        None,
-        "question-answering: tokens shared by two windows of a context. Default: 128, at most "
-        "half of max_length.",
-    )
-    label_all_tokens: bool = _documented(
-        False,
-        "token-classification: learn the tag on every token of a word, not only the first.",
-    )
-    long_texts: str | None = _documented(
-        None,
-        "split or truncate texts longer than max_length. Default: split texts; truncate "
-        "completions, conversations and texts to classify.",
-    )
-    mlm_probability: float = _documented(
-        0.15, "masked-lm: share of tokens (or words) that are masked."
-    )
-    whole_word_masking: bool = _documented(
-        False,
-        "masked-lm: mask all tokens of a word.",
-        "whole_word_mask",
-        "wwm",
-    )
-    source_prefix: str | None = _documented(
-        None,
-        "summarization, translation, text2text-generation: text before each source, in "
-        "training and in serving, such as 'summarize: '.",
-        "prefix",
-    )
-    source_lang: str | None = _documented(
-        None, "translation: language of the sources, such as en or en_XX.", "src_lang"
-    )
-    target_lang: str | None = _documented(None, "translation: language of the targets.", "tgt_lang")
-    max_target_length: int | None = _documented(
-        None,
-        "Longest target in tokens, in training and in serving. Default: 128, or the model's limit.",
-    )
-    predict_with_generate: bool = _documented(
+    predict_with_generate: bool = documented(
         True, "Generate text in evaluations, and score it (ROUGE, BLEU, chrF)."
     )
-    generated_rows: int = _documented(
-        100, "Evaluation rows to generate text for; do_predict generates for all."
+    generated_rows: int = documented(
+        100, "Evaluation rows for which text is generated; do_predict generates for all."
     )
-    num_beams: int | None = _documented(
-        None, "Beams of the generation. Default: the model's.", "generation_num_beams"
-    )
-    negative_columns: str | None = _documented(
+    num_beams: int | None = documented(
         None,
-        "sentence-embedding, reranking: columns of negatives, with commas. Default: found by "
-        "name (negative, negative_1, hard_negatives ...).",
+        "Number of beams in generation. Default: the model's.",
+        "generation_num_beams",
     )
-    scale: float = _documented(
-        20.0,
-        "sentence-embedding: factor of the cosines in the loss; 1 / temperature.",
+    scale: float = documented(
+        20.0, "sentence-embedding: factor of the cosine similarities in the loss (1 / temperature)."
     )
-    mini_batch_size: int | None = _documented(
+    mini_batch_size: int | None = documented(
         None,
-        "sentence-embedding: rows of a batch to compute at once, for 1.3 times the work. "
-        "Default: the whole batch.",
+        "sentence-embedding: rows of a batch to compute at once, which saves memory for 1.3 "
+        "times the work. Default: the whole batch.",
     )
-    matryoshka_dims: str | None = _documented(
+    matryoshka_dims: str | None = documented(
         None,
-        "sentence-embedding: sizes to which vectors may be truncated, with commas.",
+        "sentence-embedding: dimensions to which vectors can be truncated, separated by commas.",
     )
-    query_prompt: str | None = _documented(
-        None, "sentence-embedding: text before each query. Default: the model's own."
+    query_prompt: str | None = documented(
+        None, "sentence-embedding: prompt of each query. Default: the model's."
     )
-    document_prompt: str | None = _documented(
-        None, "sentence-embedding: text before each document. Default: the model's own."
+    document_prompt: str | None = documented(
+        None, "sentence-embedding: prompt of each document. Default: the model's."
     )
-    listwise: bool = _documented(
+    listwise: bool = documented(
         False,
-        "reranking: train each query's list (ListNet), not each pair (binary cross-entropy). "
-        "batch_size then counts queries.",
+        "reranking: train on the list of each query (ListNet), not on single pairs (binary "
+        "cross-entropy). batch_size then counts queries.",
     )
-    num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
-    max_train_steps: int | None = _documented(
-        None, "Stop after this many optimizer steps; wins over the epochs.", "max_steps"
+    num_train_epochs: float = documented(3.0, "Passes over the training data.", "epochs")
+    max_train_steps: int | None = documented(
+        None,
+        "Stop after this many optimizer steps; overrides the epochs.",
+        "max_steps",
     )
-    per_device_train_batch_size: int = _documented(
-        32, "Samples in a training step, for each process.", "train_batch_size", "batch_size"
+    per_device_train_batch_size: int = documented(
+        32,
+        "Training batch size of each process.",
+        "train_batch_size",
+        "batch_size",
     )
-    per_device_eval_batch_size: int = _documented(
-        64, "Samples in an evaluation step, for each process.", "eval_batch_size"
+    per_device_eval_batch_size: int = documented(
+        64,
+        "Evaluation batch size of each process.",
+        "eval_batch_size",
     )
-    learning_rate: float | None = _documented(
+    learning_rate: float | None = documented(
         None,
         "Peak learning rate of AdamW. Default: by the task and LoRA (docs/REFERENCE.md); the "
-        "log names it.",
+        "log shows it.",
         "lr",
     )
-    warmup_steps: float = _documented(
+    warmup_steps: float = documented(
         0.1, "Steps of linear warm-up; below 1, a share of all steps (warmup_ratio)."
     )
-    weight_decay: float = _documented(0.0, "Weight decay of AdamW.")
-    max_length: int | None = _documented(
+    weight_decay: float = documented(0.0, "Weight decay of AdamW.")
+    compile: bool = documented(False, "Compile the model with torch.compile.")
+    mp_parameters: str | None = documented(
+        None, "SageMaker model parallelism. If set, several processes shard the model (FSDP2)."
+    )
+    packing: bool | None = documented(
         None,
-        "Longest text in tokens; longer ones are cut. Default: the model's limit, at most 512 "
-        "(causal-lm: 1024).",
-        "max_seq_length",
+        "Pack several texts into one row instead of padding them. Default: if the model "
+        "supports it.",
     )
-    seed: int = _documented(42, "Seed of new weights, the order of samples and the held-out rows.")
-    bf16: bool | None = _documented(
-        None, "Compute in bfloat16. Default: if the device is faster with it."
+    output_dir: str | None = documented(
+        None, "Folder for checkpoints. Default: /opt/ml/checkpoints."
     )
-    lora_r: int | None = _documented(
-        None, "Rank of LoRA adapters. If given, adapters are trained instead of all weights."
+    save_total_limit: int | None = documented(2, "Number of checkpoints to keep.")
+    save_minutes: float | None = documented(
+        15.0, "Also save a checkpoint if the last one is this many minutes old."
     )
-    lora_alpha: int | None = _documented(None, "Scale of LoRA. Default: twice lora_r.")
-    lora_dropout: float = _documented(0.0, "Dropout on the input of the adapters.")
-    lora_target_modules: str = _documented(
-        "all-linear", "Names of the layers to adapt, with commas."
-    )
-    lora_save: str = _documented(
-        "merged", "merged saves the merged model, adapter the adapter alone."
-    )
-    load_in_4bit: bool = _documented(
-        False,
-        "causal-lm, preference: keep the base weights in 4 bits (QLoRA). Needs an NVIDIA GPU, "
-        "lora_r and lora_save=adapter.",
-        "use_4bit",
-    )
-    compile: bool = _documented(False, "Compile the model with torch.compile.")
-    mp_parameters: str | None = _documented(
+    early_stopping_patience: int | None = documented(
         None,
-        "SageMaker model parallelism. If given, and with several processes, the model is "
-        "sharded (FSDP2).",
-    )
-    packing: bool | None = _documented(
-        None,
-        "Put several texts into one row instead of padding each. Default: if the model can.",
-    )
-    output_dir: str | None = _documented(
-        None, "Folder of checkpoints. Default: /opt/ml/checkpoints."
-    )
-    save_total_limit: int | None = _documented(2, "Checkpoints to keep.")
-    save_minutes: float | None = _documented(
-        15.0, "Also save a checkpoint when the last one is this old."
-    )
-    early_stopping_patience: int | None = _documented(
-        None,
-        "Stop after this many evaluations without an improvement of metric_for_best_model "
+        "Stop after this many evaluations without improvement of metric_for_best_model "
         "(default: the loss), and keep the best model.",
     )
-    early_stopping_threshold: float = _documented(
+    early_stopping_threshold: float = documented(
         0.0, "Smallest improvement that counts for early stopping."
     )
-    price_per_hour: float | None = _documented(
-        None, "Price of an instance, for the cost in the report."
+    price_per_hour: float | None = documented(
+        None, "Price of an instance per hour, for the cost in the report."
     )
-    push_to_hub: bool = _documented(
+    push_to_hub: bool = documented(
         False, "Push the saved model to the Hugging Face hub after training."
     )
-    hub_model_id: str | None = _documented(
+    hub_model_id: str | None = documented(
         None, "Repository on the hub to push to: owner/name.", "push_to_hub_model_id"
     )
     hub_token: str | None = field(
@@ -295,13 +149,10 @@ class Hyperparameters:
             "aliases": ["--push_to_hub_token"],
         },
     )
-    hub_private_repo: bool | None = _documented(
-        None, "False makes a new repository public. Default: private."
+    hub_private_repo: bool | None = documented(
+        None, "False creates a public repository. Default: private."
     )
-    hub_strategy: str | None = _documented(
-        None, "When to push: end. every_save means the same here."
-    )
-    passed: Mapping[str, Any] = field(default_factory=dict)
+    hub_strategy: str | None = documented(None, "When to push: end. every_save does the same.")
     notes: tuple[str, ...] = field(default=(), compare=False)
     """One line for each hyperparameter that was given and has no effect."""
 
@@ -310,25 +161,6 @@ class Hyperparameters:
         problems = [*self._out_of_range(), *self._of_other_tasks()]
         if problems:
             raise all_at_once(problems)
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether an evaluation was asked for, or not declined: as in the Trainer, do_eval counts
-        where eval_strategy is not given, or is no."""
-        strategy, do_eval = self.passed.get("eval_strategy"), self.passed.get("do_eval")
-        return (
-            bool(do_eval) or strategy not in ("no", None) or (strategy is None and do_eval is None)
-        )
-
-    @property
-    def trains(self) -> bool:
-        """Whether the job trains; only do_train=False prevents it."""
-        return self.passed.get("do_train") is not False
-
-    @property
-    def predicts(self) -> bool:
-        """Whether the job writes predictions."""
-        return bool(self.passed.get("do_predict"))
 
     def as_text(self) -> dict[str, str]:
         """Return the hyperparameters that are set, as text, without secrets such as hub_token."""

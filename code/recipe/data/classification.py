@@ -39,7 +39,7 @@ from recipe.data.layout import channels as layout
 from recipe.data.reading import accepted, describe, read_parts
 from recipe.data.shards import Hosts
 from recipe.errors import DataError, Problems, listed
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 Array = npt.NDArray[Any]
 
@@ -72,7 +72,7 @@ class _Distinct:
         return dataclasses.replace(self, part=_with_names(self.part, self.column, names))
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Splits:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     """Read, label and split the data of a job's channels.
 
     Raises:
@@ -80,30 +80,30 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     """
     hosts = shards.of_job()
     with hosts.together():
-        places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
+        places = layout.find(channels, settings.dataset_config_name, hosts.sharded)
         notes = list(places.notes)
         parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        local = None if first is None else _choose(first, hyperparameters, None, [])[1]
+        local = None if first is None else _choose(first, settings, None, [])[1]
     like = hosts.first(local)
     with hosts.together():
-        read = _read_splits(parts, hyperparameters, notes, like)
+        read = _read_splits(parts, settings, notes, like)
         like = like or read["train"][0].columns
-    first_rows = functools.partial(_distinct, hyperparameters=hyperparameters)
+    first_rows = functools.partial(_distinct, settings=settings)
     of_hosts = hosts.each({split: [*map(first_rows, of)] for split, of in read.items()})
     distinct: dict[str, list[_Distinct]] = defaultdict(list)
     for of_host in of_hosts:
         for split, each in of_host.items():
             distinct[split] += each
-    if hyperparameters.problem_type != labels.NUMBER:
-        names = _names_of_classes(distinct, hyperparameters.class_names)
+    if settings.problem_type != labels.NUMBER:
+        names = _names_of_classes(distinct, settings.class_names)
         if names is not None:
             for of in read.values():
                 of[:] = [_named(each, names) for each in of]
             distinct = {split: [each.named(names) for each in of] for split, of in distinct.items()}
     trained = [(column.part, column.column) for column in distinct["train"]]
-    shape = labels.shape_of(trained, hyperparameters.label_separator, hyperparameters.problem_type)
-    if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
+    shape = labels.shape_of(trained, settings.label_separator, settings.problem_type)
+    if shape.problem == labels.SINGLE and settings.problem_type is None:
         values.check_classes(trained)
     spelled = [label for part, column in trained for label in shape.spell(part, column)]
     train_rows = sum(column.rows for column in distinct["train"])
@@ -119,7 +119,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
             built[split] = held_out.data_set([schema.empty_table()])
     findings = [_describe(split, each) for split, each in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
-    uses, rule = held_out.assign(built, hyperparameters, strata, hosts, places.sharded)
+    uses, rule = held_out.assign(built, settings, strata, hosts, places.sharded)
     return Splits(
         **uses,
         labels=known,
@@ -144,11 +144,11 @@ def recognise(evidence: Evidence) -> Recognised | None:
     Not certain are completions of prompts, labels beside lists of texts or beside answers to
     prefer, numbers for pairs of texts, and columns that have to be named first.
     """
-    part, hyperparameters = evidence.part, evidence.hyperparameters
+    part, settings = evidence.part, evidence.settings
     if part is None:
         return None
     try:
-        part, chosen = _choose(part, hyperparameters, None, [])
+        part, chosen = _choose(part, settings, None, [])
         for column in chosen.read:
             part = values.with_texts(part, column)
         part = values.with_labels(part, chosen.label)
@@ -180,7 +180,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
 
 def _read_splits(
     parts: Sequence[tuple[str, Part]],
-    hyperparameters: Hyperparameters,
+    settings: DataSettings,
     notes: list[str],
     like: Columns | None,
 ) -> dict[str, list[Read]]:
@@ -200,7 +200,7 @@ def _read_splits(
             if split == "test" and like is not None and not _has_text(part, like):
                 notes.append(f"{part.path} has no column of texts and is not used.")
                 continue
-            part, chosen = _choose(part, hyperparameters, like, notes)
+            part, chosen = _choose(part, settings, like, notes)
             like = like or chosen
             if split != "train" and labels.is_unlabelled(part, chosen.label):
                 notes.append(f"{part.path} has no labels and is not used.")
@@ -218,16 +218,16 @@ def _read_splits(
 
 
 def _choose(
-    part: Part, hyperparameters: Hyperparameters, like: Columns | None, notes: list[str]
+    part: Part, settings: DataSettings, like: Columns | None, notes: list[str]
 ) -> tuple[Part, Columns]:
     """The columns to read; and the rows of `part` that were accepted, with texts of its words, and
     classes of its indicators."""
-    columns.check_named(part, hyperparameters)
-    part, label = values.with_words(part), hyperparameters.label_column
+    columns.check_named(part, settings)
+    part, label = values.with_words(part), settings.label_column
     if label is None and _are_answers_labels(part, like):
         label = column_content.ANSWER
     part, label = values.with_indicators(accepted(part, label, notes), label)
-    return part, columns.of_labelled_texts(part, hyperparameters, label, like)
+    return part, columns.of_labelled_texts(part, settings, label, like)
 
 
 def _are_answers_labels(part: Part, like: Columns | None) -> bool:
@@ -246,9 +246,9 @@ def _are_answers_labels(part: Part, like: Columns | None) -> bool:
     )
 
 
-def _distinct(read: Read, hyperparameters: Hyperparameters) -> _Distinct:
+def _distinct(read: Read, settings: DataSettings) -> _Distinct:
     """The first row of each label."""
-    column, are_cut = read.columns.label, hyperparameters.label_separator is not None
+    column, are_cut = read.columns.label, settings.label_separator is not None
     only = labelled_rows.distinct(read.part, column, are_cut)
     return _Distinct(part=only, column=column, rows=read.part.table.num_rows)
 

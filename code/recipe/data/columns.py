@@ -53,7 +53,7 @@ from recipe.data.column_names import (
 )
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.errors import DataError, Problems, near
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 _SHOWN = 8
 _CHOICES = {"choices", "options", "endings", "alternatives", "candidates", "distractors"}
@@ -102,7 +102,7 @@ class Columns:
         return (self.text,) if self.pair is None else (self.text, self.pair)
 
 
-def check_named(part: Part, given: Hyperparameters) -> None:
+def check_named(part: Part, given: DataSettings) -> None:
     """Check that the columns exist that hyperparameters name, all at once.
 
     Raises:
@@ -137,7 +137,7 @@ def first_known(part: Part, known: Sequence[str], taken: Collection[str] = ()) -
 def choose(
     part: Part,
     alternatives: Sequence[Sequence[Role]],
-    given: Hyperparameters,
+    given: DataSettings,
     like: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the column of each role of the first alternative that the table has.
@@ -228,7 +228,7 @@ def unknown(part: Part, missing: Sequence[Role]) -> DataError:
 _TEXT, _LABEL = Role(TEXT, TEXT_NAMES, "text_column"), Role("label", LABEL_NAMES, "label_column")
 
 
-def given_texts(part: Part, given: Hyperparameters) -> Texts | None:
+def given_texts(part: Part, given: DataSettings) -> Texts | None:
     """Return the columns that text_column (`a` or `a,b`) and text_pair_column name.
 
     Raises:
@@ -254,7 +254,7 @@ def given_texts(part: Part, given: Hyperparameters) -> Texts | None:
 
 
 def of_labelled_texts(
-    part: Part, given: Hyperparameters, label: str | None, like: Columns | None
+    part: Part, given: DataSettings, label: str | None, like: Columns | None
 ) -> Columns:
     """Return the text and label columns of a classifier's data.
 
@@ -440,7 +440,7 @@ _DOCUMENTS: Mapping[str, Sequence[Role]] = {
 
 def of_documents(
     part: Part,
-    given: Hyperparameters,
+    given: DataSettings,
     like: Mapping[str, str] | None = None,
     kinds: Collection[str] = DOCUMENTS,
 ) -> dict[str, str]:

@@ -19,7 +19,7 @@ from recipe.data.column_names import (
 )
 from recipe.data.columns import first_known
 from recipe.data.files.part import Part, is_string
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 DECODER, WRITER, FILLER = "a decoder", "an encoder with a decoder", "an encoder with a masked head"
 CLASSIFIER, ENCODER = "a classifier", "an encoder"
@@ -48,7 +48,7 @@ class Evidence:
     """What a task's `recognise` is given; it answers with a `Recognised`, or None."""
 
     channels: Mapping[str, Path]
-    hyperparameters: Hyperparameters
+    settings: DataSettings
     part: Part | None
     """The first rows of a file of the training data; None if it is no table (plain texts,
     pictures), or cannot be read."""
@@ -73,7 +73,7 @@ class Evidence:
     @property
     def prompts(self) -> tuple[str, str] | None:
         """Return the columns of prompts and of their completions, if there are texts in both."""
-        given = self.hyperparameters
+        given = self.settings
         prompt = given.prompt_column or self.named(PROMPT_NAMES)
         completion = given.completion_column or self.named(COMPLETION_NAMES)
         if prompt is None or completion is None or not is_string(self.kind(completion)):

@@ -20,7 +20,7 @@ from recipe.data import shards
 from recipe.data.files.spool import spooled
 from recipe.data.shards import Hosts
 from recipe.errors import DataError
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 SHARE = 0.1
 """The share of the training data that is held out if there is no other data to evaluate on."""
@@ -52,7 +52,7 @@ def data_set(tables: Sequence[pa.Table]) -> datasets.Dataset:
 
 def assign(
     built: Mapping[str, datasets.Dataset],
-    hyperparameters: Hyperparameters,
+    settings: DataSettings,
     strata: Callable[[datasets.Dataset], Array] | None = None,
     hosts: Hosts = shards.ONE,
     sharded: frozenset[str] = frozenset(),
@@ -73,13 +73,13 @@ def assign(
     elif test is not None:
         validation, test, rule = test, None, "evaluation: on the test data"
         sharded = frozenset({"test": "validation"}.get(split, split) for split in sharded)
-    elif not (hyperparameters.evaluates or hyperparameters.predicts):
+    elif not (settings.evaluates or settings.predicts):
         # The engine lays out a batch of it, and never computes one.
         validation = train.select(range(min(1, len(train))))
         rule = "evaluation: none (eval_strategy=no); all rows train"
         sharded |= {"validation"} if "train" in sharded else set()
     else:
-        train, validation, rule = _held_out(train, hyperparameters, strata, hosts)
+        train, validation, rule = _held_out(train, settings, strata, hosts)
         sharded |= {"validation"} if "train" in sharded else set()
     names = {"train": "train", "validation": "evaluation", "test": "test"}
     uses = frozenset(names[split] for split in sharded)
@@ -88,7 +88,7 @@ def assign(
 
 def _held_out(
     train: datasets.Dataset,
-    hyperparameters: Hyperparameters,
+    settings: DataSettings,
     strata: Callable[[datasets.Dataset], Array] | None,
     hosts: Hosts,
 ) -> tuple[datasets.Dataset, datasets.Dataset, str]:
@@ -100,11 +100,11 @@ def _held_out(
     if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
         kept, held_out = np.arange(len(row_strata)), np.arange(0)
     else:
-        kept, held_out = hold_out(row_strata, SHARE, hyperparameters.seed)
+        kept, held_out = hold_out(row_strata, SHARE, settings.seed)
     how = "stratified, " if strata else ""
     count = sum(hosts.each(len(held_out)))
     where = " by their hosts" if hosts.sharded else ""
-    rule = f"evaluation: {count} training rows held out{where}, {how}seed {hyperparameters.seed}"
+    rule = f"evaluation: {count} training rows held out{where}, {how}seed {settings.seed}"
     return _rows_of(train, kept), _rows_of(train, held_out), rule
 
 
@@ -134,24 +134,24 @@ def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
 
 
 def assign_groups(
-    built: Mapping[str, datasets.Dataset], column: str, hyperparameters: Hyperparameters
+    built: Mapping[str, datasets.Dataset], column: str, settings: DataSettings
 ) -> tuple[dict[str, Any], str]:
     """Return the same as `assign`, but hold out queries (the values of `column`) with all their
     rows."""
     train = built["train"]
-    if len(built) > 1 or not (hyperparameters.evaluates or hyperparameters.predicts):
-        return assign(built, hyperparameters)
+    if len(built) > 1 or not (settings.evaluates or settings.predicts):
+        return assign(built, settings)
     # Two queries with the same hash of 64 bits would only stay together.
     batches = train.select_columns([column]).with_format("arrow").iter(_AT_ONCE)
     hashes = [pd.util.hash_array(batch[column].to_numpy()) for batch in batches]
     _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
-    _, held_out = hold_out(np.zeros(len(firsts), np.int64), SHARE, hyperparameters.seed)
+    _, held_out = hold_out(np.zeros(len(firsts), np.int64), SHARE, settings.seed)
     # Queries are numbered in the order in which they first appear.
     is_held_out = np.isin(numbers, np.argsort(firsts)[held_out])
     rows, kept = np.flatnonzero(is_held_out), np.flatnonzero(~is_held_out)
     rule = (
         f"evaluation: {len(held_out)} queries held out of the training data, with their "
-        f"{len(rows)} rows, seed {hyperparameters.seed}"
+        f"{len(rows)} rows, seed {settings.seed}"
     )
     uses = {"train": _rows_of(train, kept), "evaluation": _rows_of(train, rows), "test": None}
     return uses, rule

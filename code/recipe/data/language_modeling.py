@@ -40,7 +40,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, only, read_parts
 from recipe.errors import DataError, Problems
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 _PLAIN = (".txt", ".text", ".tokens", ".raw")
 _ALPACA = ("instruction", "input", "output")
@@ -76,7 +76,7 @@ class _Read:
 
 def load(
     channels: Mapping[str, Path],
-    hyperparameters: Hyperparameters,
+    settings: DataSettings,
     kinds: Collection[str] = columns.DOCUMENTS,
 ) -> Texts:
     """Read and split the documents of a job's channels.
@@ -88,20 +88,20 @@ def load(
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     hosts = shards.of_job()
-    is_named = any(getattr(hyperparameters, f"{name}_column") for name in _NAMED)
+    is_named = any(getattr(settings, f"{name}_column") for name in _NAMED)
     as_given = is_named or PROMPT not in kinds
-    units = functools.partial(_units, sample_by=hyperparameters.sample_by, as_given=as_given)
+    units = functools.partial(_units, sample_by=settings.sample_by, as_given=as_given)
     with hosts.together():
-        places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
+        places = layout.find(channels, settings.dataset_config_name, hosts.sharded)
         _refuse_template(channels)
         notes = [*places.notes]
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         local = None
         if first is not None:
-            local = columns.of_documents(first, hyperparameters, None, kinds)
+            local = columns.of_documents(first, settings, None, kinds)
     like = hosts.first(local)
-    choose = functools.partial(_chosen, hyperparameters, kinds, notes)
+    choose = functools.partial(_chosen, settings, kinds, notes)
     read: dict[str, list[_Read]] = {}
     with hosts.together():
         problems = Problems()
@@ -119,7 +119,7 @@ def load(
         assert like is not None
         built[split] = held_out.data_set([_empty(like)])
     findings = [_describe(split, files) for split, files in read.items()]
-    uses, rule = held_out.assign(built, hyperparameters, None, hosts, places.sharded)
+    uses, rule = held_out.assign(built, settings, None, hosts, places.sharded)
     if hosts.sharded:
         rows = zip(hosts.names, hosts.each(len(uses["train"])), strict=True)
         counts = ", ".join(f"{name} {count}" for name, count in rows)
@@ -220,13 +220,13 @@ def _with_alpaca_prompts(part: Part) -> Part:
 
 
 def _chosen(
-    hyperparameters: Hyperparameters,
+    settings: DataSettings,
     kinds: Collection[str],
     notes: list[str],
     part: Part,
     like: dict[str, str] | None,
 ) -> _Read:
-    chosen = columns.of_documents(part, hyperparameters, like, kinds)
+    chosen = columns.of_documents(part, settings, like, kinds)
     if COMPLETION in chosen:
         cells = part.table[chosen[COMPLETION]]
         is_kept = cells.is_valid()
@@ -263,12 +263,12 @@ def recognise(evidence: Evidence) -> Recognised | None:
         is_half = evidence.named(("chosen.value", "chosen.content")) is not None
         return None if is_half else Recognised(reason=f"column {messages} holds conversations")
     prompts, is_decoder = evidence.prompts, evidence.model == DECODER
-    is_asked = evidence.hyperparameters.prompt_column is not None
+    is_asked = evidence.settings.prompt_column is not None
     if evidence.part is not None and prompts is not None and (evidence.model != WRITER or is_asked):
         reason = f"columns {' and '.join(prompts)} hold prompts and completions"
         try:
             part = evidence.part if is_asked else _with_alpaca_prompts(evidence.part)
-            columns.of_documents(part, evidence.hyperparameters)
+            columns.of_documents(part, evidence.settings)
         except DataError as error:
             reason = f"{reason}; but {error.message.removesuffix('.')}"
             is_certain = is_decoder and not evidence.labels_beside(*prompts)

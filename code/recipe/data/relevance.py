@@ -27,7 +27,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 QUERY, TEXTS, SCORES = "query", "texts", "scores"
 """The columns of what is read: a text, a list of texts, and how well each belongs to the query."""
@@ -123,14 +123,12 @@ def columns_of(evidence: Evidence) -> RelevanceColumns | None:
     if evidence.part is None:
         return None
     try:
-        return choose(evidence.part, evidence.hyperparameters, None)
+        return choose(evidence.part, evidence.settings, None)
     except DataError:
         return None
 
 
-def load(
-    channels: Mapping[str, Path], hyperparameters: Hyperparameters, arrange: Arrange
-) -> Relevance:
+def load(channels: Mapping[str, Path], settings: DataSettings, arrange: Arrange) -> Relevance:
     """Read and split the data of a job's channels.
 
     Args:
@@ -140,7 +138,7 @@ def load(
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, settings.dataset_config_name)
     notes = list(places.notes)
     rows: dict[str, Spool] = {}
     like: RelevanceColumns | None = None
@@ -149,7 +147,7 @@ def load(
     with contextlib.ExitStack() as stack:
         for split, part in read_parts(places, notes):
             with problems.noted():
-                chosen = choose(part, hyperparameters, like)
+                chosen = choose(part, settings, like)
                 like = like or chosen
                 if split not in rows:
                     rows[split] = Spool()
@@ -181,11 +179,11 @@ def load(
                 "Leave the column out if all texts belong to their queries, or give rows whose do "
                 "not.",
             )
-        if like.kind == SCORED and hyperparameters.label_column is None:
+        if like.kind == SCORED and settings.label_column is None:
             _refuse_entailment(like, table)
         kind, arranged = arrange(like.kind, table, notes)
         built[split] = held_out.data_set([arranged])
-    uses, rule = held_out.assign_groups(built, QUERY, hyperparameters)
+    uses, rule = held_out.assign_groups(built, QUERY, settings)
     return Relevance(
         **uses,
         kind=kind,
@@ -215,9 +213,7 @@ def _refuse_entailment(columns: RelevanceColumns, table: pa.Table) -> None:
         )
 
 
-def choose(
-    part: Part, hyperparameters: Hyperparameters, like: RelevanceColumns | None
-) -> RelevanceColumns:
+def choose(part: Part, settings: DataSettings, like: RelevanceColumns | None) -> RelevanceColumns:
     """The columns of `part`: as the user says, as the training data has them, or by their names.
 
     Raises:
@@ -240,16 +236,16 @@ def choose(
             can_be = is_text(part, name)
         if can_be and not is_mark(part, name):
             with_texts[each] = name
-    label = hyperparameters.label_column
-    listed = [each.strip() for each in (hyperparameters.negative_columns or "").split(",") if each]
-    check_named(part, hyperparameters)
-    requested = given_texts(part, hyperparameters)
+    label = settings.label_column
+    listed = [each.strip() for each in (settings.negative_columns or "").split(",") if each]
+    check_named(part, settings)
+    requested = given_texts(part, settings)
     if requested is not None and requested[1] is None:
         raise DataError(
             f"text_column has value {requested[0]!r}, one column, and this task takes two.",
             "Name the column of queries and that of the texts: text_column=query,passage.",
         )
-    if hyperparameters.negative_columns is None:
+    if settings.negative_columns is None:
         negatives = tuple(name for each, name in with_texts.items() if _NEGATIVE.fullmatch(each))[
             ::-1
         ]

@@ -7,17 +7,14 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from recipe.console import say
 from recipe.errors import HyperparameterError, near
-
-if TYPE_CHECKING:
-    # Serving imports this module too; hyperparameters import the Trainer's arguments, these peft.
-    from recipe.hyperparameters import Hyperparameters
+from recipe.settings import ModelSettings
 
 ALL_LINEAR = "all-linear"
 _WITHOUT_POSITIONS = "QUESTION_ANS"
@@ -30,7 +27,7 @@ def bare(model: Any) -> Any:
 
 def wrap(
     model: PreTrainedModel,
-    hyperparameters: Hyperparameters,
+    settings: ModelSettings,
     new: Iterable[str],
     task: str | None,
     *,
@@ -46,11 +43,11 @@ def wrap(
     Returns:
         A peft.PeftModel; `model` itself if the hyperparameter lora_r is not given.
     """
-    if hyperparameters.lora_r is None:
+    if settings.lora_r is None:
         return model
     import peft  # takes a second, and older images are without it
 
-    targets = hyperparameters.lora_target_modules
+    targets = settings.lora_target_modules
     # SageMaker gives a list as JSON.
     named = [target.strip(" \"'") for target in targets.strip("[] ").split(",")]
     layers = [name for name, _ in model.named_modules()]
@@ -71,16 +68,16 @@ def wrap(
     config = peft.LoraConfig(
         # peft's model for this type drops position_ids and token_type_ids.
         task_type=None if task == _WITHOUT_POSITIONS else task,
-        r=hyperparameters.lora_r,
-        lora_alpha=hyperparameters.lora_alpha or 2 * hyperparameters.lora_r,
-        lora_dropout=hyperparameters.lora_dropout,
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha or 2 * settings.lora_r,
+        lora_dropout=settings.lora_dropout,
         target_modules=ALL_LINEAR if targets == ALL_LINEAR else named,
         modules_to_save=in_full if trains_head else None,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
         wrapped: Any = peft.get_peft_model(model, config)
-    if hyperparameters.lora_save == "merged" and (fault := tied(wrapped)):
+    if settings.lora_save == "merged" and (fault := tied(wrapped)):
         raise HyperparameterError(
             f"Hyperparameter lora_target_modules has value {targets!r}: {fault}.",
             f"Leave these layers out, give {ALL_LINEAR}, or set lora_save=adapter.",
@@ -112,7 +109,7 @@ def tied(adapted: Any) -> str:
     return ""
 
 
-def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperparameters) -> Any:
+def whole(model: Any, weights: Mapping[str, Any] | None, settings: ModelSettings) -> Any:
     """Return a trained model as it is saved: gathered, and merged unless lora_save=adapter.
 
     Args:
@@ -126,7 +123,7 @@ def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperp
             if last in module._parameters:
                 module._parameters[last] = torch.nn.Parameter(weight, requires_grad=False)
         model.tie_weights()
-    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "merged":
+    if settings.lora_r is not None and settings.lora_save == "merged":
         return model.merge_and_unload()
     return model
 
@@ -135,16 +132,16 @@ def save(
     model: Any,
     weights: Mapping[str, Any] | None,
     folder: Path,
-    hyperparameters: Hyperparameters,
+    settings: ModelSettings,
 ) -> None:
     """Write a trained model to `folder`: a LoRA model merged, or its adapter (lora_save=adapter).
 
     Args:
         weights: The gathered weights of a sharded model; None if it is not sharded.
     """
-    model = whole(model, weights, hyperparameters)
+    model = whole(model, weights, settings)
     model.save_pretrained(folder)
-    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
+    if settings.lora_r is not None and settings.lora_save == "adapter":
         base = model.get_base_model()
         config = copy.deepcopy(base.config)
         if hasattr(config, "quantization_config"):  # of this training, not of the base model

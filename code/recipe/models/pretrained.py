@@ -26,8 +26,8 @@ from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
 from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, near, why_unloadable
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, quantized
+from recipe.settings import ModelSettings
 from recipe.storage import checksums
 
 _LONGEST = 512
@@ -96,7 +96,7 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
 
 
 def load(
-    source: Source, labels: Labels, hyperparameters: Hyperparameters
+    source: Source, labels: Labels, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model in float32 with a head for `labels`, and its tokenizer.
 
@@ -109,7 +109,7 @@ def load(
     return load_head(
         AutoModelForSequenceClassification,
         source,
-        hyperparameters,
+        settings,
         adapters="SEQ_CLS",
         what="a classifier of these labels",
         num_labels=len(labels.names),
@@ -122,7 +122,7 @@ def load(
 def load_head(
     architecture: Any,
     source: Source,
-    hyperparameters: Hyperparameters,
+    settings: ModelSettings,
     *,
     adapters: str | None,
     what: str,
@@ -139,15 +139,15 @@ def load_head(
         ModelError: It cannot be reached or loaded, or is evaluated without such a head.
     """
     options = {**options, "ignore_mismatched_sizes": True}
-    model, tokenizer, new = read(architecture, source, hyperparameters, **options)
+    model, tokenizer, new = read(architecture, source, settings, **options)
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
-    if new and not hyperparameters.trains:
+    if new and not settings.trains:
         raise ModelError(
             f"The model {source.name} lacks {len(new)} weights of {what} ({new[0]} ...), which "
             "training would make: do_train=False has nothing to judge.",
             "Give a trained model, or leave do_train out.",
         )
-    return lora.wrap(model, hyperparameters, new, adapters, trains_head=True), tokenizer
+    return lora.wrap(model, settings, new, adapters, trains_head=True), tokenizer
 
 
 def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
@@ -167,7 +167,7 @@ def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
 
 
 def load_causal(
-    source: Source, hyperparameters: Hyperparameters
+    source: Source, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the causal language model in float32, and its tokenizer.
 
@@ -175,7 +175,7 @@ def load_causal(
         ModelError: it cannot be reached or loaded, is no such model, or knows fewer tokens than
             its tokenizer.
     """
-    model, tokenizer, new = read(AutoModelForCausalLM, source, hyperparameters)
+    model, tokenizer, new = read(AutoModelForCausalLM, source, settings)
     config: Any = model.config
     reads_ahead = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if reads_ahead and not getattr(config, "is_decoder", False):
@@ -186,7 +186,7 @@ def load_causal(
         )
     check_head(source, new, "a causal language model")
     check_vocabulary(source, model, tokenizer)
-    return lora.wrap(model, hyperparameters, (), "CAUSAL_LM", trains_head=False), tokenizer
+    return lora.wrap(model, settings, (), "CAUSAL_LM", trains_head=False), tokenizer
 
 
 def check_head(source: Source, new: Sequence[str], what: str) -> None:
@@ -223,7 +223,7 @@ def check_vocabulary(source: Source, model: Any, tokenizer: Any) -> None:
 def read(
     architecture: Any,
     source: Source,
-    hyperparameters: Hyperparameters,
+    settings: ModelSettings,
     reader: Any = AutoTokenizer,
     **more: Any,
 ) -> tuple[PreTrainedModel, Any, list[str]]:
@@ -235,22 +235,22 @@ def read(
     Raises:
         ModelError: it cannot be reached or loaded, or lacks weights below its head.
     """
-    trusted = {"trust_remote_code": hyperparameters.trust_remote_code}
-    if hyperparameters.hf_token:
+    trusted = {"trust_remote_code": settings.trust_remote_code}
+    if settings.hf_token:
         # transformers passes a token argument on to some of its requests only.
-        os.environ["HF_TOKEN"] = hyperparameters.hf_token
+        os.environ["HF_TOKEN"] = settings.hf_token
     options = {**in_precision(torch.float32), "output_loading_info": True, **more, **trusted}
-    in_4_bits, trains = hyperparameters.load_in_4bit, hyperparameters.trains
+    in_4_bits, trains = settings.load_in_4bit, settings.trains
     if in_4_bits:
-        fp16 = bool(hyperparameters.passed.get("fp16"))
-        options |= quantized.options(bool(hyperparameters.bf16), fp16)
-    settings: dict[str, Any] = {}
+        fp16 = bool(settings.passed.get("fp16"))
+        options |= quantized.options(bool(settings.bf16), fp16)
+    config: dict[str, Any] = {}
     with checksums.verified(source.name):
         try:
             with contextlib.suppress(OSError):  # which the next lines meet, too, or do without
-                settings, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
+                config, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
             if trains:
-                quantized.check_base(source.name, settings, None, in_4_bits)
+                quantized.check_base(source.name, config, None, in_4_bits)
             tokenizer = reader.from_pretrained(source.name, **trusted)
             with new_weights.marked_memory():
                 model, report = architecture.from_pretrained(source.name, **options)
@@ -259,7 +259,7 @@ def read(
             if not isinstance(error, UNLOADABLE) and broken is None:
                 raise
             if "Unrecognized configuration class" in str(error):
-                kind = settings.get("model_type")
+                kind = config.get("model_type")
                 raise ModelError(
                     f"The model {source.name} is of type {kind!r}, of which transformers has no "
                     f"{architecture.__name__}: it cannot be trained for this task.",
@@ -279,7 +279,7 @@ def read(
                 "model_name_or_path out.",
             ) from error
     if trains:
-        quantized.check_base(source.name, settings, model, in_4_bits)
+        quantized.check_base(source.name, config, model, in_4_bits)
     new = new_weights.unread(report)
     new_weights.check_layers(source.name, model, new)
     new_weights.write_biases(source.name, model, new)

@@ -73,7 +73,7 @@ def _recognised(
     """Return what the first rows of the training data can be, by task."""
     evidence = Evidence(
         channels=channels,
-        hyperparameters=hyperparameters,
+        settings=hyperparameters,
         part=_first_rows(hyperparameters, channels),
         config=_configuration(hyperparameters, channels),
     )
@@ -92,7 +92,7 @@ def _recognised(
 
 def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> Part | None:
     try:
-        data = judging.channels(channels, hyperparameters)
+        data = judging.channels(channels, hyperparameters.trains)
         places = layout.find(data, hyperparameters.dataset_config_name)
     except DataError:
         return None  # loading the data raises it again

@@ -30,7 +30,7 @@ from recipe.reports.model_card import About
 from recipe.reports.predicted import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.tasks import evaluation
+from recipe.tasks import evaluation, judging
 from recipe.tokenization.encoding import takes_token_types
 
 Tokenizer = PreTrainedTokenizerBase
@@ -175,16 +175,30 @@ class Task(ABC):
     data of all hosts (`recipe.data.shards`), and indexes what its samples have besides tokens and
     labels by `Samples.places` and `span`."""
     objective: Objective
-    _hyperparameters: Hyperparameters
     data: DataSets
     train: Dataset
     """The training data before it is tokenised: a row for each text or pair that is learned."""
     found: list[str]
     """What was detected in the data, one line each."""
 
-    @abstractmethod
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        """Read the data."""
+        self.hyperparameters = hyperparameters
+        self.read(judging.channels(channels, hyperparameters.trains))
+
+    @abstractmethod
+    def read(self, channels: Mapping[str, Path]) -> None:
+        """Read the data: set `data`, `train`, `found` and `objective`."""
+
+    def check_best(self, scores: Sequence[str]) -> None:
+        """Check that evaluation computes the metric by which the best weights are chosen."""
+        metric = self.hyperparameters.passed.get("metric_for_best_model")
+        names = ("loss", *scores)
+        if metric is not None and metric.removeprefix("eval_") not in names:
+            raise HyperparameterError(
+                f"Hyperparameter metric_for_best_model has value {metric!r}, which evaluation does "
+                "not compute for this data.",
+                f"Give one of: {', '.join(names)}.",
+            )
 
     @abstractmethod
     def load(self, source: Source) -> Model:
@@ -262,7 +276,7 @@ class Task(ABC):
         Args:
             weights: The gathered weights of a sharded model; None if it is not sharded.
         """
-        lora.save(model, weights, folder, self._hyperparameters)
+        lora.save(model, weights, folder, self.hyperparameters)
         tokenizer.save_pretrained(folder)
 
     def answers(self, trainer: Trainer) -> PredictedAnswers | None:
@@ -300,18 +314,6 @@ def whole_model(trainer: Trainer) -> tuple[Any, Any] | None:
     if trainer.is_fsdp_enabled or xla.in_use():
         return None
     return trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
-
-
-def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
-    """Check that evaluation computes the metric by which the best weights are chosen."""
-    metric = hyperparameters.passed.get("metric_for_best_model")
-    names = ("loss", *scores)
-    if metric is not None and metric.removeprefix("eval_") not in names:
-        raise HyperparameterError(
-            f"Hyperparameter metric_for_best_model has value {metric!r}, which evaluation does not "
-            "compute for this data.",
-            f"Give one of: {', '.join(names)}.",
-        )
 
 
 def by_name(splits: DataSets) -> dict[str, Dataset]:

@@ -14,21 +14,21 @@ from recipe.data.classification import Splits
 from recipe.data.column_names import LABEL, split_of
 from recipe.data.labels import SINGLE, Labels
 from recipe.errors import ModelError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
+from recipe.settings import ModelSettings
 
 
-def channels(folders: Mapping[str, Path], hyperparameters: Hyperparameters) -> Mapping[str, Path]:
-    """Return a job's channels; what is judged stands for the training data too, where there is
-    none."""
+def channels(folders: Mapping[str, Path], trains: bool) -> Mapping[str, Path]:
+    """Return a job's channels; without training data, a job that does not train reads what it
+    judges in its place."""
     splits = {split_of(name): path for name, path in folders.items()}
     judged = splits.get("test", splits.get("validation"))
-    if hyperparameters.trains or "train" in splits or judged is None:
+    if trains or "train" in splits or judged is None:
         return folders
     return {**folders, "train": judged}
 
 
-def with_labels_of(source: Source, splits: Splits, hyperparameters: Hyperparameters) -> Splits:
+def with_labels_of(source: Source, splits: Splits, settings: ModelSettings) -> Splits:
     """Return the data with the class ids of the model in `source`, which are those of its answers.
 
     Raises:
@@ -36,7 +36,7 @@ def with_labels_of(source: Source, splits: Splits, hyperparameters: Hyperparamet
     """
     try:
         config: Any = AutoConfig.from_pretrained(
-            source.name, trust_remote_code=hyperparameters.trust_remote_code
+            source.name, trust_remote_code=settings.trust_remote_code
         )
     except (OSError, ValueError):
         return splits  # what loading the model says is better

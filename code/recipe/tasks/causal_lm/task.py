@@ -12,13 +12,11 @@ from transformers import PreTrainedModel, Trainer
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.data import language_modeling
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_decoders, pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import figures, generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.tasks import judging
 from recipe.tasks.base import (
     Batches,
     Model,
@@ -26,7 +24,6 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     TokenLosses,
-    check_best,
     learned_in,
     text_layout,
     whole_model,
@@ -63,26 +60,24 @@ class CausalLm(Task):
     data: language_modeling.Texts
     objective: Objective = NEXT_TOKENS
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        check_best(hyperparameters, ("perplexity", "token_accuracy"))
-        self._hyperparameters = hyperparameters
-        channels = judging.channels(channels, hyperparameters)
-        self.data = language_modeling.load(channels, hyperparameters)
+    def read(self, channels: Mapping[str, Path]) -> None:
+        self.check_best(("perplexity", "token_accuracy"))
+        self.data = language_modeling.load(channels, self.hyperparameters)
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
         """Return the model as it was saved."""
-        return pretrained.load_causal(source, self._hyperparameters)
+        return pretrained.load_causal(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return where longer documents are split or truncated; what serves the model reads
         more."""
-        max_length = self._hyperparameters.max_length
+        max_length = self.hyperparameters.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of documents."""
-        long_texts = self._hyperparameters.long_texts
+        long_texts = self.hyperparameters.long_texts
         return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
@@ -91,7 +86,7 @@ class CausalLm(Task):
 
     def pieces(self, length: int, longest: int) -> int:
         """Return several if a long document is split."""
-        is_split = document_tokens.splits(self.train, self._hyperparameters.long_texts)
+        is_split = document_tokens.splits(self.train, self.hyperparameters.long_texts)
         return sum(1 for _ in document_tokens.pieces(length, longest, is_split))
 
     def about(self) -> About:

@@ -24,7 +24,7 @@ from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
 from recipe.data.reading import by_column
 from recipe.errors import DataError, Problems, listed
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 PLACE, BYTES, FILE = "place", "bytes", "file"
 """The columns of a picture: its place for people; its bytes, or the file that holds them."""
@@ -39,7 +39,7 @@ class Pictures(DataSets):
     labels: Labels
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pictures:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
     """Find, label and split the pictures of a job's channels. None is opened.
 
     Raises:
@@ -54,7 +54,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
         alone = others == [name] and not any(split_of(each) == "train" for each in data)
         own = split_of(name) or ("train" if alone else None)
         with problems.noted():
-            for split, part in _of_channel(path, own, hyperparameters, notes):
+            for split, part in _of_channel(path, own, settings, notes):
                 if own is None or split == own or not any(split_of(n) == split for n in data):
                     parts.setdefault(split, []).append(part)
     problems.check()
@@ -89,7 +89,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
         built[split] = held_out.data_set(tables)
         of_files = f"{len(each)} tables or folders" if len(each) > 1 else str(each[0].path)
         notes.append(f"{split} data: {len(built[split])} pictures from {of_files}")
-    uses, rule = held_out.assign(built, hyperparameters, lambda split: np.asarray(split[LABEL][:]))
+    uses, rule = held_out.assign(built, settings, lambda split: np.asarray(split[LABEL][:]))
     sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
     shown = listed([f"{name} ({count} pictures)" for name, count in sizes.items()])
     return Pictures(
@@ -100,7 +100,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
 
 
 def _of_channel(
-    path: Path, own: str | None, hyperparameters: Hyperparameters, notes: list[str]
+    path: Path, own: str | None, settings: DataSettings, notes: list[str]
 ) -> list[tuple[str, Part]]:
     """The parts of a channel with their splits: what its tables hold or name, else its folders."""
     if not path.exists():
@@ -123,7 +123,7 @@ def _of_channel(
         for file in files:
             with problems.noted():
                 for own_split, part in by_column(split, formats.read(file), False, notes):
-                    parts.append((own_split, _of_table(part, hyperparameters, notes)))
+                    parts.append((own_split, _of_table(part, settings, notes)))
     problems.check()
     used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
     if left_out := sum(str(picture) not in used for picture in pictures):
@@ -181,7 +181,7 @@ def _folders(
     return parts
 
 
-def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) -> Part:
+def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     """The pictures that a table holds or names, those without a label left out.
 
     Raises:
@@ -189,8 +189,8 @@ def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) ->
     """
     names = part.table.column_names
     classes = [name for name in names if name in part.class_names]
-    check_named(part, hyperparameters)
-    column = hyperparameters.label_column or first_known(part, LABEL_NAMES)
+    check_named(part, settings)
+    column = settings.label_column or first_known(part, LABEL_NAMES)
     column = column or (classes[0] if len(classes) == 1 else None)
     if column is None:
         raise unknown(part, [Role("label", (), "label_column")])
@@ -199,7 +199,7 @@ def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) ->
     if unlabelled := rows - part.table.num_rows:
         notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
     rows = part.table.num_rows
-    stem = hyperparameters.image_column
+    stem = settings.image_column
     kept = pa.nulls(rows, pa.large_binary())
     for name in [stem] if stem else NAMES:
         for each in (f"{name}.bytes", name):

@@ -9,16 +9,14 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Pr
 from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.errors import ModelError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, pretrained
 from recipe.models.pretrained import Source
+from recipe.settings import ModelSettings
 
 _OF_ONE_SIZE = {"vit", "deit", "beit", "vit_msn", "data2vec-vision", "dinov2", "vit_mae"}
 
 
-def load(
-    source: Source, labels: Labels, hyperparameters: Hyperparameters
-) -> tuple[PreTrainedModel, Any]:
+def load(source: Source, labels: Labels, settings: ModelSettings) -> tuple[PreTrainedModel, Any]:
     """Return the model in float32 with a head for `labels`, and its image processor.
 
     A head for another number of labels is replaced by a new one.
@@ -29,7 +27,7 @@ def load(
     model, processor, new = pretrained.read(
         AutoModelForImageClassification,
         source,
-        hyperparameters,
+        settings,
         reader=AutoImageProcessor,
         num_labels=len(labels.names),
         id2label=labels.by_id,
@@ -44,13 +42,13 @@ def load(
             "Give a model of three channels.",
         )
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
-    if new and not hyperparameters.trains:
+    if new and not settings.trains:
         raise ModelError(
             f"The model {source.name} lacks {len(new)} weights of a classifier of these labels "
             f"({new[0]} ...), which training would make: do_train=False has nothing to judge.",
             "Give a trained classifier, or leave do_train out.",
         )
-    return lora.wrap(model, hyperparameters, new, None, trains_head=True), processor
+    return lora.wrap(model, settings, new, None, trains_head=True), processor
 
 
 def check_size(model: PreTrainedModel, height: int, width: int) -> None:

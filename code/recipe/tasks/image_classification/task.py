@@ -14,7 +14,6 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer
 from recipe.batching.batches import Layout, Samples
 from recipe.data.column_names import LABEL
 from recipe.data.labels import SINGLE, balanced_weights
-from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import SCORES
 from recipe.models import losses
 from recipe.models.pretrained import Source
@@ -29,7 +28,6 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     balance,
-    check_best,
     judged_split,
 )
 from recipe.tasks.evaluation import Scores
@@ -84,21 +82,19 @@ class ImageClassification(Task):
     objective: _Classes
     data: pictures.Pictures
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        check_best(hyperparameters, SCORES)
-        self._hyperparameters = hyperparameters
+    def read(self, channels: Mapping[str, Path]) -> None:
+        self.check_best(SCORES)
         self.objective = _Classes()
-        channels = judging.channels(channels, hyperparameters)
-        self.data = pictures.load(channels, hyperparameters)
+        self.data = pictures.load(channels, self.hyperparameters)
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Any:
         """Return the model with a head for the labels, and its image processor."""
-        if not self._hyperparameters.trains:
+        if not self.hyperparameters.trains:
             splits: Any = self.data
-            self.data = judging.with_labels_of(source, splits, self._hyperparameters)  # type: ignore[assignment]
+            self.data = judging.with_labels_of(source, splits, self.hyperparameters)  # type: ignore[assignment]
             self.train = self.data.train
-        model, processor = models.load(source, self.data.labels, self._hyperparameters)
+        model, processor = models.load(source, self.data.labels, self.hyperparameters)
         self.objective.processor = processor
         return model, processor
 
@@ -108,9 +104,7 @@ class ImageClassification(Task):
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return a sample for each image."""
-        return pixels.read(
-            name, split, tokenizer, AUGMENTATIONS[self._hyperparameters.augmentation]
-        )
+        return pixels.read(name, split, tokenizer, AUGMENTATIONS[self.hyperparameters.augmentation])
 
     def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:
         """Return nothing: images have one size."""

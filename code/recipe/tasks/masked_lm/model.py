@@ -12,14 +12,14 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from recipe.console import say
 from recipe.errors import ModelError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_decoders, packed_encoders, pretrained
 from recipe.models.packed_encoders import Family
 from recipe.models.pretrained import Source
+from recipe.settings import ModelSettings
 
 
 def load(
-    source: Source, hyperparameters: Hyperparameters
+    source: Source, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the masked language model in float32, and its tokenizer.
 
@@ -27,7 +27,7 @@ def load(
         ModelError: it cannot be reached or loaded, is no such model, has no mask, knows fewer
             tokens than its tokenizer, or has no head that LoRA could go on with.
     """
-    model, tokenizer, new = pretrained.read(AutoModelForMaskedLM, source, hyperparameters)
+    model, tokenizer, new = pretrained.read(AutoModelForMaskedLM, source, settings)
     config: Any = model.config
     if config.is_encoder_decoder:
         raise ModelError(
@@ -45,18 +45,18 @@ def load(
     if new:
         say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
         lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"
-        if not hyperparameters.trains:
+        if not settings.trains:
             raise ModelError(
                 f"{lacks} ({new[0]} ...), which training would make: do_train=False has nothing to "
                 "judge.",
                 "Give a model that was saved with its head, or leave do_train out.",
             )
-        if hyperparameters.lora_r is not None:
+        if settings.lora_r is not None:
             raise ModelError(
                 f"{lacks} ({new[0]} ...), whose head LoRA would leave as it was drawn.",
                 "Give a model that was saved with its head, or leave lora_r out.",
             )
-    return lora.wrap(model, hyperparameters, (), None, trains_head=False), tokenizer
+    return lora.wrap(model, settings, (), None, trains_head=False), tokenizer
 
 
 def take_masked(model: Any) -> None:

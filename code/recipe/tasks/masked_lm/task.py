@@ -12,13 +12,11 @@ from transformers import PreTrainedModel, Trainer
 from recipe.batching.batches import Layout, Samples
 from recipe.data import language_modeling
 from recipe.data.column_names import TEXT, TOKEN_IDS
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_encoders, pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.tasks import judging
 from recipe.tasks.base import (
     Batches,
     EncoderObjective,
@@ -27,7 +25,6 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     TokenLosses,
-    check_best,
     text_layout,
     whole_model,
 )
@@ -65,25 +62,23 @@ class MaskedLm(Task):
     data: language_modeling.Texts
     objective: Objective = MASKED_TOKENS
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        check_best(hyperparameters, ("perplexity", "token_accuracy"))
-        self._hyperparameters = hyperparameters
-        channels = judging.channels(channels, hyperparameters)
-        self.data = language_modeling.load(channels, hyperparameters, (TEXT, TOKEN_IDS))
+    def read(self, channels: Mapping[str, Path]) -> None:
+        self.check_best(("perplexity", "token_accuracy"))
+        self.data = language_modeling.load(channels, self.hyperparameters, (TEXT, TOKEN_IDS))
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
         """Return the model with its head for masked tokens."""
-        return masked_models.load(source, self._hyperparameters)
+        return masked_models.load(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return where longer texts are split or truncated; what serves the model reads as much."""
         encoding.refuse_types(model, tokenizer)
-        return pretrained.longest_text(model, tokenizer, self._hyperparameters.max_length)
+        return pretrained.longest_text(model, tokenizer, self.hyperparameters.max_length)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of texts."""
-        return masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
+        return masked_texts.tokenise(name, split, tokenizer, max_length, self.hyperparameters)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each text, with special tokens."""
@@ -91,7 +86,7 @@ class MaskedLm(Task):
 
     def pieces(self, length: int, longest: int) -> int:
         """Return several if a long text is split."""
-        truncates = self._hyperparameters.long_texts == TRUNCATE
+        truncates = self.hyperparameters.long_texts == TRUNCATE
         return 1 if truncates else -(-length // longest)
 
     def about(self) -> About:

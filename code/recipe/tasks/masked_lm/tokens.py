@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from recipe.console import say
 from recipe.data.column_names import TEXT, TOKEN_IDS
 from recipe.errors import DataError, HyperparameterError
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 from recipe.tasks.masked_lm.batches import BACK, NEVER, MaskedTexts, Masking
 from recipe.tokenization import store
 from recipe.tokenization import texts as tokens
@@ -31,7 +31,7 @@ def tokenise(
     split: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    hyperparameters: Hyperparameters,
+    settings: DataSettings,
 ) -> MaskedTexts:
     """Return the samples of a split of `language_modeling.Texts`, cached; a line says what became
     of them.
@@ -43,10 +43,10 @@ def tokenise(
         DataError: nothing is left to learn, or tokenised data is not this tokenizer's.
         HyperparameterError: whole words were asked for, and the tokenizer does not tell them apart.
     """
-    whole_words = hyperparameters.whole_word_masking
+    whole_words = settings.whole_word_masking
     if whole_words:
         _check_words(split, tokenizer)
-    truncates = hyperparameters.long_texts == TRUNCATE
+    truncates = settings.long_texts == TRUNCATE
     reader = _Reader(tokenizer, whole_words)
 
     def make(batch: Batch, rows: range) -> dict[str, store.Column]:
@@ -54,7 +54,7 @@ def tokenise(
 
     ways = ("masked", str(whole_words), str(truncates))
     made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
-    how = masking(tokenizer, hyperparameters)
+    how = masking(tokenizer, settings)
     samples = MaskedTexts.drawn_from(
         made[TOKEN_IDS], made[store.STARTS], made[BACK], how, is_fixed=name != "train"
     )
@@ -71,10 +71,10 @@ def tokenise(
     return samples
 
 
-def masking(tokenizer: Any, hyperparameters: Hyperparameters) -> Masking:
+def masking(tokenizer: Any, settings: DataSettings) -> Masking:
     """Return how tokens are masked, before an evaluation draws any."""
     return Masking(
-        probability=hyperparameters.mlm_probability,
+        probability=settings.mlm_probability,
         mask_id=int(tokenizer.mask_token_id),
         vocabulary=len(tokenizer),
         pad_id=int(tokenizer.pad_token_id),

@@ -22,7 +22,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 CONTEXT, QUESTION, CHOICES, ANSWER = "context", "question", "choices", "answer"
 _ENDING, _LABELS = re.compile(r"ending_?(\d+)"), "choices.label"
@@ -70,11 +70,11 @@ def recognise(evidence: Evidence) -> Recognised | None:
 
     Not recognised are rows whose text column is named, and models without a head for choices.
     """
-    part, hyperparameters = evidence.part, evidence.hyperparameters
-    if part is None or hyperparameters.text_column or evidence.model in (DECODER, WRITER):
+    part, settings = evidence.part, evidence.settings
+    if part is None or settings.text_column or evidence.model in (DECODER, WRITER):
         return None
     try:
-        columns = _choose(part, hyperparameters)
+        columns = _choose(part, settings)
     except DataError:
         return None
     choices = _choices(columns)
@@ -82,7 +82,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
     return Recognised(reason=f"{shown} hold choices, and column {columns[ANSWER]} the right one")
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> DataSets:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     """Read and split the questions of a job's channels.
 
     Returns:
@@ -92,7 +92,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Data
     Raises:
         DataError: names the file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, settings.dataset_config_name)
     notes = list(places.notes)
     parts: list[tuple[str, Part, dict[str, str]]] = []
     like: dict[str, str] | None = None
@@ -104,7 +104,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Data
             ):  # fmt: skip
                 notes.append(f"{part.path} has no column of answers and is not used.")
                 continue
-            columns = _choose(part, hyperparameters, like)
+            columns = _choose(part, settings, like)
             like = like or columns
             if split != "train" and labels.is_unlabelled(part, columns[ANSWER]):
                 notes.append(f"{part.path} has no answers and is not used.")
@@ -123,12 +123,12 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Data
             found.append(describe(split, [part], count, f"{read} ({kind})", columns.values()))
     problems.check()
     built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
-    splits, rule = held_out.assign(built, hyperparameters)
+    splits, rule = held_out.assign(built, settings)
     return DataSets(**splits, found=[*notes, *found, rule])
 
 
 def _choose(
-    part: Part, given: Hyperparameters, like: Mapping[str, str] | None = None
+    part: Part, given: DataSettings, like: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the columns of a part: a list of choices, or a column for each of them.
 

@@ -21,18 +21,15 @@ from recipe.data import values
 from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets, data_set
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
-from recipe.tasks import judging
 from recipe.tasks.base import (
     SHOWN_CHARS,
     EncoderObjective,
     Model,
     Task,
     Tokenizer,
-    check_best,
     judged_split,
 )
 from recipe.tasks.multiple_choice import data as questions
@@ -93,10 +90,9 @@ class MultipleChoice(Task):
     objective: Choices
     data: DataSets
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        check_best(hyperparameters, ("accuracy",))
-        self._hyperparameters = hyperparameters
-        self.data = questions.load(judging.channels(channels, hyperparameters), hyperparameters)
+    def read(self, channels: Mapping[str, Path]) -> None:
+        self.check_best(("accuracy",))
+        self.data = questions.load(channels, self.hyperparameters)
         self.train, self.found = self.data.train, self.data.found
         self.objective = Choices()
 
@@ -105,14 +101,14 @@ class MultipleChoice(Task):
         return pretrained.load_head(
             AutoModelForMultipleChoice,
             source,
-            self._hyperparameters,
+            self.hyperparameters,
             adapters=None,
             what="a model that chooses",
         )
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a question with a choice, which serving cuts at, too."""
-        max_length = self._hyperparameters.max_length
+        max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length

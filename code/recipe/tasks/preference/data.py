@@ -27,7 +27,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 CHOSEN, REJECTED = "chosen", "rejected"
 _ROLES = (
@@ -76,7 +76,7 @@ class Preferences(DataSets):
     """Whether the columns hold lists of messages, as JSON, and not texts."""
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Preferences:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     """Read and split the preferences of a job's channels.
 
     A row is not used, and counted in a line, if an answer is empty, both are the same, or it has no
@@ -85,7 +85,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, settings.dataset_config_name)
     notes, problems = list(places.notes), Problems()
     read: dict[str, list[Part]] = {}
     tables: dict[str, list[pa.Table]] = {}
@@ -94,7 +94,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
     is_prefixed = True
     for split, part in read_parts(places, notes):
         with problems.noted():
-            columns = choose(part, [_ROLES], hyperparameters, like)
+            columns = choose(part, [_ROLES], settings, like)
             like = like or columns
             usable = _usable(part, columns)
             kinds.setdefault(usable.are_talks, part.path)
@@ -130,7 +130,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
         describe(split, parts, f"{len(built[split])} pairs", shown, [*like.values(), _STATUS])
         for split, parts in read.items()
     ]
-    uses, rule = held_out.assign_groups(built, PROMPT, hyperparameters)
+    uses, rule = held_out.assign_groups(built, PROMPT, settings)
     return Preferences(
         **uses,
         found=[*notes, *found, rule.replace("queries", "prompts")],

@@ -17,7 +17,6 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer
 from recipe.batching.batches import Layout, Samples
 from recipe.data.column_names import PROMPT
 from recipe.errors import CheckpointError, HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_decoders, pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import generations
@@ -32,7 +31,6 @@ from recipe.tasks.base import (
     Objective,
     Task,
     Tokenizer,
-    check_best,
     learned_in,
     text_layout,
     whole_model,
@@ -57,9 +55,8 @@ class Preferring(Objective):
     packable: Collection[str] = packed_decoders.DECODERS
     has_references = True
 
-    def __init__(self, hyperparameters: Hyperparameters) -> None:
-        self._kind, self._beta = hyperparameters.loss_type, hyperparameters.beta
-        self._smoothing = hyperparameters.label_smoothing
+    def __init__(self, kind: str, beta: float, smoothing: float) -> None:
+        self._kind, self._beta, self._smoothing = kind, beta, smoothing
         self.pairs: dict[str, AnswerPairs] = {}
         """The samples of each split."""
         self.last: tuple[str, Array] | None = None
@@ -152,8 +149,9 @@ class Preference(Task):
     objective: Preferring
     data: preferences.Preferences
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        check_best(hyperparameters, _SCORES)
+    def read(self, channels: Mapping[str, Path]) -> None:
+        hyperparameters = self.hyperparameters
+        self.check_best(_SCORES)
         if not hyperparameters.trains:
             raise HyperparameterError(
                 "do_train=False leaves nothing to judge: rewards are by how much a training has "
@@ -167,19 +165,18 @@ class Preference(Task):
                 "no place for.",
                 "Leave it out, or give loss_type=sigmoid or robust.",
             )
-        self._hyperparameters = hyperparameters
         self.data = preferences.load(channels, hyperparameters)
         self.train, self.found = self.data.train, self.data.found
-        self.objective = Preferring(hyperparameters)
+        self.objective = Preferring(kind, hyperparameters.beta, smoothing)
         if self._rate_is_high():
             self.found.append(self._of_rate())
 
     def _rate_is_high(self) -> bool:
-        given = self._hyperparameters
+        given = self.hyperparameters
         return given.lora_r is None and (given.learning_rate or 0) > _HIGH_RATE
 
     def _of_rate(self) -> str:
-        rate = self._hyperparameters.learning_rate
+        rate = self.hyperparameters.learning_rate
         return (
             f"learning_rate={rate:g} is high for preferences, where all weights are trained: 5e-7 "
             "to 5e-6 are usual, with lora_r up to ten times as much"
@@ -187,11 +184,11 @@ class Preference(Task):
 
     def load(self, source: Source) -> Model:
         """Return the model as it was saved."""
-        return pretrained.load_causal(source, self._hyperparameters)
+        return pretrained.load_causal(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return where a prompt with its answer is cut; what serves the model reads more."""
-        max_length = self._hyperparameters.max_length
+        max_length = self.hyperparameters.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
@@ -218,7 +215,7 @@ class Preference(Task):
 
     def about(self) -> About:
         """Return what the model is for."""
-        given = self._hyperparameters
+        given = self.hyperparameters
         return About(
             title="Language model",
             pipeline="text-generation",

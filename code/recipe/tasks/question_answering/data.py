@@ -24,7 +24,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import FALSE, TRUE, describe, read_parts
 from recipe.errors import DataError, Problems
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 ID, QUESTION, CONTEXT, ANSWERS, STARTS = "id", "question", "context", "answers", "starts"
 _QUESTIONS, _CONTEXTS = ("question", "query"), ("context", "passage", "paragraph", "document")
@@ -85,13 +85,13 @@ def recognise(evidence: Evidence) -> Recognised | None:
     return None
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Questions:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
     """Read and split the questions of a job's channels.
 
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, settings.dataset_config_name)
     notes = list(places.notes)
     tables: dict[str, list[pa.Table]] = {}
     read: dict[str, list[tuple[Part, dict[str, str]]]] = {}
@@ -99,7 +99,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
     for split, part in read_parts(places, notes):
         with problems.noted():
             nested = _nested_column(part)
-            columns = {NESTED: nested} if nested else choose(part, [_ROLES], hyperparameters)
+            columns = {NESTED: nested} if nested else choose(part, [_ROLES], settings)
             of_part, mended = _rows(part, columns)
             tables.setdefault(split, []).append(of_part)
             read.setdefault(split, []).append((part, columns))
@@ -125,7 +125,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
         shown = ", ".join(f"{what} column {name!r}" for what, name in read[split][0][1].items())
         names = {name for _, columns in read[split] for name in columns.values()}
         findings.append(describe(split, parts, count, shown, names))
-    uses, rule = held_out.assign(built, hyperparameters)
+    uses, rule = held_out.assign(built, settings)
     unanswered = _unanswered(uses["train"])
     if unanswered == len(uses["train"]):
         raise DataError(

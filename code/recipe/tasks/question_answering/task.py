@@ -13,11 +13,9 @@ from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrain
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.errors import DistributedError, HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
-from recipe.tasks import judging
 from recipe.tasks.base import (
     SHOWN_CHARS,
     Batches,
@@ -28,7 +26,6 @@ from recipe.tasks.base import (
     Tokenizer,
     TokenLosses,
     by_name,
-    check_best,
     text_layout,
 )
 from recipe.tasks.question_answering import data as questions
@@ -70,11 +67,9 @@ class QuestionAnswering(Task):
 
     data: questions.Questions
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        check_best(hyperparameters, found_answers.SCORES)
-        self._hyperparameters = hyperparameters
-        channels = judging.channels(channels, hyperparameters)
-        self.data = questions.load(channels, hyperparameters)
+    def read(self, channels: Mapping[str, Path]) -> None:
+        self.check_best(found_answers.SCORES)
+        self.data = questions.load(channels, self.hyperparameters)
         self.train, self.found = self.data.train, self.data.found
         self.objective: Objective = Spans(self._score)
         self._windows: dict[str, Windows] = {}
@@ -85,7 +80,7 @@ class QuestionAnswering(Task):
         return pretrained.load_head(
             AutoModelForQuestionAnswering,
             source,
-            self._hyperparameters,
+            self.hyperparameters,
             adapters="QUESTION_ANS",
             what="a model that answers questions",
             num_labels=2,
@@ -93,7 +88,7 @@ class QuestionAnswering(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a window."""
-        max_length = self._hyperparameters.max_length
+        max_length = self.hyperparameters.max_length
         length = pretrained.longest_input(model, tokenizer, max_length, _LONGEST)
         stride = self._stride(length)
         needed = stride + tokenizer.num_special_tokens_to_add(pair=True) + 3
@@ -115,7 +110,7 @@ class QuestionAnswering(Task):
         return length
 
     def _stride(self, length: int) -> int:
-        doc_stride = self._hyperparameters.doc_stride
+        doc_stride = self.hyperparameters.doc_stride
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:

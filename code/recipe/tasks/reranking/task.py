@@ -27,13 +27,12 @@ from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
 from recipe.reports import rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.tasks import judging, numbered_texts, ranking_scores
+from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.base import (
     OK,
     SHOWN_CHARS,
@@ -43,7 +42,6 @@ from recipe.tasks.base import (
     Model,
     Task,
     Tokenizer,
-    check_best,
 )
 from recipe.tasks.ranking_scores import Array, Found, JudgedLists
 from recipe.tasks.reranking import data as reranking
@@ -58,8 +56,8 @@ _SPLITS = ("evaluation", "test")
 class Relevant(EncoderObjective):
     """The objective: a number for each pair, by itself or beside those of its list."""
 
-    def __init__(self, hyperparameters: Hyperparameters) -> None:
-        self._listwise = hyperparameters.listwise
+    def __init__(self, listwise: bool) -> None:
+        self._listwise = listwise
         self.lists: dict[str, JudgedLists] = {}
         self.last: tuple[str, Array, Found] | None = None
         """The last evaluation: its split, its scores, what was found with them."""
@@ -105,25 +103,25 @@ class Reranking(Task):
     objective: Relevant
     data: relevance.Relevance
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        self._hyperparameters = hyperparameters
-        check_best(hyperparameters, ranking_scores.RERANKING)
+    def read(self, channels: Mapping[str, Path]) -> None:
+        hyperparameters = self.hyperparameters
+        self.check_best(ranking_scores.RERANKING)
         self.data = relevance.load(
-            judging.channels(channels, hyperparameters),
+            channels,
             hyperparameters,
             reranking.Lists(hyperparameters.listwise).arrange,
         )
         is_listwise = hyperparameters.listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train, 0)
         self.found = [*self.data.found, _describe(self.data.train, is_listwise)]
-        self.objective = Relevant(hyperparameters)
+        self.objective = Relevant(is_listwise)
 
     def load(self, source: Source) -> Model:
         """Return the model with a head of one number."""
         model, tokenizer = pretrained.load_head(
             AutoModelForSequenceClassification,
             source,
-            self._hyperparameters,
+            self.hyperparameters,
             adapters="SEQ_CLS",
             what="a reranker",
             num_labels=1,
@@ -135,13 +133,13 @@ class Reranking(Task):
         config.text_columns = list(self.data.columns)
         # What sentence-transformers' CrossEncoder, and our image, make scores by. A listwise loss
         # leaves the numbers' height open: the sigmoid could make one score of many.
-        name = "linear.Identity" if self._hyperparameters.listwise else "activation.Sigmoid"
+        name = "linear.Identity" if self.hyperparameters.listwise else "activation.Sigmoid"
         config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return where longer pairs are cut, by what serves the model, too."""
-        max_length = self._hyperparameters.max_length
+        max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length
@@ -154,7 +152,7 @@ class Reranking(Task):
         starts = np.concatenate([[0], np.cumsum(counts)])
         if name != "train":
             self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
-        if name != "train" or not self._hyperparameters.listwise:
+        if name != "train" or not self.hyperparameters.listwise:
             return pairs
         places = np.arange(counts.max())
         is_there = places < counts[:, None]
@@ -166,7 +164,7 @@ class Reranking(Task):
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each pair of the rows, with special tokens."""
         chosen_rows = self.train.select(rows)
-        pairs = _pairs(chosen_rows, 0) if self._hyperparameters.listwise else chosen_rows
+        pairs = _pairs(chosen_rows, 0) if self.hyperparameters.listwise else chosen_rows
         ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
         return [len(tokens) for tokens in ids]
 

@@ -24,10 +24,10 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from recipe.compat import attend_fully, in_precision, new_weights
 from recipe.console import say
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_encoders
 from recipe.models.packed_encoders import Family
 from recipe.models.pretrained import Source
+from recipe.settings import ModelSettings
 from recipe.storage import checksums
 
 AFTER = "after_encoder"
@@ -44,7 +44,7 @@ _DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
 
 
 def load(
-    source: Source, hyperparameters: Hyperparameters
+    source: Source, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Any]:
     """Return the encoder in float32 with what follows it, its tokenizer, and the
     SentenceTransformer that they are of.
@@ -55,8 +55,8 @@ def load(
     """
     from sentence_transformers import SentenceTransformer
 
-    if hyperparameters.hf_token:
-        os.environ["HF_TOKEN"] = hyperparameters.hf_token
+    if settings.hf_token:
+        os.environ["HF_TOKEN"] = settings.hf_token
     _refuse_other_kinds(source)
     with checksums.verified(source.name):
         try:
@@ -64,7 +64,7 @@ def load(
                 source.name,
                 device="cpu",
                 model_kwargs=in_precision(torch.float32),
-                trust_remote_code=hyperparameters.trust_remote_code,
+                trust_remote_code=settings.trust_remote_code,
             )
         except UNLOADABLE as error:
             raise ModelError(
@@ -93,7 +93,7 @@ def load(
         )
     sentences.similarity_fn_name = "cosine"
     setattr(encoder, AFTER, nn.ModuleList(list(sentences)[1:]))
-    wrapped = lora.wrap(encoder, hyperparameters, (), "FEATURE_EXTRACTION", trains_head=False)
+    wrapped = lora.wrap(encoder, settings, (), "FEATURE_EXTRACTION", trains_head=False)
     for name, weight in wrapped.named_parameters():
         # Of the encoder, for heads: nothing of it is in the vectors, and DDP would wait for it.
         if ".pooler." in f".{name}":
@@ -203,9 +203,10 @@ def _vectors(
     return vectors.float()
 
 
-def prompts(sentences: Any, hyperparameters: Hyperparameters) -> tuple[str, str]:
-    """Return what stands before each query and before each text: the hyperparameters, else the
-    model's own, else nothing. They are saved with the model.
+def prompts(sentences: Any, query: str | None, document: str | None) -> tuple[str, str]:
+    """Return the prompts of queries and documents, and save them with the model.
+
+    None takes the model's own prompt; a model without prompts has the empty one.
 
     Raises:
         ModelError: the model leaves prompts out of its pooling.
@@ -213,9 +214,8 @@ def prompts(sentences: Any, hyperparameters: Hyperparameters) -> tuple[str, str]
     known: dict[str, str] = dict(sentences.prompts or {})
     default = known.get(sentences.default_prompt_name or "", "")
     documents = next((known[name] for name in _DOCUMENT_PROMPTS if known.get(name)), default)
-    requested = hyperparameters.query_prompt, hyperparameters.document_prompt
-    query = known.get(QUERY) or default if requested[0] is None else requested[0]
-    document = documents if requested[1] is None else requested[1]
+    query = known.get(QUERY) or default if query is None else query
+    document = documents if document is None else document
     if (query or document) and not getattr(sentences[1], "include_prompt", True):
         raise ModelError(
             "The model's pooling leaves out the tokens of prompts, which is not trained here.",
@@ -236,14 +236,14 @@ def save(
     weights: Mapping[str, Any] | None,
     max_length: int,
     folder: Path,
-    hyperparameters: Hyperparameters,
+    settings: ModelSettings,
 ) -> None:
     """Write what was trained as a folder of sentence-transformers, an AutoModel's too.
 
     Args:
         weights: Those of a model that is sharded, gathered; None where `model` has them itself.
     """
-    inner = lora.bare(lora.whole(model, weights, hyperparameters))
+    inner = lora.bare(lora.whole(model, weights, settings))
     after = list(getattr(inner, AFTER))
     delattr(inner, AFTER)
     vars(inner).pop("forward", None)  # that of its class comes back

@@ -27,14 +27,13 @@ from recipe.data.column_names import TEXT
 from recipe.data.files.spool import spooled
 from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
 from recipe.errors import DataError, HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
 from recipe.reports import figures, rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.tasks import judging, numbered_texts, ranking_scores
+from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.base import (
     SHOWN_CHARS,
     Batches,
@@ -42,7 +41,6 @@ from recipe.tasks.base import (
     Model,
     Task,
     Tokenizer,
-    check_best,
     text_layout,
 )
 from recipe.tasks.numbered_texts import Numbered
@@ -81,9 +79,8 @@ class Alike(EncoderObjective):
     couples_samples = True
     """A batch's samples are each other's negatives: cut otherwise, a step is another one."""
 
-    def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
-        self._kind, self._scale = kind, hyperparameters.scale
-        self._at_once = hyperparameters.mini_batch_size
+    def __init__(self, kind: str, scale: float, at_once: int | None) -> None:
+        self._kind, self._scale, self._at_once = kind, scale, at_once
         self._parts = 1
         self.sizes: tuple[int, ...] = ()
         """Sizes of vectors that are learned; none for whole ones."""
@@ -168,12 +165,15 @@ class SentenceEmbedding(Task):
     objective: Alike
     data: relevance.Relevance
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        self._hyperparameters = hyperparameters
-        _refuse(hyperparameters)
-        self.data = relevance.load(
-            judging.channels(channels, hyperparameters), hyperparameters, arrange
-        )
+    def read(self, channels: Mapping[str, Path]) -> None:
+        hyperparameters = self.hyperparameters
+        if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
+            raise HyperparameterError(
+                "Hyperparameter lora_save has value 'adapter', and a model of sentence vectors is "
+                "saved whole, with its pooling.",
+                "Leave it out: adapters are merged.",
+            )
+        self.data = relevance.load(channels, hyperparameters, arrange)
         self.train, self.found = self.data.train, [*self.data.found]
         size = hyperparameters.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
@@ -182,10 +182,7 @@ class SentenceEmbedding(Task):
                 "negatives is contrasted with the others of its batch: nothing would be learned.",
                 "Give 2 or more.",
             )
-        check_best(
-            hyperparameters,
-            SIMILARITY if self.data.kind == SCORED else ranking_scores.RETRIEVAL,
-        )
+        self.check_best(SIMILARITY if self.data.kind == SCORED else ranking_scores.RETRIEVAL)
         if self.data.kind == PAIRS:
             self.found.append(
                 "loss: multiple negatives ranking; a row's negatives are all texts of the batch, "
@@ -193,24 +190,30 @@ class SentenceEmbedding(Task):
             )
         else:
             self.found.append("loss: CoSENT, over all pairs of the batch, of all processes")
-        self.objective = Alike(self.data.kind, hyperparameters)
+        self.objective = Alike(
+            self.data.kind, hyperparameters.scale, hyperparameters.mini_batch_size
+        )
         self._prompts = ("", "")
         self._sentences: Any = None
         self._max_length = 0
 
     def load(self, source: Source) -> Model:
         """Return the encoder with its pooling and what follows it."""
-        model, tokenizer, self._sentences = sentence_encoder.load(source, self._hyperparameters)
-        self._prompts = sentence_encoder.prompts(self._sentences, self._hyperparameters)
+        model, tokenizer, self._sentences = sentence_encoder.load(source, self.hyperparameters)
+        self._prompts = sentence_encoder.prompts(
+            self._sentences,
+            self.hyperparameters.query_prompt,
+            self.hyperparameters.document_prompt,
+        )
         width = sentence_encoder.width(self._sentences)
-        self.objective.sizes = _sizes(self._hyperparameters.matryoshka_dims, width)
+        self.objective.sizes = _sizes(self.hyperparameters.matryoshka_dims, width)
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return where longer texts are cut: as the model does, unless max_length says
         otherwise."""
         known = self._sentences.max_seq_length
-        requested = self._hyperparameters.max_length or known
+        requested = self.hyperparameters.max_length or known
         self._max_length = pretrained.longest_input(model, tokenizer, requested)
         return self._max_length
 
@@ -271,7 +274,7 @@ class SentenceEmbedding(Task):
     ) -> None:
         """Write a folder of sentence-transformers, which AutoModel reads too."""
         sentence_encoder.save(
-            self._sentences, model, weights, self._max_length, folder, self._hyperparameters
+            self._sentences, model, weights, self._max_length, folder, self.hyperparameters
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
@@ -296,16 +299,6 @@ class SentenceEmbedding(Task):
             return query_text, right, wrong
 
         return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
-
-
-def _refuse(hyperparameters: Hyperparameters) -> None:
-    """Raise HyperparameterError for what would be passed over."""
-    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
-        raise HyperparameterError(
-            "Hyperparameter lora_save has value 'adapter', and a model of sentence vectors is "
-            "saved whole, with its pooling.",
-            "Leave it out: adapters are merged.",
-        )
 
 
 def _sizes(requested: str | None, width: int) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import model_card
@@ -35,7 +34,6 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     balance,
-    check_best,
     judged_split,
 )
 from recipe.tasks.evaluation import Floats, Scores
@@ -72,15 +70,14 @@ class _Classes(EncoderObjective):
         return Scores(self._thresholds)
 
 
-def _check_is_of_classes(hyperparameters: Hyperparameters, problem: str) -> None:
+def _check_is_of_classes(class_weight: str | None, smoothing: float | None, problem: str) -> None:
     """See that what is for one class in each row is given for nothing else, where it would change
     nothing.
 
     Raises:
         HyperparameterError: it is.
     """
-    smoothing = hyperparameters.passed.get("label_smoothing_factor")
-    values = {"class_weight": hyperparameters.class_weight, "label_smoothing_factor": smoothing}
+    values = {"class_weight": class_weight, "label_smoothing_factor": smoothing}
     for name, value in values.items():
         if problem != SINGLE and value:
             what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
@@ -102,9 +99,8 @@ class TextClassification(Task):
     data: classification.Splits
     objective: Objective = CLASSES
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        self._hyperparameters = hyperparameters
-        channels = judging.channels(channels, hyperparameters)
+    def read(self, channels: Mapping[str, Path]) -> None:
+        hyperparameters = self.hyperparameters
         self.data = classification.load(channels, hyperparameters)
         self.train, self.found = self.data.train, self.data.found
         self._tuned: Mapping[str, float] = {}
@@ -118,8 +114,9 @@ class TextClassification(Task):
                 "made of rows of one text.",
                 "Leave it out: what is longer than max_length is cut. Or give one text in a row.",
             )
-        check_best(hyperparameters, SCORES_OF[self.data.labels.problem])
-        _check_is_of_classes(hyperparameters, self.data.labels.problem)
+        self.check_best(SCORES_OF[self.data.labels.problem])
+        smoothing = hyperparameters.passed.get("label_smoothing_factor")
+        _check_is_of_classes(hyperparameters.class_weight, smoothing, self.data.labels.problem)
         if hyperparameters.tune_thresholds and self.data.labels.problem != SEVERAL:
             raise HyperparameterError(
                 "Hyperparameter tune_thresholds has value True, but a row has one label only: the "
@@ -149,12 +146,12 @@ class TextClassification(Task):
 
     def load(self, source: Source) -> Model:
         """Return the model with a head for the labels; its configuration names the columns."""
-        if not self._hyperparameters.trains:
-            self.data = judging.with_labels_of(source, self.data, self._hyperparameters)
+        if not self.hyperparameters.trains:
+            self.data = judging.with_labels_of(source, self.data, self.hyperparameters)
             self.train = self.data.train
-        model, tokenizer = pretrained.load(source, self.data.labels, self._hyperparameters)
+        model, tokenizer = pretrained.load(source, self.data.labels, self.hyperparameters)
         kept: Any = getattr(model.config, "label_thresholds", None)
-        if kept is not None and self._hyperparameters.trains:
+        if kept is not None and self.hyperparameters.trains:
             del model.config.label_thresholds  # they were those of other weights
         elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
             names = self.data.labels.names
@@ -162,7 +159,7 @@ class TextClassification(Task):
             say(f"thresholds of the model: {_listed(kept)}")
         columns = self.train.column_names
         is_text = TEXT in columns
-        if not self._hyperparameters.trains and self._hyperparameters.long_texts is None:
+        if not self.hyperparameters.trains and self.hyperparameters.long_texts is None:
             # As it was trained, and is served.
             is_model_split = getattr(model.config, "long_texts", None) == SPLIT
             self._is_split = is_model_split and is_text and PAIR not in columns
@@ -177,7 +174,7 @@ class TextClassification(Task):
         """Return where longer texts are cut, by what serves the model, too."""
         is_pair = PAIR in self.train.column_names
         what = pretrained.PAIR_OF_TEXTS if is_pair else "a window" if self._is_split else "a text"
-        max_length = self._hyperparameters.max_length
+        max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, what)
         special = tokenizer.num_special_tokens_to_add(pair=is_pair)
         self._window = length - special
@@ -252,7 +249,7 @@ class TextClassification(Task):
 
         The scores are of the rows that the thresholds were found on: those of test data tell more.
         """
-        if not self._hyperparameters.tune_thresholds:
+        if not self.hyperparameters.tune_thresholds:
             return {}
         scores = trainer.compute_metrics
         assert isinstance(scores, Scores)

@@ -25,7 +25,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 
 SOURCE, TARGET = "source", "target"
 SUMMARIES = (
@@ -82,13 +82,13 @@ class TextPairs(DataSets):
     """Data sets with the columns `source` and `target`."""
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> TextPairs:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
     """Read and split the pairs of a job's channels. A row without either text is not used.
 
     Raises:
         DataError: names the channel, file or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, settings.dataset_config_name)
     notes = list(places.notes)
     built: dict[str, list[pa.Table]] = {}
     parts: dict[str, list[Part]] = {}
@@ -96,7 +96,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
-            columns = _columns(part, hyperparameters, like)
+            columns = _columns(part, settings, like)
             like = like or columns
             built.setdefault(split, []).append(
                 _texts(part, columns[SOURCE], columns[TARGET], notes)
@@ -109,7 +109,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
             raise DataError(
                 f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
             )
-    uses, rule = held_out.assign(sets, hyperparameters)
+    uses, rule = held_out.assign(sets, settings)
     shown = ", ".join(f"{what} column {name!r}" for what, name in (like or {}).items())
     findings = [
         describe(split, of_split, f"{len(sets[split])} rows", shown, (like or {}).values())
@@ -119,7 +119,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
 
 
 def _columns(
-    part: Part, given: Hyperparameters, like: Mapping[str, str] | None = None
+    part: Part, given: DataSettings, like: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the columns of the source and of the target.
 
@@ -169,7 +169,7 @@ def _refuse_several_languages(part: Part, source: str) -> None:
             )
 
 
-def _of_languages(given: Hyperparameters) -> list[tuple[str, str]]:
+def _of_languages(given: DataSettings) -> list[tuple[str, str]]:
     """Return the names of columns that source_lang and target_lang may stand for.
 
     They are `translation.en` or `en`, for `en` or `en_XX`.
@@ -224,7 +224,7 @@ def recognise_translations(evidence: Evidence) -> Recognised | None:
     """Return that the first rows hold translations, for an encoder with a decoder."""
     if evidence.model != WRITER or evidence.part is None:
         return None
-    pairs = _of_languages(evidence.hyperparameters)
+    pairs = _of_languages(evidence.settings)
     if any(evidence.named([source]) and evidence.named([target]) for source, target in pairs):
         return Recognised(reason="source_lang and target_lang name columns")
     if any(plain(name).startswith(f"{_TRANSLATION}.") for name in evidence.part.table.column_names):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from recipe.errors import HyperparameterError
 
 if TYPE_CHECKING:  # a server, which asks for languages too, starts without transformers' Trainer
-    from recipe.hyperparameters import Hyperparameters
+    from recipe.settings import DataSettings
 
 
 def is_multilingual(tokenizer: Any) -> bool:
@@ -45,7 +45,7 @@ def named(tokenizer: Any, requested: str) -> str | None:
     return begins[0] if len(begins) == 1 else None
 
 
-def mark(model: Any, tokenizer: Any, hyperparameters: Hyperparameters) -> None:
+def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
     """Let a multilingual tokenizer mark texts, and the model begin with the target's language.
 
     Raises:
@@ -55,7 +55,7 @@ def mark(model: Any, tokenizer: Any, hyperparameters: Hyperparameters) -> None:
         return
     chosen = {}
     for name in ("source_lang", "target_lang"):
-        requested = getattr(hyperparameters, name)
+        requested = getattr(settings, name)
         language = None if requested is None else named(tokenizer, requested)
         if language is None:
             first_languages = ", ".join(languages(tokenizer)[:60])

@@ -14,9 +14,9 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from recipe.console import say
 from recipe.errors import ModelError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_decoders, pretrained
 from recipe.models.pretrained import Source
+from recipe.settings import ModelSettings
 
 _HEADS = frozenset(
     (
@@ -38,7 +38,7 @@ _OTHER_LOSSES = {
 
 
 def load(
-    source: Source, hyperparameters: Hyperparameters
+    source: Source, settings: ModelSettings, prefix: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model in float32, set to the job's prefix, and its tokenizer.
 
@@ -46,7 +46,7 @@ def load(
         ModelError: it cannot be reached or loaded, lacks weights, or does not say what its decoder
             begins with.
     """
-    model, tokenizer, new = pretrained.read(AutoModelForSeq2SeqLM, source, hyperparameters)
+    model, tokenizer, new = pretrained.read(AutoModelForSeq2SeqLM, source, settings)
     config: Any = model.config
     if config.model_type in _OTHER_LOSSES:
         raise ModelError(
@@ -61,7 +61,6 @@ def load(
             f"The model {source.name} does not say which token its decoder begins with.",
             "Set decoder_start_token_id in its config.json.",
         )
-    prefix = hyperparameters.source_prefix
     known = getattr(config, "task_specific_params", None) or {}
     if prefix is None and config.model_type == "t5" and known:
         shown = next((of["prefix"] for of in known.values() if of.get("prefix")), "")
@@ -70,7 +69,7 @@ def load(
     config.prefix = prefix
     if known:
         config.task_specific_params = None
-    return lora.wrap(model, hyperparameters, (), "SEQ_2_SEQ_LM", trains_head=False), tokenizer
+    return lora.wrap(model, settings, (), "SEQ_2_SEQ_LM", trains_head=False), tokenizer
 
 
 def shift_of(model: Any) -> Callable[[Tensor], Tensor]:

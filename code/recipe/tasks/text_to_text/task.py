@@ -14,15 +14,13 @@ from recipe import metrics
 from recipe.batching.batches import Layout, Samples
 from recipe.console import say
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.task_table import SUMMARIES, TRANSLATIONS
-from recipe.tasks import judging
-from recipe.tasks.base import Batches, Model, Task, Tokenizer, TokenLosses, check_best
+from recipe.tasks.base import Batches, Model, Task, Tokenizer, TokenLosses
 from recipe.tasks.text_to_text import batches as pair_batches
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text import languages, tokens
@@ -37,9 +35,19 @@ _NO_LIMIT = 1 << 30
 
 
 class _TextPairs(TokenLosses):
-    def __init__(self, hyperparameters: Hyperparameters) -> None:
-        self._hyperparameters = hyperparameters
-        self._smoothing = float(hyperparameters.passed.get("label_smoothing_factor", 0.0))
+    def __init__(
+        self,
+        *,
+        smoothing: float,
+        generates: bool,
+        most: int | None,
+        beams: int | None,
+        language: str | None,
+    ) -> None:
+        self._smoothing, self._generates, self._language = smoothing, generates, language
+        self._most = most
+        """Rows to generate text for in an evaluation; None for all."""
+        self._options = {} if beams is None else {"num_beams": beams}
         self._has_said = False
         self.longest_target = 0
         self.last: Written | None = None
@@ -58,8 +66,7 @@ class _TextPairs(TokenLosses):
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return ROUGE, BLEU and chrF; nothing if weights are sharded or XLA is in use."""
-        hyperparameters = self._hyperparameters
-        if not hyperparameters.predict_with_generate:
+        if not self._generates:
             return {}
         if trainer.is_fsdp_enabled or xla.in_use():
             if not self._has_said:
@@ -68,12 +75,9 @@ class _TextPairs(TokenLosses):
             self._has_said = True
             return {}
         assert isinstance(samples, Pairs)
-        options: dict[str, Any] = {"max_new_tokens": self.longest_target}
-        if hyperparameters.num_beams is not None:
-            options["num_beams"] = hyperparameters.num_beams
-        most = None if hyperparameters.predicts else hyperparameters.generated_rows
-        self.last = writing.write(trainer, samples, most, options)
-        return self.last.scores(hyperparameters.target_lang)
+        options = {"max_new_tokens": self.longest_target, **self._options}
+        self.last = writing.write(trainer, samples, self._most, options)
+        return self.last.scores(self._language)
 
 
 class TextToText(Task):
@@ -82,29 +86,36 @@ class TextToText(Task):
     objective: _TextPairs
     data: text_pairs.TextPairs
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+    def read(self, channels: Mapping[str, Path]) -> None:
+        hyperparameters = self.hyperparameters
         written = metrics.WRITING_SCORES if hyperparameters.predict_with_generate else ()
-        check_best(hyperparameters, ("perplexity", "token_accuracy", *written))
+        self.check_best(("perplexity", "token_accuracy", *written))
         if hyperparameters.predicts and not hyperparameters.predict_with_generate:
             raise HyperparameterError(
                 "do_predict=True asks for written texts, and predict_with_generate is False.",
                 "Leave one of them out.",
             )
-        self._hyperparameters = hyperparameters
-        self.objective = _TextPairs(hyperparameters)
-        channels = judging.channels(channels, hyperparameters)
+        self.objective = _TextPairs(
+            smoothing=float(hyperparameters.passed.get("label_smoothing_factor", 0.0)),
+            generates=hyperparameters.predict_with_generate,
+            most=None if hyperparameters.predicts else hyperparameters.generated_rows,
+            beams=hyperparameters.num_beams,
+            language=hyperparameters.target_lang,
+        )
         self.data = text_pairs.load(channels, hyperparameters)
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
         """Return the model with its languages and prefix set."""
-        model, tokenizer = models.load(source, self._hyperparameters)
-        languages.mark(model, tokenizer, self._hyperparameters)
+        model, tokenizer = models.load(
+            source, self.hyperparameters, self.hyperparameters.source_prefix
+        )
+        languages.mark(model, tokenizer, self.hyperparameters)
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return where longer sources are cut, by what serves the model, too; and targets."""
-        hyperparameters = self._hyperparameters
+        hyperparameters = self.hyperparameters
         summarises = hyperparameters.task == SUMMARIES
         source = _within(model, "encoder", "max_length", hyperparameters.max_length)
         if hyperparameters.max_length is None:
@@ -127,19 +138,19 @@ class TextToText(Task):
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pairs of sources and targets."""
-        prefix, target = self._hyperparameters.source_prefix or "", self.objective.longest_target
+        prefix, target = self.hyperparameters.source_prefix or "", self.objective.longest_target
         return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of the sources, with the prefix and special tokens."""
-        prefix = self._hyperparameters.source_prefix or ""
+        prefix = self.hyperparameters.source_prefix or ""
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
         ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
         return [len(tokens) for tokens in ids]
 
     def about(self) -> About:
         """Return what the model is for."""
-        hyperparameters = self._hyperparameters
+        hyperparameters = self.hyperparameters
         scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
         purpose, title = "generate text from text, as in its data", "Text-to-text model"
         if hyperparameters.task == SUMMARIES:

@@ -25,7 +25,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import accepted, describe, read_parts
 from recipe.errors import DataError, Problems
-from recipe.hyperparameters import Hyperparameters
+from recipe.settings import DataSettings
 from recipe.tasks.token_classification import spans
 
 OUTSIDE, UNTAGGED = "O", -100
@@ -90,7 +90,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
     if part is None:
         return None
     try:
-        words, tags = _columns(part, evidence.hyperparameters, None)
+        words, tags = _columns(part, evidence.settings, None)
     except DataError:
         return None
     rows = zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True)
@@ -109,24 +109,22 @@ def recognise(evidence: Evidence) -> Recognised | None:
     return None
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagged:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     """Read and split the tagged words of a job's channels.
 
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, settings.dataset_config_name)
     notes = list(places.notes)
     read: dict[str, list[_Read]] = {}
     like = None
     problems = Problems()
     for split, part in read_parts(places, notes, _units):
         with problems.noted():
-            columns = _columns(part, hyperparameters, like)
+            columns = _columns(part, settings, like)
             like = like or columns
-            read.setdefault(split, []).append(
-                _read(part, columns, hyperparameters.class_names, notes)
-            )
+            read.setdefault(split, []).append(_read(part, columns, settings.class_names, notes))
     problems.check()
     names, are_entities, summary = _tag_names(read["train"], notes)
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
@@ -139,7 +137,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         findings.append(
             describe(split, [file.part for file in files], count, columns_read, {words, tags})
         )
-    uses, rule = held_out.assign(built, hyperparameters)
+    uses, rule = held_out.assign(built, settings)
     return Tagged(
         **uses,
         names=names,
@@ -210,9 +208,7 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
     return converted
 
 
-def _columns(
-    part: Part, hyperparameters: Hyperparameters, like: tuple[str, str] | None
-) -> tuple[str, str]:
+def _columns(part: Part, settings: DataSettings, like: tuple[str, str] | None) -> tuple[str, str]:
     """The column of the words (or the text), and that of the tags (or spans)."""
     if part.format == fasttext.FORMAT:
         raise DataError(
@@ -223,15 +219,15 @@ def _columns(
     readable = [
         field.name
         for field in part.table.schema
-        if field.name == hyperparameters.text_column
+        if field.name == settings.text_column
         or plain(field.name) != TOKENS
         or "struct" not in str(field.type)
     ]
     others = dataclasses.replace(part, table=part.table.select(readable))
     known = None if like is None else dict(zip(("words", "tags"), like, strict=True))
-    chosen = choose(others, [_ROLES], hyperparameters, known)
+    chosen = choose(others, [_ROLES], settings, known)
     words, tags = chosen["words"], chosen["tags"]
-    if hyperparameters.label_column is None and like is None and plain(tags) in _TAG_NAMES:
+    if settings.label_column is None and like is None and plain(tags) in _TAG_NAMES:
         rivals = [name for name in part.table.column_names
                   if name not in (words, tags) and plain(name) in _TAG_NAMES
                   and is_list(part.table.schema.field(name).type)]  # fmt: skip

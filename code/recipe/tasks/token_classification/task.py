@@ -20,11 +20,9 @@ from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.errors import ModelError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
-from recipe.tasks import judging
 from recipe.tasks.base import (
     OK,
     WARNING,
@@ -35,7 +33,6 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     TokenLosses,
-    check_best,
     judged_split,
     learned_in,
     text_layout,
@@ -99,23 +96,21 @@ class TokenClassification(Task):
     objective: Tags
     data: word_tags.Tagged
 
-    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        self._hyperparameters = hyperparameters
-        channels = judging.channels(channels, hyperparameters)
-        self.data = word_tags.load(channels, hyperparameters)
+    def read(self, channels: Mapping[str, Path]) -> None:
+        self.data = word_tags.load(channels, self.hyperparameters)
         self.train, self.found = self.data.train, self.data.found
         are_entities = self.data.are_entities
-        check_best(hyperparameters, entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
+        self.check_best(entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
         self._names = self.data.names
-        smoothing = float(hyperparameters.passed.get("label_smoothing_factor") or 0.0)
+        smoothing = float(self.hyperparameters.passed.get("label_smoothing_factor") or 0.0)
         self.objective = Tags(smoothing, self._names, are_entities)
 
     def load(self, source: Source) -> Model:
         """Return the model with a head for the tags, in the order of the model's own if it has the
         same."""
-        trusted = {"trust_remote_code": self._hyperparameters.trust_remote_code}
+        trusted = {"trust_remote_code": self.hyperparameters.trust_remote_code}
         known = self._known_to(source, trusted)
-        if set(known) == set(self._names) or not self._hyperparameters.trains:
+        if set(known) == set(self._names) or not self.hyperparameters.trains:
             if not set(self._names) <= set(known):
                 raise ModelError(
                     f"The model {source.name} answers with the tags {', '.join(known)}, and the "
@@ -127,7 +122,7 @@ class TokenClassification(Task):
         model, tokenizer = pretrained.load_head(
             AutoModelForTokenClassification,
             source,
-            self._hyperparameters,
+            self.hyperparameters,
             adapters="TOKEN_CLS",
             what="a tagger with these tags",
             num_labels=len(self._names),
@@ -147,7 +142,7 @@ class TokenClassification(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a window; what serves the model reads as many."""
         encoding.refuse_types(model, tokenizer)
-        max_length = self._hyperparameters.max_length
+        max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, "a window")
         tokenizer.model_max_length = length
         return length
@@ -156,8 +151,8 @@ class TokenClassification(Task):
         """Return windows of sentences."""
         tagging = Tagging(
             names=self._names,
-            all_pieces=self._hyperparameters.label_all_tokens,
-            long_texts=self._hyperparameters.long_texts,
+            all_pieces=self.hyperparameters.label_all_tokens,
+            long_texts=self.hyperparameters.long_texts,
         )
         judged = name != "train"
         return words.tokenise(name, split, tokenizer, max_length, tagging, judged=judged)
@@ -168,7 +163,7 @@ class TokenClassification(Task):
 
     def pieces(self, length: int, longest: int) -> int:
         """Return several if a long sentence is split."""
-        return words.pieces(length, longest, self._hyperparameters.long_texts != TRUNCATE)
+        return words.pieces(length, longest, self.hyperparameters.long_texts != TRUNCATE)
 
     def about(self) -> About:
         """Return what the model is for."""

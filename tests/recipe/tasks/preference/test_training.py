@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, EvalPrediction
 from recipe import arguments
 from recipe.batching import batches
 from recipe.errors import CheckpointError, DataError, HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
@@ -73,7 +72,7 @@ def pairs_of(texts: dict[str, list[str]], are_talks: bool, length: int = 128) ->
 def log_probabilities(model: Any, pairs: AnswerPairs, packing: bool) -> torch.Tensor:
     """[pairs, 2], of one batch."""
     training = batches.Training(samples=pairs, size=len(pairs))
-    objective = Preferring(Hyperparameters(task="preference"))
+    objective = Preferring("sigmoid", 0.1, 0.0)
     layout, _ = batch_layout.layouts(
         model, 0, packing, training, {"evaluation": pairs}, len(pairs), objective, Table()
     )
@@ -116,8 +115,7 @@ def test_losses_and_gradients_are_the_librarys(
     expected.backward()
     pairs = pairs_of(TEXTS, False, 40)
     assert pairs.documents.lengths.max() == 40, "one is cut"
-    asked = Hyperparameters(task="preference", loss_type=kind, beta=beta, label_smoothing=smoothing)
-    objective = Preferring(asked)
+    objective = Preferring(kind, beta, smoothing)
     with torch.no_grad():
         pairs.refer(log_probabilities(load(start), pairs, packing).numpy())
     ours = moved(load(start))
@@ -152,7 +150,7 @@ def test_smoothing_is_that_of_conservative_dpo(library: Any, start: Path) -> Non
         )
         pairs.refer(log_probabilities(load(start), pairs, True).numpy())
         now = log_probabilities(moved(load(start)), pairs, True)
-    objective = Preferring(Hyperparameters(task="preference", label_smoothing=0.2))
+    objective = Preferring("sigmoid", 0.1, 0.2)
     logits = torch.stack([-now, torch.zeros(1, 2)], dim=-1)
     loss = objective.losses(logits, torch.from_numpy(pairs.labels), 0.0)
     torch.testing.assert_close(loss[0], expected, rtol=1e-5, atol=1e-5)
