@@ -41,9 +41,9 @@ NOWHERE = "nowhere"
 # ---- formats: rows to a file ----
 
 
-def as_delimited(delimiter: str) -> Callable[[Path, Sequence[Row]], None]:
+def as_delimited(delimiter: str, encoding: str = "utf-8") -> Callable[[Path, Sequence[Row]], None]:
     def write(path: Path, rows: Sequence[Row]) -> None:
-        with path.open("w", newline="", encoding="utf-8") as stream:
+        with path.open("w", newline="", encoding=encoding) as stream:
             writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
             writer.writeheader()
             writer.writerows(rows)
@@ -64,14 +64,30 @@ def as_json(path: Path, rows: Sequence[Row]) -> None:
     path.write_text(json.dumps(list(rows), indent=1))
 
 
+def as_json_columns(path: Path, rows: Sequence[Row]) -> None:
+    path.write_text(json.dumps({name: [row[name] for row in rows] for name in rows[0]}))
+
+
+def as_pandas_json(path: Path, rows: Sequence[Row]) -> None:
+    columns = {name: {str(at): row[name] for at, row in enumerate(rows)} for name in rows[0]}
+    path.write_text(json.dumps(columns, indent=1))
+
+
+def as_json_data(path: Path, rows: Sequence[Row]) -> None:
+    path.write_text(json.dumps({"version": "1", "data": list(rows)}))
+
+
 def as_parquet(path: Path, rows: Sequence[Row]) -> None:
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
-def as_arrow(path: Path, rows: Sequence[Row]) -> None:
-    table = pa.Table.from_pylist(list(rows))
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+def as_arrow(new: Callable[..., Any]) -> Callable[[Path, Sequence[Row]], None]:
+    def write(path: Path, rows: Sequence[Row]) -> None:
+        table = pa.Table.from_pylist(list(rows))
+        with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema) as writer:
+            writer.write_table(table)
+
+    return write
 
 
 def as_folder(path: Path, rows: Sequence[Row]) -> None:
@@ -89,12 +105,20 @@ class Format:
 FORMATS = {
     "csv": Format(".csv", as_delimited(",")),
     "semicolon": Format(".csv", as_delimited(";")),
+    "bar": Format(".csv", as_delimited("|")),
+    "csv with a byte order mark": Format(".csv", as_delimited(",", "utf-8-sig")),
+    "csv in UTF-16": Format(".csv", as_delimited(",", "utf-16")),
+    "csv in UTF-32": Format(".csv", as_delimited(",", "utf-32")),
     "tsv": Format(".tsv", as_delimited("\t")),
     "csv.gz": Format(".csv.gz", as_gzip),
     "jsonl": Format(".jsonl", as_jsonl, typed=True),
     "json": Format(".json", as_json, typed=True),
+    "json of columns": Format(".json", as_json_columns, typed=True),
+    "json of pandas": Format(".json", as_pandas_json, typed=True),
+    "json below data": Format(".json", as_json_data, typed=True),
     "parquet": Format(".parquet", as_parquet, typed=True),
-    "arrow": Format(".arrow", as_arrow, typed=True),
+    "arrow": Format(".arrow", as_arrow(pa.ipc.new_stream), typed=True),
+    "arrow file": Format(".arrow", as_arrow(pa.ipc.new_file), typed=True),
     "save_to_disk": Format("", as_folder, typed=True),
 }
 

@@ -115,19 +115,11 @@ SHAPES = {
                             "detected_answers": {"text": ["Ada"]}, "answers": ["Ada"]},
         "answer_start", argv=("--task", ANSWERS),
     ),
-    "trivia_qa": Shape(
-        ENCODER, lambda n: {"question": "who?", "answer": {"value": "Ada"},
-                            "entity_pages": {"wiki_context": [said(30)]}},
-        "masked-lm: column question holds texts",
-    ),
     "duorc": Shape(
         ENCODER, lambda n: {"plot": said(30), "question": "who?", "answers": ["Ada"]},
         "task is not given",
     ),
     # Queries and texts
-    "natural-questions": Shape(
-        ENCODER, lambda n: {"query": said(), "answer": said(30)}, "Give task=sentence-embedding"
-    ),
     "tevatron": Shape(
         ENCODER, lambda n: {
             "query_id": str(n), "query": f"q {n}",
@@ -218,18 +210,10 @@ SHAPES = {
         WRITER, lambda n: {"title": said(), "documents": "long", "tldr": "short"},
         "summarization", {"source": "long", "target": "short"},
     ),
-    "opus_books": Shape(
-        WRITER, lambda n: {"id": "1", "translation": {"en": "cat", "fr": "chat"}},
-        "source_lang=en and target_lang=fr",
-    ),
     "opus_books, named": Shape(
         WRITER, lambda n: {"id": "1", "translation": {"en": "cat", "fr": "chat"}},
         "translation", {"source": "chat", "target": "cat"},
         argv=("--source_lang", "fr", "--target_lang", "en"),
-    ),
-    "alpaca, for T5": Shape(
-        WRITER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
-        "values in column 'instruction'",
     ),
     "simpletransformers": Shape(
         WRITER, lambda n: {"prefix": "ask", "input_text": "it", "target_text": "done"},
@@ -253,10 +237,6 @@ SHAPES = {
         DECODER, lambda n: {"question": said(), "choices": [*"abcd"], "answer": n % 4},
         "answers to choose from in 'choices'", argv=("--task", "causal-lm"),
     ),
-    "winogrande": Shape(
-        CLASSIFIER, lambda n: {"sentence": said(), "option1": "Ada", "option2": "Eve",
-                               "label": n % 2}, "'option1', 'option2'",
-    ),
     "arc in a CSV": Shape(
         CLASSIFIER, lambda n: {"question": said(), "choices": str({"text": [*"ab"]}),
                                "answerKey": "AB"[n % 2]}, "answers to choose from in 'choices'",
@@ -279,10 +259,6 @@ SHAPES = {
         ENCODER, lambda n: {"text": said(30), "simplified": said()}, "Give task=masked-lm"
     ),
     # Preferences and prompts
-    "truthy-dpo": Shape(
-        DECODER, lambda n: {"system": "You are kind.", "prompt": f"hi {n}", "chosen": "yes",
-                            "rejected": "no"}, "values in column 'system'",
-    ),
     "truthy-dpo, named": Shape(
         DECODER, lambda n: {"system": "You are kind.", "prompt": "hi", "chosen": "yes",
                             "rejected": "no"},
@@ -335,10 +311,6 @@ SHAPES = {
     "firefly": Shape(
         DECODER, lambda n: {"instruction": "hi", "output": "yes", "history": [["a", "b"]]},
         "values in column 'history'",
-    ),
-    "kto": Shape(
-        DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
-        "values in column 'label', which belong",
     ),
     "alpaca": Shape(
         DECODER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},

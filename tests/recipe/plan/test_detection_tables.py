@@ -21,6 +21,7 @@ from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import RecipeError
 from recipe.plan import detection
+from tests.support.words import WORDS
 
 ROWS = 60
 MODELS: dict[str, dict[str, Any]] = {
@@ -29,24 +30,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"architectures": ["LlamaForCausalLM"]},
     "t5": {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
 }
-WORDS = [
-    "the",
-    "film",
-    "was",
-    "late",
-    "and",
-    "staff",
-    "did",
-    "not",
-    "help",
-    "me",
-    "at",
-    "all",
-    "price",
-    "good",
-    "bad",
-    "phone",
-]
 drawn = random.Random(1)
 TABLES: dict[str, tuple[Callable[[int], Any], str]] = {}
 
@@ -78,20 +61,12 @@ def annotated(number: int) -> dict[str, Any]:
     return {"text": f"Ada {s()}", "_input_hash": number, "spans": [span], "answer": "accept"}
 
 
-def stem(**more: Any) -> Callable[[int], Any]:
-    choices = [{"text": o("sun", "air"), "label": letter} for letter in "ABCD"]
-    return lambda n: {"id": str(n), "question": {"stem": s(), "choices": choices, **more},
-                      "answerKey": "ABCD"[n % 4]}  # fmt: skip
-
-
 # fmt: off
 # classification
 add("amazon fine food", lambda n:{"Id":n,"ProductId":f"B{n%9}","UserId":f"U{n}","ProfileName":s(2),"HelpfulnessNumerator":n%4,"HelpfulnessDenominator":n%5,"Score":1+n%5,"Time":1300000000+n,"Summary":s(4),"Text":s(40)},
     "encoder,t5: ? text-classification summarization sentence-embedding reranking; masked: ? text-classification masked-lm summarization sentence-embedding reranking; decoder: ? text-classification causal-lm summarization sentence-embedding reranking")
 add("drug reviews", lambda n:{"uniqueID":n,"drugName":o("Valsartan","Guanfacine"),"condition":o("ADHD","Birth Control"),"review":s(30),"rating":1+n%10,"date":"20-May-12","usefulCount":n%30},
     "encoder,t5: ! label_column=rating or label_column=drugName; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm")
-add("wine reviews", lambda n:{"country":o("Italy","US"),"description":s(30),"designation":s(2),"points":80+n%20,"price":10.0+n%30,"province":o("Sicily","Oregon"),"variety":o("White Blend","Pinot Noir"),"winery":s(1)},
-    "encoder,t5: ! label_column=country or label_column=points; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm")
 add("wic", lambda n:{"word":o("bank","play"),"sentence1":s(),"sentence2":s(),"start1":n%5,"end1":n%5+4,"start2":n%6,"end2":n%6+4,"label":n%2,"idx":n},
     "? text-classification sentence-embedding reranking")
 add("wsc", lambda n:{"text":s(),"span1_index":n%5,"span2_index":n%6,"span1_text":o("Mark","Ann"),"span2_text":o("him","her"),"idx":n,"label":n%2},
@@ -108,8 +83,6 @@ add("hellaswag", lambda n:{"ind":n,"activity_label":o("Baking","Tennis"),"ctx_a"
     "encoder,masked: multiple-choice; decoder,t5: ! choose from in 'endings'")
 add("multirc", lambda n:{"paragraph":s(40),"question":s(8),"answer":s(4),"idx":{"paragraph":n,"question":n,"answer":n},"label":n%2},
     "encoder,decoder: ? text-classification causal-lm sentence-embedding reranking; masked: ? text-classification causal-lm masked-lm sentence-embedding reranking; t5: ? text-classification text2text-generation sentence-embedding reranking")
-add("record-like cb", lambda n:{"premise":s(20),"hypothesis":s(6),"idx":n,"label":n%3},
-    "text-classification")
 add("snli", lambda n:{"premise":s(),"hypothesis":s(6),"label":(n%4)-1},
     "text-classification")
 add("anli", lambda n:{"uid":f"u{n}","premise":s(20),"hypothesis":s(6),"label":n%3,"reason":s(8)},
@@ -126,8 +99,6 @@ add("banking77", lambda n:{"text":s(),"label":n%5,"label_text":f"intent {n%5}"},
     "text-classification")
 add("massive", lambda n:{"id":str(n),"locale":"en-US","partition":"train","scenario":n%3,"intent":n%5,"utt":s(),"annot_utt":s(),"worker_id":str(n%9)},
     "! label_column=intent or label_column=scenario")
-add("clinc", lambda n:{"text":s(),"intent":n%7},
-    "text-classification")
 add("tweet_eval float labels with NaN", lambda n:{"text":s(),"label":float("nan") if n==7 else float(n%2)},
     "! no label in column")
 add("sts with NaN", lambda n:{"sentence1":s(),"sentence2":s(),"score":float("nan") if n==7 else n%6/5},
@@ -136,12 +107,8 @@ add("sts of whole numbers", lambda n:{"sentence1":s(),"sentence2":s(),"score":n%
     "? text-classification sentence-embedding reranking")
 add("disaster tweets of CSV", lambda n:{"id":str(n),"keyword":o("fire","ablaze"),"location":o("London","Leeds"),"text":s(),"target":str(n%2)},
     "encoder,t5: ! label_column=target or label_column=keyword; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm")
-add("stsb kaggle", lambda n:{"sentence1":s(),"sentence2":s(),"score":n%50/10},
-    "? text-classification sentence-embedding reranking")
 add("sick", lambda n:{"pair_ID":n,"sentence_A":s(),"sentence_B":s(),"relatedness_score":1+n%40/10,"entailment_judgment":o("NEUTRAL","ENTAILMENT")},
     "! label_column=relatedness_score or label_column=entailment_judgment")
-add("quora", lambda n:{"id":n,"qid1":n,"qid2":n+1,"question1":s(),"question2":s(),"is_duplicate":n%2},
-    "text-classification")
 add("readability regression", lambda n:{"id":f"a{n}","url_legal":"","license":"","excerpt":s(60),"target":-1.5+n/60,"standard_error":0.4+n/100},
     "text-classification")
 add("essays", lambda n:{"essay_id":n,"essay_set":1+n%8,"essay":s(80),"domain1_score":n%12},
@@ -152,14 +119,8 @@ add("news category", lambda n:{"link":f"https://h/{n}","headline":s(8),"category
     "encoder,t5: ! label_column=category or label_column=authors; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm")
 add("bbc", lambda n:{"category":o("tech","sport"),"filename":f"{n:03}.txt","title":s(5),"content":s(40)},
     "encoder,t5: ! as text_column=content; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm")
-add("resume", lambda n:{"ID":n,"Resume_str":s(80),"Resume_html":"<div>"+s(80),"Category":o("HR","IT")},
-    "! as text_column=Resume_str")
 add("women clothing", lambda n:{"Unnamed: 0":n,"Clothing ID":700+n%9,"Age":20+n%40,"Title":s(3),"Review Text":s(40),"Rating":1+n%5,"Recommended IND":n%2,"Positive Feedback Count":n%9,"Division Name":o("General","Petite"),"Department Name":o("Tops","Dresses"),"Class Name":o("Knits","Pants")},
     "encoder,t5: ! label_column=Rating or label_column=Recommended IND; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm")
-add("hotel", lambda n:{"Review":s(30),"Rating":1+n%5},
-    "text-classification")
-add("financial phrasebank", lambda n:{"sentence":s(),"label":n%3},
-    "text-classification")
 add("go_emotions", lambda n:{"text":s(),"labels":[n%5] if n%3 else [n%5,(n+1)%5],"id":f"e{n}"},
     "text-classification")
 add("reuters", lambda n:{"text":s(30),"text_type":'"NORM"',"topics":[o("grain","oil")],"lewis_split":'"TRAIN"',"cgis_split":'"TRAINING-SET"',"old_id":str(n),"new_id":str(n),"places":["usa"],"people":[],"orgs":[],"exchanges":[],"date":"26-FEB-1987","title":s(5)},
@@ -182,10 +143,6 @@ add("openai classification", lambda n:{"prompt":s()+"\n\n###\n\n","completion":o
     "encoder,masked: ? text-classification causal-lm; decoder: causal-lm; t5: ? text-classification text2text-generation")
 # tokens
 add("conll2003", lambda n:{"id":str(n),"tokens":["Ada","saw","Rome"],"pos_tags":[22,38,22],"chunk_tags":[11,21,11],"ner_tags":[1,0,5]},
-    "token-classification")
-add("wikiann", lambda n:{"tokens":["Ada","saw","Rome"],"ner_tags":[1,0,5],"langs":["en"]*3,"spans":["PER: Ada","LOC: Rome"]},
-    "token-classification")
-add("multinerd", lambda n:{"tokens":["Ada","saw"],"ner_tags":[1,0],"lang":"en"},
     "token-classification")
 add("gliner", lambda n:{"tokenized_text":["Ada","saw","Rome"],"ner":[[0,0,"person"],[2,2,"city"]]},
     "! GLiNER's training data & column ner_tags")
@@ -231,8 +188,6 @@ add("sharegpt", chat("conversations","from","value","human","gpt",id=lambda n:st
     "causal-lm")
 add("sharegpt system", chat("conversations","from","value","human","gpt",id=lambda n:str(n),system=lambda n:s()),
     "! values in column 'system'")
-add("slimorca", chat("conversations","from","value","human","gpt"),
-    "causal-lm")
 add("capybara", lambda n:{"source":"x","conversation":[{"input":s(),"output":s()}]},
     "? causal-lm")
 add("oasst tree", lambda n:{"message_id":f"m{n}","parent_id":None,"text":s(),"role":o("prompter","assistant"),"lang":o("en","es"),"review_count":3,"rank":n%3},
@@ -249,8 +204,6 @@ add("codealpaca code", lambda n:{"code":s(30),"docstring":s()},
     "! as text_column=code")
 add("wikitext", lambda n:{"text":s(30)},
     "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ? text2text-generation")
-add("tinystories", lambda n:{"story":s(40)},
-    "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ? text2text-generation")
 add("tokens file", lambda n:{"input_ids":[1,2,3]},
     "encoder: ? masked-lm; masked: masked-lm; decoder: causal-lm; t5: ! The label column of")
 add("prompts beside labels", lambda n:{"prompt":s(),"response":s(),"label":o("safe","unsafe")},
@@ -262,8 +215,6 @@ add("hh-rlhf", lambda n:{"chosen":"\n\nHuman: hi\n\nAssistant: "+s(),"rejected":
     "preference")
 add("orca dpo", lambda n:{"system":s() if n%2 else "","question":s(),"chosen":s(),"rejected":s()},
     "! values in column 'system'")
-add("llama factory dpo", lambda n:{"conversations":[{"from":"human","value":s()}],"chosen":{"from":"gpt","value":s()},"rejected":{"from":"gpt","value":s()}},
-    "preference")
 add("trl conversational dpo", lambda n:{"prompt":[{"role":"user","content":s()}],"chosen":[{"role":"assistant","content":s()}],"rejected":[{"role":"assistant","content":s()}]},
     "preference")
 add("shp", lambda n:{"post_id":f"p{n}","domain":o("askx","asky"),"upvote_ratio":0.9,"history":s(20),"c_root_id_A":"a","human_ref_A":s(),"human_ref_B":s(),"labels":n%2,"score_A":5,"score_B":9},
@@ -277,12 +228,6 @@ add("webgpt", lambda n:{"question":{"full_text":s()},"answer_0":s(),"answer_1":s
 add("argilla dpo", lambda n:{"instruction":s(),"chosen_response":s(),"rejected_response":s(),"rating_chosen":5},
     "preference")
 # retrieval
-add("msmarco triplets", lambda n:{"query":s(5),"positive":s(),"negative":s()},
-    "sentence-embedding")
-add("all-nli pair-score", lambda n:{"sentence1":s(),"sentence2":s(),"score":n%11/10},
-    "? text-classification sentence-embedding reranking")
-add("gooaq", lambda n:{"question":s(5),"answer":s()},
-    "encoder: ? causal-lm sentence-embedding; masked: ? causal-lm masked-lm sentence-embedding; decoder: causal-lm; t5: text2text-generation")
 add("natural-questions pair", lambda n:{"query":s(5),"answer":s(20)},
     "encoder,t5: ? sentence-embedding; masked: ? masked-lm sentence-embedding; decoder: ? causal-lm sentence-embedding")
 add("esci", lambda n:{"query":s(3),"product_title":s(8),"esci_label":o("Exact","Irrelevant"),"product_locale":"us"},
@@ -298,21 +243,13 @@ add("ms marco v1", lambda n:{"answers":[s(3)],"passages":{"is_selected":[1,0],"p
 # seq2seq
 add("cnn", lambda n:{"article":s(60),"highlights":s(10),"id":f"c{n}"},
     "encoder: ? summarization; masked: ? masked-lm summarization; decoder: ? causal-lm summarization; t5: summarization")
-add("xsum", lambda n:{"document":s(60),"summary":s(10),"id":str(n)},
-    "encoder: ? summarization; masked: ? masked-lm summarization; decoder: ? causal-lm summarization; t5: summarization")
 add("samsum", lambda n:{"id":str(n),"dialogue":s(40),"summary":s(10)},
-    "encoder,masked,decoder: ? summarization; t5: summarization")
-add("dialogsum", lambda n:{"id":str(n),"dialogue":s(40),"summary":s(10),"topic":s(2)},
     "encoder,masked,decoder: ? summarization; t5: summarization")
 add("opus", lambda n:{"id":str(n),"translation":{"en":s(),"fr":s()}},
     "encoder,masked,decoder: ! as text_column=translation.en; t5: ! between en and fr")
 add("flan", lambda n:{"inputs":s(),"targets":s(),"task":o("a","b")},
     "encoder: ! as text_column=inputs; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm; t5: text2text-generation")
-add("multi_news", lambda n:{"document":s(60),"summary":s(20)},
-    "encoder: ? summarization; masked: ? masked-lm summarization; decoder: ? causal-lm summarization; t5: summarization")
 add("billsum", lambda n:{"text":s(60),"summary":s(20),"title":s(6)},
-    "encoder: ? summarization sentence-embedding; masked: ? masked-lm summarization sentence-embedding; decoder: ? causal-lm summarization sentence-embedding; t5: summarization")
-add("wikihow", lambda n:{"headline":s(10),"title":s(4),"text":s(60)},
     "encoder: ? summarization sentence-embedding; masked: ? masked-lm summarization sentence-embedding; decoder: ? causal-lm summarization sentence-embedding; t5: summarization")
 add("grammar", lambda n:{"input":"Fix: "+s(),"target":s()},
     "encoder: ! these are no classes; masked: ? masked-lm; decoder: ? causal-lm; t5: text2text-generation")
@@ -349,8 +286,6 @@ add("Prodigy's classes", lambda n: {"text": s(), "label": o("A", "B"), "_input_h
     'text-classification | 40 rows of FILE were not accepted')
 add("Prodigy's one class", lambda n: {"text": s(), "label": "SPORT", "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
     'text-classification | 2 labels: accept (20 rows), reject (20 rows)')
-add("disaster tweets", lambda n: {"id": n, "keyword": o("fire", "flood"), "location": o("US", ""), "text": s(), "target": n % 2},
-    '! label_column=target or label_column=keyword')
 add("yelp", lambda n: {"review_id": f"r{n}", "stars": 1 + n % 5, "useful": n % 6, "funny": n % 3, "text": s(), "date": "2018-07-07"},
     '! label_column=stars or label_column=useful')
 add("airline tweets", lambda n: {"tweet_id": n, "airline_sentiment": o("neutral", "positive"), "name": f"u{n}", "airline": o("United", "Delta"), "retweet_count": n % 2, "text": s()},
@@ -361,30 +296,20 @@ add("support tweets", lambda n: {"tweet_id": n, "author_id": f"a{n % 9}", "inbou
     '! label_column=inbound')
 add("tickets", lambda n: {"text": s(), "queue": o("IT", "Sales"), "priority": o("low", "high")},
     '! label_column=queue or label_column=priority')
-add("reviews", lambda n: {"title": s(4), "review": s(), "rating": 1 + n % 5, "recommended": n % 2},
-    '! label_column=rating or label_column=recommended')
 add("questions of programmers", lambda n: {"Title": s(6), "Body": s(), "Tags": o("<python>", "<java>")},
     '! Title & Body')
 add("ag_news", lambda n: {"Class Index": 1 + n % 4, "Title": s(6), "Description": s()},
     '! text_column=Description,Title')
-add("stances", lambda n: {"text": s(), "target": o("Atheism", "Climate"), "stance": o("FAVOR", "AGAINST")},
-    '! label_column=target or label_column=stance')
 add("MELD", lambda n: {"Utterance": s(), "Emotion": o("joy", "anger"), "Sentiment": o("positive", "negative"), "Season": n % 9},
     '! label_column=Sentiment or label_column=Emotion')
-add("entities' sentiments", lambda n: {"tweet_id": n, "entity": o("Nvidia", "Sony"), "sentiment": o("Positive", "Negative"), "tweet": s()},
-    '! label_column=sentiment or label_column=entity')
 add("forum posts", lambda n: {"body": s(), "subreddit": o("news", "funny"), "gilded": n % 2, "score": n - 9},
     '! label_column=subreddit or label_column=gilded')
 add("stsb, scored", lambda n: {"sentence1": s(), "sentence2": s(), "score": n / 59},
     '! Give task=text-classification & Give task=sentence-embedding')
-add("openbookqa", stem(),
+add("commonsense_qa", lambda n: {"id": str(n), "question": {"stem": s(), "question_concept": "sun", "choices": [{"text": o("sun", "air"), "label": letter} for letter in "ABCD"]}, "answerKey": "ABCD"[n % 4]},
     "encoder,masked: multiple-choice; decoder,t5: ! answers to choose from in 'question.choices' & (task=reranking)")
-add("commonsense_qa", stem(question_concept="sun"),
-    "encoder,masked: multiple-choice; decoder,t5: ! 'question.choices'")
 add("choices of one letter", lambda n: {"question": s(), **dict.fromkeys("ABCD", s(2)), "answer": "ABCD"[n % 4]},
     "! from in 'A', 'B', 'C', 'D'")
-add("choices by number", lambda n: {"question": s(), "option_1": s(2), "option_2": s(2), "answer": n % 2},
-    "! 'option_1', 'option_2'")
 add("choices that are numbers", lambda n: {"question": s(), "option_1": n, "option_2": n + 1, "answer": n % 2},
     "! 'option_1', 'option_2'")
 add("triplets by number", lambda n: {"sentence1": s(), "sentence2": s(), "sentence3": s()},
@@ -393,13 +318,7 @@ add("mmlu", lambda n: {"question": s(), "choices": [s(2)] * 4, "answer": n % 4},
     "encoder,masked: multiple-choice; decoder,t5: ! 'choices'")
 add("sciq", lambda n: {"question": s(), "distractor1": s(1), "distractor2": s(1), "correct_answer": s(1), "support": s()},
     "! 'distractor1'")
-add("wikipedia", lambda n: { "id": str(n), "url": f"https://a/{n}", "title": s(2), "text": s(40), },
-    'masked: ! Give task=masked-lm; decoder: ! Give task=causal-lm; encoder,t5: ! ')
-add("languages", lambda n: {"text": s(), "lang": o("en", "de")},
-    'masked: ! Give task=masked-lm; decoder: ! Give task=causal-lm; encoder,t5: ! ')
 add("authors", lambda n: {"id": f"id{n}", "text": s(), "author": o("EAP", "HPL")},
-    'masked: ! Give task=masked-lm; decoder: ! Give task=causal-lm; encoder,t5: ! ')
-add("web pages", lambda n: { "text": s(40), "timestamp": "2019-04-25T12:57:54Z", "url": f"http://a/{n}", },
     'masked: ! Give task=masked-lm; decoder: ! Give task=causal-lm; encoder,t5: ! ')
 # fmt: on
 
