@@ -160,11 +160,15 @@ class Running:
         return self.process.wait(timeout)
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """Kill the server and what it started, which a server that is killed cannot end."""
         self.http.close()
         if self.process.poll() is None:
+            below = _descendants(self.process.pid)
             self.process.kill()
             self.process.wait()
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self._log.close()
 
 

