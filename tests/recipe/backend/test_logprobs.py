@@ -49,7 +49,18 @@ def spaces_tokenizer() -> Tokenizer:
     return made
 
 
-@pytest.fixture(scope="module", params=[bytes_tokenizer, spaces_tokenizer])
+def pieces_tokenizer() -> Tokenizer:
+    """As BERT's: a token that begins with ## continues a word, and others are decoded after a
+    space."""
+    made = Tokenizer(models.WordPiece(unk_token=SPECIAL[0]))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=SPECIAL, show_progress=False)
+    made.train_from_iterator([TEXT] * 2, trainer)
+    return made
+
+
+@pytest.fixture(scope="module", params=[bytes_tokenizer, spaces_tokenizer, pieces_tokenizer])
 def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
     folder = tmp_path_factory.mktemp("model")
     reader = PreTrainedTokenizerFast(

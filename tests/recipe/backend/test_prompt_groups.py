@@ -72,8 +72,13 @@ def alone(model: Generator, asked: Any, new: int) -> str:
     model.measure(asked)
     inputs = {"input_ids": torch.tensor(asked.token_ids)}
     output = generating.generate(**inputs, max_new_tokens=new, do_sample=False, eos_token_id=3)
-    start = inputs["input_ids"].shape[1]
-    return str(reader.decode(output[0, start:], skip_special_tokens=True))
+    return added(reader, asked.token_ids[0], output[0])
+
+
+def added(reader: Any, prompt: list[int], ids: torch.Tensor) -> str:
+    """The text that a sequence adds to the prompt that it begins with."""
+    before, both = (reader.decode(one, skip_special_tokens=True) for one in (prompt, ids))
+    return str(both).removeprefix(before)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -137,8 +142,7 @@ def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
     ids = torch.tensor([reader("the film")["input_ids"]])
     torch.manual_seed(7)
     output: Any = generating.generate(input_ids=ids, do_sample=True, max_new_tokens=9)  # type: ignore[operator]
-    text = reader.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
-    assert draw(seed=7)[0][0]["generated_text"] == text
+    assert draw(seed=7)[0][0]["generated_text"] == added(reader, ids[0].tolist(), output[0])
     # Equal prompts of a request draw other texts in another batch.
     (answers,) = gpt2.predict(
         [request(["the film"] * 40, seed=7, **{**sampled, "max_new_tokens": 1})]

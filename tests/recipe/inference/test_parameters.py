@@ -149,8 +149,8 @@ TASKS: Mapping[str, Task] = {
         },
         # Values that have no effect are the only ones that some take; streams have their own tests.
         without_effect={
-            "max_length", "truncation", "stream", "watermark", "decoder_input_details",
-            "top_n_tokens", "num_beams", "best_of",
+            "truncation", "stream", "watermark", "decoder_input_details", "top_n_tokens",
+            "num_beams", "best_of",
         },
     ),
 }  # fmt: skip

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from recipe.backend.loaded_model import LoadedModel
 
-# Settings of a generation_config that change prompts, or give several tokens a step.
-_IGNORED = ("prompt_lookup_num_tokens", "assistant_early_exit", "token_healing")
-_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions",
+# Settings of a generation_config that change prompts, give several tokens a step, or return more
+# than tokens.
+_IGNORED = ("prompt_lookup_num_tokens", "assistant_early_exit", "token_healing",
+            "return_dict_in_generate", "output_scores", "output_logits", "output_attentions",
             "output_hidden_states")  # fmt: skip
 
 
@@ -26,9 +29,6 @@ def settle(model: Any) -> None:
         if getattr(config, name, None):
             print(f"generation: ignores {name} of generation_config.json", flush=True)
             setattr(config, name, None)
-    for name in _OUTPUTS:
-        if getattr(config, name, None):
-            setattr(config, name, False)
     model.generation_config = config
 
 
@@ -52,17 +52,12 @@ def padded(
 ) -> dict[str, torch.Tensor]:
     """Return token ids and attention mask, shapes (rows, tokens), padded on the left: what
     `generate` adds then follows each prompt."""
-    longest, pad = max(map(len, rows)), pad_token_id(loaded)
-    ids, mask = [], []
-    for row in rows:
-        padding = [pad] * (longest - len(row))
-        ids.append([*row, *padding] if on_right else [*padding, *row])
-        masked = [0] * len(padding)
-        mask.append([1] * len(row) + masked if on_right else masked + [1] * len(row))
-    device = loaded.model.device
+    side = "right" if on_right else "left"
+    join = partial(pad_sequence, batch_first=True, padding_side=side)
+    ids, device = [torch.tensor(row) for row in rows], loaded.model.device
     return {
-        "input_ids": torch.tensor(ids, device=device),
-        "attention_mask": torch.tensor(mask, device=device),
+        "input_ids": join(ids, padding_value=pad_token_id(loaded)).to(device),
+        "attention_mask": join([torch.ones_like(row) for row in ids]).to(device),
     }
 
 

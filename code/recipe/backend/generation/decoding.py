@@ -15,8 +15,8 @@ from recipe.backend.generation.prompts import Prompt
 LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
 _HALF = "\ufffd"
 """What a tokenizer decodes the first bytes of a character to."""
-_SPACE = "\u2581"
-"""SentencePiece's letter for a space."""
+_CONTEXT = 8
+"""Tokens of a prompt that are decoded with the first tokens of a text that continues it."""
 UNLIKELY = -9999.0
 """OpenAI's lower bound of a log-probability; JSON has no infinity."""
 
@@ -26,10 +26,10 @@ class Token:
     """A generated token."""
 
     id: int
-    text: str
-    """The text that it adds. U+FFFD stands for bytes that are no character by themselves."""
     is_special: bool
     logprob: float | None = None
+    text: str = ""
+    """The text that it adds, if each token is decoded; only a character's last token adds it."""
 
 
 @dataclass
@@ -46,18 +46,12 @@ class Completion:
     """`LENGTH`, `END` or `STOPPED`; empty until generation ends."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """A new token of a stream."""
-
-    written: Completion
-    """The text so far, which ends with the token."""
-    text: str
-    """The text that the token adds."""
-
-
 class Writer:
-    """Adds tokens to a `Completion` until an end token, a stop text or the most tokens."""
+    """Adds tokens to a `Completion` until an end token, a stop text or the most tokens.
+
+    As in pipelines, a text that continues its prompt is what its tokens add to the decoded prompt:
+    by themselves, tokens of some tokenizers lose the space before them.
+    """
 
     def __init__(
         self,
@@ -79,16 +73,16 @@ class Writer:
         self.written = written
         self._tokenizer = tokenizer
         self._special = set(tokenizer.all_special_ids)
-        self._prompt = prompt
+        self._most = prompt.new
         self._stop = prompt.settings.stop
         self._ends = ends
         self._follows = follows or bool(self._stop)
-        self._anchor: tuple[list[int], str] | None = None
-        self._ids: list[int] = []
-        self._start = self._shown = 0
+        self._ids = [*prompt.ids] if prompt.continues else []
+        self._begin = self._shown = len(self._ids)
+        self._start = max(0, self._begin - _CONTEXT)
 
-    def take(self, number: int, logprobs: torch.Tensor | None) -> str:
-        """Add a token, and return the text that it adds.
+    def take(self, number: int, logprobs: torch.Tensor | None) -> None:
+        """Add a token.
 
         Args:
             number: The token's id.
@@ -97,64 +91,42 @@ class Writer:
         self._ids.append(number)
         written = self.written
         shown = written.text
-        text = self._text_of(number) if self._follows else ""
-        token = Token(number, text, number in self._special)
+        token = Token(number, number in self._special)
         if logprobs is not None:
             token.logprob = max(float(logprobs[number]), UNLIKELY)
         written.tokens.append(token)
         if self._follows:
-            written.text += self._piece()
+            added = self._added(self._start, self._shown)
+            if added and not added.endswith(_HALF):
+                written.text += added
+                self._start, self._shown = self._shown, len(self._ids)
         tail = written.text[max(0, len(shown) - max(map(len, self._stop), default=0)) :]
         if any(stop in tail for stop in self._stop):
-            written.finish = STOPPED
+            self._finish(STOPPED)
         elif number in self._ends:
-            written.finish = END
-        elif len(self._ids) >= self._prompt.new:
-            written.finish = LENGTH
-        if written.finish:
-            # As in pipelines: some tokenizers tidy up a text as a whole.
-            written.text = self._first(self._ids)
-        return written.text[len(shown) :] if written.text.startswith(shown) else ""
+            self._finish(END)
+        elif len(written.tokens) >= self._most:
+            self._finish(LENGTH)
+        if self._follows and written.text.startswith(shown):
+            token.text = written.text[len(shown) :]
 
     def end(self) -> None:
         """Finish a text that the model's own settings have ended."""
         if not self.written.finish:
-            self.written.finish = STOPPED
-            self.written.text = self._first(self._ids)
+            self._finish(STOPPED)
 
-    def _text_of(self, number: int) -> str:
-        """Return the text of a token behind another token, unless it is the first of a text: by
-        themselves, tokens of some tokenizers lose the space before them."""
-        if self._anchor is None:
-            anchor = self._tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-            self._anchor = anchor, self._decode(anchor, keep=True)
-        anchor, before = self._anchor
-        both = self._decode([*anchor, number], keep=True) if self.written.tokens else ""
-        is_behind = bool(both) and both.startswith(before)
-        return both[len(before) :] if is_behind else self._first([number], keep=True)
+    def _finish(self, reason: str) -> None:
+        self.written.finish = reason
+        # Some tokenizers tidy up a text as a whole.
+        self.written.text = self._added(0, self._begin)
 
-    def _first(self, ids: Sequence[int], *, keep: bool = False) -> str:
-        """Return the text of the first tokens. SentencePiece tokenizers drop a leading space; it is
-        restored if the text continues a prompt."""
-        text = self._decode(ids, keep=keep)
-        if not self._prompt.continues or text.startswith(" "):
-            return text
-        shown = next((number for number in ids if keep or number not in self._special), None)
-        name = "" if shown is None else str(self._tokenizer.convert_ids_to_tokens(shown))
-        return f" {text}" if name.startswith(_SPACE) else text
-
-    def _decode(self, ids: Sequence[int], *, keep: bool = False) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not keep))
-
-    def _piece(self) -> str:
-        """Return the text that the last tokens add, or "" until a character is complete."""
-        decode = self._decode if self._start else self._first
-        known = decode(self._ids[self._start : self._shown])
-        text = decode(self._ids[self._start :])
-        if len(text) <= len(known) or text.endswith(_HALF):
-            return ""
-        self._start, self._shown = self._shown, len(self._ids)
-        return text[len(known) :]
+    def _added(self, start: int, end: int) -> str:
+        """Return the text that the tokens from `end` on add to those from `start` to `end`."""
+        before, both = (
+            str(self._tokenizer.decode(ids, skip_special_tokens=True))
+            for ids in (self._ids[start:end], self._ids[start:])
+        )
+        return both[len(before) :]
 
 
 class Finite(LogitsProcessor):
@@ -184,13 +156,13 @@ class Finite(LogitsProcessor):
 
 
 class Penalties(LogitsProcessor):
-    """Applies OpenAI's penalties on tokens of the text so far, and biases of single tokens."""
+    """Applies OpenAI's penalties on tokens of the text so far."""
 
     def __init__(self, prompt: int, settings: GenerationSettings) -> None:
         """
         Args:
             prompt: Tokens before the text.
-            settings: The penalties and biases.
+            settings: The penalties.
         """
         self._prompt = prompt
         self._settings = settings
@@ -204,10 +176,6 @@ class Penalties(LogitsProcessor):
         if new.shape[1] and (frequency or presence):
             counts = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new).to(scores))
             scores = scores - frequency * counts - presence * (counts > 0)
-        if settings.logit_bias:
-            ids, values = zip(*settings.logit_bias, strict=True)
-            scores = scores.clone()
-            scores[:, list(ids)] += torch.tensor(values, device=scores.device, dtype=scores.dtype)
         if settings.logprobs:
             self.logprobs = scores.float().log_softmax(-1)
         return scores
@@ -220,13 +188,13 @@ class Watch(StoppingCriteria):
         self,
         writers: Sequence[Writer],
         penalties: Penalties,
-        report: Callable[[Event], None] | None,
+        report: Callable[[Completion], None] | None,
     ) -> None:
         """
         Args:
             writers: One for each row.
             penalties: They have the log-probabilities of each step.
-            report: Called for each token.
+            report: Called with each text that a token was added to.
         """
         self._writers = writers
         self._penalties = penalties
@@ -238,9 +206,9 @@ class Watch(StoppingCriteria):
         for place, number in enumerate(input_ids[:, -1].tolist()):
             writer = self._writers[place]
             if not writer.written.finish:
-                added = writer.take(number, None if rows is None else rows[place])
+                writer.take(number, None if rows is None else rows[place])
                 if self._report is not None:
-                    self._report(Event(writer.written, added))
+                    self._report(writer.written)
         done = [bool(writer.written.finish) for writer in self._writers]
         return torch.tensor(done, device=input_ids.device)
 

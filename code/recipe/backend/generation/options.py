@@ -26,8 +26,6 @@ class GenerationSettings:
 
     max_new_tokens: int | None = None
     """None: what `default_new_tokens` and the model's positions allow."""
-    max_length: int | None = None
-    """Tokens of prompt and text; `max_new_tokens` takes precedence, as in transformers."""
     default_new_tokens: int = DEFAULT_NEW_TOKENS
     do_sample: bool = False
     chosen: tuple[tuple[str, Any], ...] = ()
@@ -47,22 +45,13 @@ class GenerationSettings:
     long_prompts: str = CUT
     """Whether a prompt that is too long is cut on the left (`CUT`) or refused (`REFUSE`)."""
 
-    @property
-    def weighs_prompt(self) -> bool:
-        """Return whether penalties depend on the prompt's tokens, and so on its padding."""
-        return any(
-            name in ("repetition_penalty", "no_repeat_ngram_size") for name, _ in self.chosen
-        )
-
     def options(self) -> dict[str, Any]:
         """Return arguments of transformers' `generate`, without lengths and token ids."""
-        kept = (pair for pair in self.chosen if self.do_sample or pair[0] not in SAMPLING)
-        return {
-            "do_sample": self.do_sample,
-            "num_beams": 1,
-            "num_return_sequences": self.sequences,
-            **dict(kept),
-        }
+        kept = {k: v for k, v in self.chosen if self.do_sample or k not in SAMPLING}
+        if self.logit_bias:
+            kept["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias]
+        sequences = {"num_beams": 1, "num_return_sequences": self.sequences}
+        return {"do_sample": self.do_sample, **sequences, **kept}
 
 
 _STOP = Rule(
@@ -76,7 +65,6 @@ _OFF = Rule(lambda value: value is False, "false: it is not supported")
 
 PARAMETERS: Mapping[str, Rule] = {
     "max_new_tokens": whole(1),
-    "max_length": whole(1),
     "min_new_tokens": whole(0),
     "do_sample": FLAG,
     "temperature": number(0),
@@ -135,7 +123,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         if values["temperature"] == 0 and values.get("do_sample"):
             raise BadRequest("temperature is 0, which samples nothing, and do_sample is true.")
         samples = False
-    same = ("max_new_tokens", "max_length", "frequency_penalty", "seed", "truncate")
+    same = ("max_new_tokens", "frequency_penalty", "seed", "truncate")
     stop: str | list[str] = next(iter(stops.values()), [])
     settings = GenerationSettings(
         **{name: values[name] for name in same if name in values},

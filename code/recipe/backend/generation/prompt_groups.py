@@ -14,7 +14,6 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from recipe.backend.generation import calls, gathering
 from recipe.backend.generation.decoding import (
     Completion,
-    Event,
     Finite,
     Pauses,
     Penalties,
@@ -93,14 +92,11 @@ def pieces(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iter
     """Group the prompts of a request by the settings that a call of `generate` shares."""
     settings = prompts[0].settings
     model: Any = loaded.model
-    config = model.generation_config
+    chosen = {**vars(model.generation_config), **dict(settings.chosen)}
     # Penalties on tokens of the prompt would apply to its padding, too.
-    weighs_prompt = (
-        settings.weighs_prompt
-        or config.repetition_penalty not in (None, 1.0)
-        or bool(config.no_repeat_ngram_size)
-    )
-    most = max(1, BATCH // settings.sequences) if merges and not weighs_prompt else 1
+    if chosen["repetition_penalty"] not in (None, 1.0) or chosen["no_repeat_ngram_size"]:
+        merges = False
+    most = max(1, BATCH // settings.sequences) if merges else 1
     kinds: dict[Any, list[Prompt]] = {}
     for prompt in prompts:
         kinds.setdefault((prompt.new, prompt.is_chat), []).append(prompt)
@@ -114,7 +110,7 @@ def write(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
     pause: Callable[[], None],
-    report: Callable[[Event], None] | None = None,
+    report: Callable[[Completion], None] | None = None,
 ) -> list[list[Completion]]:
     """Return the texts of each prompt of one or several pieces.
 
@@ -122,7 +118,7 @@ def write(
         loaded: The model.
         prompts: Prompts that may share a call.
         pause: Called after each step.
-        report: Called for each token.
+        report: Called with each text that a token was added to.
     """
     settings = prompts[0].settings
     model: Any = loaded.model
@@ -166,15 +162,15 @@ class _Left(BaseException):
     """The reader of a stream has left."""
 
 
-def events(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Event]:
-    """Yield the tokens of a request's texts as they are generated.
+def events(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Completion]:
+    """Yield a text of a request after each token that was added to it.
 
     A thread generates only while the next step is waited for: what it draws does not depend on
     other requests, and it does not run ahead of a slow reader.
     """
-    steps: Queue[list[Event] | BaseException | None] = Queue()
+    steps: Queue[list[Completion] | BaseException | None] = Queue()
     wanted, is_left = Semaphore(0), False
-    step: list[Event] = []
+    step: list[Completion] = []
 
     def hand_over() -> None:
         steps.put([*step])

@@ -35,10 +35,6 @@ class TooLong(BadRequest):
     code = "context_length_exceeded"
 
 
-class NoTemplate(BadRequest):
-    """The model's tokenizer has no chat template."""
-
-
 @dataclass(frozen=True)
 class Prompt(Source):
     """A prompt of a request, ready for the model to continue."""
@@ -58,11 +54,6 @@ class Prompts:
     loaded: LoadedModel
     stop: tuple[str, ...] = ()
     """The stop texts of the model's generation_config."""
-
-    @property
-    def has_template(self) -> bool:
-        """Return whether conversations can be answered."""
-        return bool(self.loaded.tokenizer.chat_template)
 
     def of(self, request: Request) -> list[Prompt]:
         """Return the request's prompts, which are made once and kept with it.
@@ -148,8 +139,8 @@ class Prompts:
         Raises:
             BadRequest: There is no template, or it refuses the messages or ignores one of them.
         """
-        if not self.has_template:
-            raise NoTemplate(
+        if not self.loaded.tokenizer.chat_template:
+            raise BadRequest(
                 "The model's tokenizer has no chat template, so a conversation cannot be written as"
                 " a prompt. Send a prompt, or save a chat template with the model."
             )
@@ -203,30 +194,21 @@ class Prompts:
         limit = self.loaded.max_length
         if settings.truncate is not None:
             length, is_whole = min(length, settings.truncate), True
-        new_tokens = settings.max_new_tokens
-        if new_tokens is None and settings.max_length is not None:
-            new_tokens = settings.max_length - length
-            if new_tokens < 1 and length < limit:
-                raise TooLong(
-                    f"max_length is {settings.max_length}, and the prompt has {length} tokens"
-                    " already. Give max_new_tokens instead."
-                )
-        cuts = settings.long_prompts == CUT
-        new = new_tokens
+        cuts, new = settings.long_prompts == CUT, settings.max_new_tokens
         if new is None:
             least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if cuts else 1
             new = min(settings.default_new_tokens, max(limit - length, least))
         if length + new <= limit:
-            return length, max(new, 1)
+            return length, new
         if not cuts or new > limit // 2:
             more = "" if is_whole else "more than "
             room = f"at most {limit - length} can follow" if length < limit else "none can follow"
-            wish = "" if new_tokens is None else f" {new} are to follow,"
+            wish = "" if settings.max_new_tokens is None else f" {new} are to follow,"
             raise TooLong(
                 f"The prompt has {more}{length} tokens,{wish} and the model has {limit}"
                 f" positions: {room}. Shorten the prompt or ask for less."
             )
-        return limit - max(new, 1), max(new, 1)
+        return limit - new, new
 
 
 def a_prompt(value: Any) -> Any:
@@ -244,13 +226,8 @@ def a_prompt(value: Any) -> Any:
         parts = message["content"]
         if not isinstance(parts, list):
             parts = [{"type": "text", "text": parts}]
-        texts = [
-            part["text"]
-            for part in parts
-            if isinstance(part, dict)
-            and part.get("type") == "text"
-            and isinstance(part.get("text"), str)
-        ]
+        kept = [part for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+        texts = [part["text"] for part in kept if isinstance(part.get("text"), str)]
         if len(texts) < len(parts):
             raise BadRequest(
                 "The content of a message must be a text, or a list of"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipe.backend.generation.decoding import LENGTH, Completion, Event, Token
+from recipe.backend.generation.decoding import LENGTH, Completion, Token
 from recipe.backend.requests.payloads import Answers, Request
 
 
@@ -16,7 +16,8 @@ def shaped(answer: Any, request: Request) -> Any:
     in TGI; `return_full_text` overrides that.
 
     Args:
-        answer: `Answers` with a list of `Completion` for each prompt, or an iterator over `Event`.
+        answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields
+            that of a stream after each token.
         request: The request that is answered.
     """
     parameters = request.parameters
@@ -32,7 +33,7 @@ def shaped(answer: Any, request: Request) -> Any:
         for text in texts:
             entry = {"generated_text": _with_prompt(prompt, text.text) if full else text.text}
             if has_details:
-                tokens = [_token(token, token.text) for token in text.tokens]
+                tokens = [_token(token) for token in text.tokens]
                 entry["details"] = {**_details(text, request), "prefill": [], "tokens": tokens}
             alternatives.append(entry)
         entries.append(alternatives)
@@ -61,18 +62,20 @@ def _details(text: Completion, request: Request) -> dict[str, Any]:
     }
 
 
-def _token(token: Token, text: str) -> dict[str, Any]:
-    return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.is_special}
+def _token(token: Token) -> dict[str, Any]:
+    return {
+        "id": token.id, "text": token.text, "logprob": token.logprob, "special": token.is_special,
+    }  # fmt: skip
 
 
-def _events(events: Iterator[Event], request: Request, full: bool) -> Iterator[dict[str, Any]]:
+def _events(texts: Iterator[Completion], request: Request, full: bool) -> Iterator[dict[str, Any]]:
     """Yield TGI's events: one for each token, the last with the whole text."""
-    for number, event in enumerate(events, 1):
+    for number, text in enumerate(texts, 1):
         whole: Any = None
         details = None
-        if (text := event.written).finish:
+        if text.finish:
             whole = _with_prompt(request.texts[0], text.text) if full else text.text
             prompt_ids: Sequence[Any] = (request.token_ids or [[]])[0]
             details = {**_details(text, request), "input_length": len(prompt_ids)}
-        token = _token(event.written.tokens[-1], event.text)
+        token = _token(text.tokens[-1])
         yield {"index": number, "token": token, "generated_text": whole, "details": details}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.backend.generation.decoding import LENGTH, Event
+from recipe.backend.generation.decoding import LENGTH, Completion
 from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.requests.payloads import Answers, Document, EventStream, Request
 
@@ -97,7 +97,7 @@ class TextsForm:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, prediction: Any, request: Request) -> Any:
-        """Return the API's answer of `Answers` of completions, or of an iterator over events."""
+        """Return the API's answer of `Answers` of completions, or of an iterator over one."""
         if isinstance(prediction, Iterator):
             return EventStream(self._chunks(prediction, request))
         choices: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ class TextsForm:
             "system_fingerprint": None,
         }
 
-    def _chunks(self, events: Iterator[Event], request: Request) -> Iterator[Any]:
+    def _chunks(self, texts: Iterator[Completion], request: Request) -> Iterator[Any]:
         copies = self.body.get("n", 1) // self.settings.sequences
         usage = (self.body.get("stream_options") or {}).get("include_usage", False)
         choices: dict[int, ShownText] = {}
@@ -133,9 +133,8 @@ class TextsForm:
             entry = _entry(index, choice, reason)
             return {**body, "choices": [entry], **({"usage": None} if usage else {})}
 
-        for event in events:
+        for written in texts:
             generated += copies
-            written = event.written
             first = (written.prompt * self.settings.sequences + written.place) * copies
             for index in range(first, first + copies):
                 if index not in choices:
@@ -144,7 +143,7 @@ class TextsForm:
                         yield chunk(index, opening)
                 state = choices[index]
                 if not state.is_over:
-                    text = state.show(event.text, is_last=bool(written.finish))
+                    text = state.show(written.tokens[-1].text, is_last=bool(written.finish))
                     if text:
                         yield chunk(index, self.writer.piece(text))
                 if written.finish:

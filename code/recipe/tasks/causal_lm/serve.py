@@ -56,7 +56,7 @@ class Generator(ServedTask):
     @property
     def has_template(self) -> bool:
         """Return whether conversations can be answered."""
-        return self.prompts.has_template
+        return bool(self.loaded.tokenizer.chat_template)
 
     def measure(self, request: Request) -> list[int]:
         """Return the most tokens of each prompt and its text together."""

@@ -51,7 +51,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "function_to_apply": st.sampled_from(["sigmoid", "softmax", "none"]),
     "threshold": NUMBER,
 }  # fmt: skip
-WRITING = ["max_new_tokens", "max_length", "min_new_tokens", "num_beams", "do_sample", "temperature",
+WRITING = ["max_new_tokens", "min_new_tokens", "num_beams", "do_sample", "temperature",
            "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size", "num_return_sequences",
            "length_penalty", "seed"]  # fmt: skip
 ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
@@ -69,7 +69,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "vectors": ("BertModel", {}, "sentence-similarity", ["normalize", "truncation", "max_length"]),
     "token vectors": ("BertModel", {}, "feature-extraction", ["truncation", "max_length"]),
     "t5": ("T5ForConditionalGeneration", {}, "",
-           [*WRITING, "min_length", "typical_p", "early_stopping", "truncation", "prefix"]),
+           [*WRITING, "max_length", "min_length", "typical_p", "early_stopping", "truncation", "prefix"]),
     "texts": ("LlamaForCausalLM", {}, "",
               [*WRITING, "stop", "truncate", "truncation", "details", "return_full_text"]),
 }  # fmt: skip
