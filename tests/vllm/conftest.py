@@ -18,10 +18,14 @@ from tests.support.paths import CODE
 from tests.support.servers import Running
 
 PYTHON = Path(__file__).parents[2] / "build/vllm/bin/python"
-# A small cache, no compilation, and the numbers of the reference.
+# A start takes 60 s on two idle cores, and 230 s on busy ones.
+START_SECONDS = 500
+# A small cache, no compilation, the numbers of the reference, and modules that are compiled once for
+# all of vLLM's processes.
 QUICK = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "SM_VLLM_ENFORCE_EAGER": "true", "SM_VLLM_DTYPE": "float32",
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AMPHORA_CODE_DIR": str(CODE),
+    "PYTHONDONTWRITEBYTECODE": "",
 }  # fmt: skip
 Serve = Callable[..., Running]
 

@@ -19,9 +19,9 @@ from openai import NotFoundError, OpenAI
 from tests.support.causal_kit import make_tokenizer
 from tests.support.servers import Running
 from tests.support.until import until
-from tests.vllm.conftest import Serve, greedy
+from tests.vllm.conftest import START_SECONDS, Serve, greedy
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * START_SECONDS)]
 PROMPT = "green cat:"
 SCHEMA = {
     "type": "object",
@@ -39,7 +39,9 @@ MESSAGES: Any = [{"role": "user", "content": "paint it"}]
 def server(serve: Serve, model: Path) -> Running:
     """One for all tests of this module, which come in their order: the last ones end it."""
     settings = {"SM_VLLM_ENABLE_AUTO_TOOL_CHOICE": "true", "SM_VLLM_TOOL_CALL_PARSER": "hermes"}
-    return serve(model, **settings, AMPHORA_QUEUE_LIMIT="40", AMPHORA_ADAPTERS="2").ready(300)
+    return serve(model, **settings, AMPHORA_QUEUE_LIMIT="40", AMPHORA_ADAPTERS="2").ready(
+        START_SECONDS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +325,7 @@ def test_a_killed_engine_is_started_again(server: Running, client: OpenAI) -> No
             if number == 2:
                 os.kill(worker, signal.SIGKILL)
     until(lambda: server.ping() == 503, 30, lambda: server.log[-2000:])
-    server.ready(300)
+    server.ready(START_SECONDS)
     made = client.completions.create(model="first", prompt=PROMPT, max_tokens=2)
     assert made.usage is not None and made.usage.completion_tokens == 2
     assert server.metric("amphora_worker_restarts_total") == 1
@@ -371,7 +373,7 @@ def test_a_wrong_setting_ends_the_start_with_vllms_reason(
     """And not with a traceback."""
     (tmp_path / "model").symlink_to(model / "model")
     wrong = serve(tmp_path, SM_VLLM_MAX_MODEL_LEN="5000")
-    assert wrong.process.wait(150) == 2
+    assert wrong.process.wait(START_SECONDS) == 2
     (line,) = [row for row in wrong.log.splitlines() if "cannot be served by vLLM" in row]
     assert "max_model_len" in line
     assert "5000" in line
