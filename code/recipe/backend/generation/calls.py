@@ -48,11 +48,10 @@ def pad_token_id(loaded: LoadedModel) -> int:
 
 
 def padded(
-    loaded: LoadedModel, rows: Sequence[list[int]], *, on_right: bool = False
+    loaded: LoadedModel, rows: Sequence[list[int]], side: str = "left"
 ) -> dict[str, torch.Tensor]:
-    """Return token ids and attention mask, shapes (rows, tokens), padded on the left: what
-    `generate` adds then follows each prompt."""
-    side = "right" if on_right else "left"
+    """Return token ids and attention mask, shapes (rows, tokens), padded on a side: what
+    `generate` adds to a decoder's prompts follows them directly."""
     join = partial(pad_sequence, batch_first=True, padding_side=side)
     ids, device = [torch.tensor(row) for row in rows], loaded.model.device
     return {

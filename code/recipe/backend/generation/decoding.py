@@ -23,13 +23,13 @@ UNLIKELY = -9999.0
 
 @dataclass
 class Token:
-    """A generated token."""
+    """A generated token, with the fields of TGI's API."""
 
     id: int
-    is_special: bool
-    logprob: float | None = None
     text: str = ""
     """The text that it adds, if each token is decoded; only a character's last token adds it."""
+    logprob: float | None = None
+    special: bool = False
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Writer:
         self._ids.append(number)
         written = self.written
         shown = written.text
-        token = Token(number, number in self._special)
+        token = Token(number, special=number in self._special)
         if logprobs is not None:
             token.logprob = max(float(logprobs[number]), UNLIKELY)
         written.tokens.append(token)
@@ -102,20 +102,16 @@ class Writer:
                 self._start, self._shown = self._shown, len(self._ids)
         tail = written.text[max(0, len(shown) - max(map(len, self._stop), default=0)) :]
         if any(stop in tail for stop in self._stop):
-            self._finish(STOPPED)
+            self.finish(STOPPED)
         elif number in self._ends:
-            self._finish(END)
+            self.finish(END)
         elif len(written.tokens) >= self._most:
-            self._finish(LENGTH)
+            self.finish(LENGTH)
         if self._follows and written.text.startswith(shown):
             token.text = written.text[len(shown) :]
 
-    def end(self) -> None:
-        """Finish a text that the model's own settings have ended."""
-        if not self.written.finish:
-            self._finish(STOPPED)
-
-    def _finish(self, reason: str) -> None:
+    def finish(self, reason: str) -> None:
+        """End the text."""
         self.written.finish = reason
         # Some tokenizers tidy up a text as a whole.
         self.written.text = self._added(0, self._begin)
@@ -155,23 +151,19 @@ class Finite(LogitsProcessor):
         return scores
 
 
+@dataclass(eq=False)
 class Penalties(LogitsProcessor):
     """Applies OpenAI's penalties on tokens of the text so far."""
 
-    def __init__(self, prompt: int, settings: GenerationSettings) -> None:
-        """
-        Args:
-            prompt: Tokens before the text.
-            settings: The penalties.
-        """
-        self._prompt = prompt
-        self._settings = settings
-        self.logprobs: torch.Tensor | None = None
-        """Of the current step, before temperature and top_p, if the settings ask for them."""
+    prompt: int
+    """Tokens before the text."""
+    settings: GenerationSettings
+    logprobs: torch.Tensor | None = None
+    """Of the current step, before temperature and top_p, if the settings ask for them."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the changed scores; shapes (texts, tokens), (texts, vocabulary)."""
-        settings, new = self._settings, input_ids[:, self._prompt :]
+        settings, new = self.settings, input_ids[:, self.prompt :]
         frequency, presence = settings.frequency_penalty, settings.presence_penalty
         if new.shape[1] and (frequency or presence):
             counts = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new).to(scores))
@@ -181,53 +173,42 @@ class Penalties(LogitsProcessor):
         return scores
 
 
+@dataclass(eq=False)
 class Watch(StoppingCriteria):
     """Passes the tokens of each step to the writers, and ends finished texts."""
 
-    def __init__(
-        self,
-        writers: Sequence[Writer],
-        penalties: Penalties,
-        report: Callable[[Completion], None] | None,
-    ) -> None:
-        """
-        Args:
-            writers: One for each row.
-            penalties: They have the log-probabilities of each step.
-            report: Called with each text that a token was added to.
-        """
-        self._writers = writers
-        self._penalties = penalties
-        self._report = report
+    writers: Sequence[Writer]
+    """One for each row."""
+    penalties: Penalties
+    """They have the log-probabilities of each step."""
+    report: Callable[[Completion], None] | None
+    """Called with each text that a token was added to."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
         """Return which texts are finished, shape (texts,)."""
-        rows = self._penalties.logprobs
+        rows = self.penalties.logprobs
         for place, number in enumerate(input_ids[:, -1].tolist()):
-            writer = self._writers[place]
+            writer = self.writers[place]
             if not writer.written.finish:
                 writer.take(number, None if rows is None else rows[place])
-                if self._report is not None:
-                    self._report(writer.written)
-        done = [bool(writer.written.finish) for writer in self._writers]
+                if self.report is not None:
+                    self.report(writer.written)
+        done = [bool(writer.written.finish) for writer in self.writers]
         return torch.tensor(done, device=input_ids.device)
 
 
+@dataclass(eq=False)
 class Pauses(StoppingCriteria):
     """Pauses after each step; random numbers drawn meanwhile do not affect the generation."""
 
-    def __init__(self, pause: Callable[[], None], *, draws: bool) -> None:
-        """
-        Args:
-            pause: An exception that it raises ends the generation.
-            draws: Whether the generation samples.
-        """
-        self._pause = pause
-        self._draws = draws
+    pause: Callable[[], None]
+    """An exception that it raises ends the generation."""
+    draws: bool
+    """Whether the generation samples."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
         """Return that no text is finished, shape (texts,)."""
         devices = [input_ids.device] if input_ids.device.type == "cuda" else []
-        with torch.random.fork_rng(devices, enabled=self._draws):
-            self._pause()
+        with torch.random.fork_rng(devices, enabled=self.draws):
+            self.pause()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -86,10 +86,11 @@ class Gathering:
         self, request: Sequence[Piece[Input]], write: Write[Input, Written]
     ) -> list[Written]:
         """Return what is generated for the inputs of a request, given as all of its pieces."""
-        written: dict[int, Written] = {}
-        for piece in request:
-            places = (one.place for one in piece.inputs)
-            written.update(zip(places, self._of_piece(piece, write), strict=True))
+        written = {
+            source.place: result
+            for piece in request
+            for source, result in zip(piece.inputs, self._of_piece(piece, write), strict=True)
+        }
         return [written[place] for place in sorted(written)]
 
     def _of_piece(self, piece: Piece[Input], write: Write[Input, Written]) -> list[Written]:

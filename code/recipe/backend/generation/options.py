@@ -14,7 +14,6 @@ MOST_SEQUENCES = 32
 """Texts for one prompt, each of which has a cache of its own."""
 MOST_STOPS = 64
 """Stop texts, each of which is searched for after each token."""
-CUT, REFUSE = "cut", "refuse"
 GREEDY_BELOW = 1e-5
 """Temperatures below it decode greedily: scores divided by them would overflow float32, and all
 tokens but the likeliest are practically impossible long before."""
@@ -42,8 +41,8 @@ class GenerationSettings:
     """Whether each token has its log-probability."""
     truncate: int | None = None
     """Tokens of a prompt to keep, counted from its end."""
-    long_prompts: str = CUT
-    """Whether a prompt that is too long is cut on the left (`CUT`) or refused (`REFUSE`)."""
+    cuts: bool = True
+    """Whether a prompt that is too long is cut on the left; else it is refused."""
 
     def options(self) -> dict[str, Any]:
         """Return arguments of transformers' `generate`, without lengths and token ids."""
@@ -132,7 +131,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         sequences=values.get("num_return_sequences", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=bool(values.get("details")),
-        long_prompts=CUT if values.get("truncation", True) else REFUSE,
+        cuts=values.get("truncation", True),
     )
     refuse_contradictions(settings)
     return settings

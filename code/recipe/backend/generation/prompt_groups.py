@@ -13,6 +13,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from recipe.backend.generation import calls, gathering
 from recipe.backend.generation.decoding import (
+    STOPPED,
     Completion,
     Finite,
     Pauses,
@@ -41,35 +42,27 @@ def may_merge(loaded: LoadedModel) -> bool:
     long = [(7 + 31 * place) % vocabulary for place in range(14)]
     prompts = [long[:5], long]
 
-    def steps(rows: list[list[int]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def scores(rows: list[list[int]]) -> torch.Tensor:
+        """Return what follows each prompt, and then a certain token: (prompts, 2, vocabulary)."""
         output = model.generate(
             **calls.padded(loaded, rows), max_new_tokens=2, do_sample=False, num_beams=1,
             num_return_sequences=1, eos_token_id=None, pad_token_id=calls.pad_token_id(loaded),
+            prefix_allowed_tokens_fn=lambda row, ids: long[:1],
             return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
-        return output.sequences[:, -2], [scores.float() for scores in output.logits]
+        return torch.stack(output.logits, dim=1).float()
 
     try:
-        firsts, together = steps(prompts)
-        for place, prompt in enumerate(prompts):
-            first, alone = steps([prompt])
-            # The second step can be compared only after equal first tokens.
-            count = 2 if first[0] == firsts[place] else 1
-            for by_itself, both in zip(alone[:count], together, strict=False):
-                if not are_same(by_itself[0], both[place], model.dtype):
-                    return False
+        together, alone = scores(prompts), torch.cat([scores([prompt]) for prompt in prompts])
     except Exception as error:
         print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
         return False
-    return True
-
-
-def are_same(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether scores differ by no more than rounding in a precision explains, relative to
-    their spread. A visible neighbour changes them by far more."""
-    spread = float((one - one.mean()).norm())
-    difference = float(((one - one.mean()) - (other - other.mean())).norm())
-    return difference <= (1e-3 if dtype == torch.float32 else 0.08) * max(spread, 1e-6)
+    # No more than rounding explains; a visible neighbour changes scores by far more.
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.08
+    spread = (alone - alone.mean(-1, keepdim=True)).norm(dim=-1)
+    difference = together - alone
+    difference = (difference - difference.mean(-1, keepdim=True)).norm(dim=-1)
+    return bool((difference <= tolerance * spread.clamp(min=1e-6)).all())
 
 
 def has_fixed_positions(config: Any) -> bool:
@@ -154,12 +147,9 @@ def write(
             ),
         )
     for writer in writers:
-        writer.end()
+        if not writer.written.finish:
+            writer.finish(STOPPED)  # By the model's own settings.
     return texts
-
-
-class _Left(BaseException):
-    """The reader of a stream has left."""
 
 
 def events(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Completion]:
@@ -177,7 +167,7 @@ def events(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iter
         step.clear()
         wanted.acquire()
         if is_left:
-            raise _Left
+            raise GeneratorExit  # The reader has left.
 
     def generate() -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
@@ -12,7 +13,7 @@ from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.generation import options
 from recipe.backend.generation.gathering import Source
-from recipe.backend.generation.options import CUT, GenerationSettings
+from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import (
     BadRequest,
@@ -78,8 +79,8 @@ class Prompts:
             count = len(request.texts)
             bounds.hold(Bound.ROWS, count)
             reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"
-            copies = count * settings.sequences
-            bounds.hold(Bound.WRITTEN, copies * (settings.max_new_tokens or 1), reason)
+            written = count * settings.sequences * (settings.max_new_tokens or 1)
+            bounds.hold(Bound.WRITTEN, written, reason)
             prepared: list[Prompt] = []
             cut: list[int] = []
             read = written = 0
@@ -106,6 +107,7 @@ class Prompts:
         tokenizer: Any = self.loaded.tokenizer
         source = request.texts[place]
         is_chat = not isinstance(source, (str, TokenIds))
+        encode = partial(tokenizer, add_special_tokens=not is_chat, verbose=False)
         continues, text, is_whole = bool(source), source, True
         if isinstance(source, TokenIds):
             ids = list(check_ids(source, embeddings_of(self.loaded.model)))
@@ -118,7 +120,7 @@ class Prompts:
             text = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)
             is_whole = text is source
             bounds.hold_text(text)
-            ids = tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
+            ids = encode(text)["input_ids"]
         if not ids:
             if tokenizer.bos_token_id is None:
                 raise BadRequest("A prompt is empty, and the model has no token to begin with.")
@@ -126,11 +128,10 @@ class Prompts:
         kept, new = self._fit(len(ids), settings, is_whole=is_whole)
         if kept < len(ids):
             cut.append(place)
-            if isinstance(source, TokenIds):
-                ids = ids[-kept:]
+            if isinstance(text, str):
+                ids = encode(text, truncation=True, max_length=kept)["input_ids"]
             else:
-                limits = {"truncation": True, "max_length": kept, "add_special_tokens": not is_chat}
-                ids = tokenizer(text, verbose=False, **limits)["input_ids"]
+                ids = ids[-kept:]
         return Prompt(place, ids, settings, new, is_chat, continues)
 
     def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:
@@ -194,13 +195,13 @@ class Prompts:
         limit = self.loaded.max_length
         if settings.truncate is not None:
             length, is_whole = min(length, settings.truncate), True
-        cuts, new = settings.long_prompts == CUT, settings.max_new_tokens
+        new = settings.max_new_tokens
         if new is None:
-            least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if cuts else 1
+            least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if settings.cuts else 1
             new = min(settings.default_new_tokens, max(limit - length, least))
         if length + new <= limit:
             return length, new
-        if not cuts or new > limit // 2:
+        if not settings.cuts or new > limit // 2:
             more = "" if is_whole else "more than "
             room = f"at most {limit - length} can follow" if length < limit else "none can follow"
             wish = "" if settings.max_new_tokens is None else f" {new} are to follow,"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipe.backend.generation import options
-from recipe.backend.generation.options import REFUSE, GenerationSettings
+from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.requests.parameters import (
     FLAG,
     TEXT,
@@ -167,7 +167,7 @@ def _settings(body: Mapping[str, Any], *, default: int) -> GenerationSettings:
         sequences=body.get("n", 1) if samples else 1,
         seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        long_prompts=REFUSE,
+        cuts=False,
     )
     options.refuse_contradictions(settings)
     return settings

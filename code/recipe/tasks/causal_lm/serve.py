@@ -44,10 +44,9 @@ class Generator(ServedTask):
         model.generation_config.stop_strings = None
         # The end of a long prompt is what is to be continued.
         loaded.tokenizer.truncation_side = "left"
-        merges = prompt_groups.may_merge(loaded)
-        if not merges:
-            reason = "since padding may change its answers"
-            print(f"batches: {type(model).__name__} continues one text at a time, {reason}")
+        if not (merges := prompt_groups.may_merge(loaded)):
+            name = type(model).__name__
+            print(f"batches: {name} continues one text at a time, since padding may change answers")
         return cls(loaded=loaded, prompts=Prompts(loaded, stop), merges=merges)
 
     def example(self, text: str) -> Request:
@@ -73,9 +72,8 @@ class Generator(ServedTask):
         for request in requests:
             prompts = self.prompts.of(request)
             if request.streams:
-                answers.append(
-                    _shaped(prompt_groups.events(self.loaded, prompts, self.merges), request)
-                )
+                events = prompt_groups.events(self.loaded, prompts, self.merges)
+                answers.append(shapes.shaped(events, request))
                 continue
             pieces = [*prompt_groups.pieces(self.loaded, prompts, self.merges)]
             for piece in pieces:
@@ -87,9 +85,4 @@ class Generator(ServedTask):
 
     def _answer(self, request: Request, pieces: Sequence[Piece[Prompt]]) -> Any:
         texts = self.gathering.results(pieces, partial(prompt_groups.write, self.loaded))
-        return _shaped(Answers(texts, request.truncated, request.single), request)
-
-
-def _shaped(answer: Any, request: Request) -> Any:
-    """Return texts or events in the form of pipelines and TGI, unless the request has its own."""
-    return shapes.shaped(answer, request) if request.form is None else answer
+        return shapes.shaped(Answers(texts, request.truncated, request.single), request)

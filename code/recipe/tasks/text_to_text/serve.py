@@ -279,7 +279,7 @@ class TextGenerator(ServedTask):
             calls.set_seed(options.get("seed"), sources[0].place)
         rows = [source.ids for source in sources]
         output = model.generate(
-            **calls.padded(self.loaded, rows, on_right=True),
+            **calls.padded(self.loaded, rows, side="right"),
             logits_processor=LogitsProcessorList([Finite(calls.end_ids(model))]),
             stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
             tokenizer=self.loaded.tokenizer,
