@@ -12,7 +12,7 @@ from recipe import value_ranges
 from recipe.errors import HyperparameterError
 from recipe.secret_rules import is_secret_name, mask_shapes
 from recipe.settings import DataSettings, ModelSettings, documented
-from recipe.task_table import TASKS
+from recipe.task_table import CLASSIFICATION, TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +217,11 @@ class Hyperparameters(DataSettings, ModelSettings):
                 remedy = f"Leave it out, or give {listed}."
                 if name == _SMOOTHING and self.task in _OF_TASKS[f"{_SMOOTHING}_factor"]:
                     remedy = f"Give {_SMOOTHING}_factor."
+                if name == "long_texts" and self.task == CLASSIFICATION:
+                    remedy = (
+                        "Leave it out: longer texts are truncated. To classify whole texts, give a "
+                        "model that reads them (ModernBERT: 8,192 tokens) and max_length."
+                    )
                 yield (
                     f"Hyperparameter {name} has value "
                     f"{getattr(self, name, self.passed.get(name))!r}, but belongs to {listed}, and "

@@ -171,7 +171,7 @@ class DataSettings(JobSettings):
     long_texts: str | None = documented(
         None,
         "split or truncate texts longer than max_length. Default: split texts; truncate "
-        "completions, conversations and texts to classify.",
+        "completions and conversations.",
     )
     doc_stride: int | None = documented(
         None,

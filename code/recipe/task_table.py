@@ -82,7 +82,7 @@ TASKS: Mapping[str, TaskRow] = {
         "text_classification",
         ("text_pair_column", "label_column", "problem_type", "label_separator", "class_names",
          "class_weight",
-         "tune_thresholds", "num_labels", "label_smoothing_factor", "long_texts", "do_predict"),
+         "tune_thresholds", "num_labels", "label_smoothing_factor", "do_predict"),
         recognised_by="data.classification:recognise",
         served={
             "text-classification": Served(

@@ -82,9 +82,6 @@ class Samples:
     """Who has which rows, where each host has rows of its own."""
     first: int = field(default=0, kw_only=True)
     """The number of this host's first row."""
-    text_of: Rows | None = field(default=None, kw_only=True)
-    """[samples], ascending: the number of the text that each sample is a window of, with the label
-    of that text; of a sharded data set, of all hosts' samples. None where each is a text."""
 
     @classmethod
     def of(cls, split: datasets.Dataset) -> Samples:
@@ -104,25 +101,8 @@ class Samples:
 
     @property
     def text_lengths(self) -> Rows:
-        """Return the tokens of each text; a sample is one, unless it says otherwise."""
-        if self.text_of is None:
-            return self.lengths
-        return np.bincount(self.text_of, weights=self.lengths).astype(np.int64)
-
-    def pooled(self, outputs: Any) -> tuple[Any, Any]:
-        """Return what the model says of each text, [texts, outputs], of what it says of its
-        windows, [samples, outputs]: their mean; and the labels of the texts.
-
-        The mean of logits is, for the softmax and the sigmoid after it, the normalised mean of
-        log-probabilities: a window that does not know changes nothing, and one that is sure
-        counts. Of predicted numbers it is their mean.
-        """
-        if self.text_of is None:
-            return outputs, self.labels
-        _, firsts, counts = np.unique(self.text_of, return_index=True, return_counts=True)
-        sums = np.add.reduceat(np.asarray(outputs, dtype=np.float64), firsts, axis=0)
-        means = sums / counts.reshape(-1, *[1] * (sums.ndim - 1))
-        return means.astype(np.float32), self.labels[firsts]
+        """Return the tokens of each text: of each sample, unless a subclass has several texts."""
+        return self.lengths
 
     def weight(self, rows: Rows) -> int:
         """Return what the samples at `rows` weigh in a mean of losses: one each."""
@@ -137,7 +117,7 @@ class Samples:
         if self.shards is not None:
             return self.shards.digest
         digest = hashlib.sha256()
-        for array in (self.token_ids, self.starts, self.labels, self.types, self.text_of):
+        for array in (self.token_ids, self.starts, self.labels, self.types):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
@@ -194,21 +174,13 @@ def sharded(
     tells = hosts.index(hosts[rank]) == rank
     lengths = np.diff(samples.starts)
     narrow = lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
-    of_hosts = exchange(
-        (narrow, samples.labels, samples.fingerprint(), samples.text_of) if tells else None
-    )
+    of_hosts = exchange((narrow, samples.labels, samples.fingerprint()) if tells else None)
     by_host = [of_hosts[hosts.index(name)] for name in names]
     rows = [len(part) for part, *_ in by_host]
-    digests = " ".join(digest for _, _, digest, _ in by_host)
+    digests = " ".join(digest for *_, digest in by_host)
     starts = [0, *np.cumsum(rows).tolist()]
     all_lengths = np.concatenate([part.astype(np.int32) for part, *_ in by_host])
     labels = [part for _, part, *_ in by_host if len(part)] or [samples.labels]
-    numbers_of_texts = None
-    if samples.text_of is not None:  # each host has numbered its own from 0
-        numbers_of_texts, before = np.empty(0, dtype=np.int64), 0
-        for *_, numbers in by_host:
-            numbers_of_texts = np.concatenate([numbers_of_texts, numbers + before])
-            before += int(numbers.max(initial=-1)) + 1
     shards = Shards(
         starts=tuple(starts),
         host_of=tuple(names.index(name) for name in hosts),
@@ -220,7 +192,6 @@ def sharded(
         labels=np.concatenate(labels),
         shards=shards,
         first=starts[host],
-        text_of=numbers_of_texts,
     )
     return whole, rows
 

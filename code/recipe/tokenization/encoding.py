@@ -21,9 +21,6 @@ _CHARACTERS = 64
 """Of a text, for each token that is read; most tokens have 4 to 8."""
 _USUAL_CHARACTERS = 16
 _FEW_CHARACTERS = 8
-_SHARED = 8
-"""Of the tokens of a window the next one repeats one in so many: what the end of the one cuts is
-whole in the other."""
 
 
 def beginning(
@@ -125,55 +122,6 @@ def encode_alone(
     heads = [beginning(tokenizer, text, max_length) for text in texts]
     encoded = tokenizer(heads, truncation=True, max_length=max_length, return_attention_mask=False)
     return encoded[TOKEN_IDS], encoded[TYPE_IDS]
-
-
-def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the special tokens that stand before and after each text."""
-    encoded = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-    first = special.index(0)
-    last = len(ids) - special[::-1].index(0)
-    return ids[:first], ids[last:]
-
-
-def spans(count: int, room: int) -> list[range]:
-    """Return which of the `count` tokens of a text are in each of its windows, as few as hold all
-    of them, of nearly one length, so that each has its say in a mean."""
-    if count <= room:
-        return [range(count)]
-    shared = room // _SHARED
-    windows = -(-(count - shared) // (room - shared))
-    length = -(-(count + (windows - 1) * shared) // windows)
-    starts = [number * (count - length) // (windows - 1) for number in range(windows)]
-    return [range(start, start + length) for start in starts]
-
-
-def windows_of(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
-) -> tuple[list[list[list[int]]], list[list[list[int]]] | None]:
-    """Return the token ids of the windows of each text, each with the model's special tokens around
-    it, and their types, where the tokenizer gives any. A text that fits is one window.
-
-    Args:
-        max_length: Tokens of a window at most: more than the special ones.
-    """
-    before, after = map(len, around(tokenizer))
-    call: Any = tokenizer
-    encoded = call(list(texts), truncation=False, return_attention_mask=False, verbose=False)
-    rows: list[list[int]] = encoded[TOKEN_IDS]
-    places = []
-    for row in rows:
-        ends = range(len(row) - after, len(row))
-        inner = spans(len(row) - before - after, max_length - before - after)
-        places.append([[*range(before), *(before + at for at in span), *ends] for span in inner])
-
-    def cut(values: Sequence[Sequence[int]]) -> list[list[list[int]]]:
-        return [
-            [[row[at] for at in window] for window in of_text]
-            for row, of_text in zip(values, places, strict=True)
-        ]
-
-    return cut(rows), cut(encoded[TYPE_IDS]) if TYPE_IDS in encoded else None
 
 
 class Encoder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.samples import Samples, column
-from recipe.console import say
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.errors import DataError
 from recipe.storage import claims
@@ -21,12 +19,9 @@ from recipe.tokenization.encoding import (
     Encoder,
     encode_alone,
     encode_pairs,
-    types_alone,
-    windows_of,
 )
 
 _WORTH_PROCESSES = 10_000
-_TEXT_NUMBER = "text_number"
 
 
 def samples(
@@ -58,50 +53,6 @@ def samples(
     found = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
     types = found.get(TYPE_IDS)
     return Samples(found[TOKEN_IDS], found[store.STARTS], column(split, LABEL), types=types)
-
-
-def windows(
-    name: str, split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> Samples:
-    """Return the windows of a split of `text` and `label`, each with its text's label, kept as
-    those of `samples`. A line says how many there are.
-
-    Args:
-        name: Of the split, for messages.
-
-    Raises:
-        OutputError: there is no room for the tokens.
-    """
-
-    def make(batch: Mapping[str, list[Any]], rows: range) -> dict[str, store.Column]:
-        of_texts, types = windows_of(tokenizer, batch[TEXT], max_length)
-        all_windows = list(itertools.chain.from_iterable(of_texts))
-        flat_types = list(itertools.chain.from_iterable(types or ()))
-        return {
-            TOKEN_IDS: store.flat(all_windows, np.int32),
-            **({TYPE_IDS: store.flat(flat_types, np.int8)} if typed else {}),
-            store.LENGTHS: store.lengths_of(all_windows),
-            _TEXT_NUMBER: np.repeat(np.asarray(rows), store.lengths_of(of_texts)),
-        }
-
-    labels, typed = column(split, LABEL), types_alone(tokenizer)
-    if not len(split):  # the rows of this host of several
-        none = np.empty(0, np.int64)
-        return Samples(none.astype(np.int32), np.zeros(1, np.int64), labels, text_of=none)
-    found = store.tokens_of(split, store.key(split, tokenizer, max_length, "windows"), make)
-    numbers = found[_TEXT_NUMBER]
-    several = int((np.bincount(numbers) > 1).sum())
-    say(
-        f"{name}: {len(split)} texts in {len(numbers)} windows of at most {max_length} tokens; "
-        f"{several} texts have several"
-    )
-    return Samples(
-        found[TOKEN_IDS],
-        found[store.STARTS],
-        labels[numbers],
-        text_of=numbers,
-        types=found.get(TYPE_IDS),
-    )
 
 
 def tokenise(

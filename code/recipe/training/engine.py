@@ -334,18 +334,11 @@ class Engine(Resumable):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return logits, labels and metrics in the order of the data.
-
-        The windows of a text are combined into one row.
-        """
+        """Return logits, labels and metrics in the order of the data."""
         samples: Samples = dataloader
         logits, losses = self._answers(samples, self._eval_layout, self.args.eval_batch_size)
         weight = samples.weight(np.arange(len(samples)))
         labels = samples.labels
-        if samples.text_of is not None:
-            logits, labels = samples.pooled(logits)
-            pooled, targets = torch.from_numpy(logits), torch.from_numpy(labels)
-            losses, weight = self._objective.losses(pooled, targets, 0.0).numpy(), len(labels)
         scores = {"loss": float(losses.sum(dtype=np.float64) / weight)}
         if self.compute_metrics is not None:
             scores |= self.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))

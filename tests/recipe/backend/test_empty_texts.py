@@ -15,7 +15,6 @@ from tests.support.serving_kit import Handlers, save
 
 KINDS = [
     ("BertForSequenceClassification", {}, {}),
-    ("BertForSequenceClassification", {"long_texts": "split"}, {}),
     ("BertModel", {}, {}),
     ("BertModel", {}, {"HF_TASK": "feature-extraction"}),
     ("T5ForConditionalGeneration", {}, {}),

@@ -143,7 +143,7 @@ def test_documents_weigh_the_same_on_every_host() -> None:
     learned = np.asarray([False, True, True, False, True])
     own = Documents(np.arange(5), starts, np.asarray([2, 1]), learned)
     none = Documents(np.empty(0), np.zeros(1, dtype=int), np.empty(0, dtype=int), np.empty(0))
-    told = [(np.diff(each.starts), each.labels, each.fingerprint(), None) for each in (own, none)]
+    told = [(np.diff(each.starts), each.labels, each.fingerprint()) for each in (own, none)]
     both = [
         sharded(each, ("x", "y"), rank, lambda _: told)[0] for rank, each in enumerate((own, none))
     ]
@@ -173,7 +173,7 @@ def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
     told: list[Any] = [None] * len(names)
     for host in range(64):
         own = np.random.default_rng(host).permutation(lengths)[: rows - (host == 63) * rows // 10]
-        told[host * 8] = own, np.zeros(len(own), dtype=np.int64), str(host), None
+        told[host * 8] = own, np.zeros(len(own), dtype=np.int64), str(host)
     first = Samples(np.zeros(0), np.cumsum([0, *told[0][0]]), told[0][1])
     samples, _ = sharded(first, names, 0, lambda _: told)
     training = Training(samples=samples, size=32, world=World(processes=len(names)))

@@ -28,7 +28,6 @@ del sys.argv[1]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-WINDOWS = ("--long_texts", "split", "--max_length", "8")
 SHARDED = {"S3DistributionType": "ShardedByS3Key"}
 
 
@@ -73,15 +72,14 @@ def run(base: Path, *arguments: str, processes: int, **variables: str) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("processes", "more"),
-    [(2, ()), pytest.param(3, (), marks=pytest.mark.long), (2, WINDOWS)],
-    ids=["two", "one-has-no-rows", "windows"],
+    "processes",
+    [2, pytest.param(3, marks=pytest.mark.long)],
+    ids=["two", "one-has-no-rows"],
 )
 def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
     tmp_path: Path,
     tiny_model: Path,
     processes: int,
-    more: Sequence[str],
 ) -> None:
     rows = [(text, label) for text, label in reviews(90)]
     # The first host knows no label but one; the third has nothing at all.
@@ -92,7 +90,7 @@ def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
         write(tmp_path / "shards" / "test" / str(rank), test[rank])
     out = run(
         tmp_path,
-        *("--model_id", str(tiny_model), "--epochs", "2", "--batch_size", "4", *more),
+        *("--model_id", str(tiny_model), "--epochs", "2", "--batch_size", "4"),
         processes=processes,
         SAGEMAKER_BASE_DIR=str(tmp_path / "ml"),
         SHARDS=str(tmp_path / "shards"),
@@ -101,17 +99,15 @@ def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
     hosts = ["algo-1 30", "algo-2 18", "algo-3 0"][:processes]
     assert f"training rows of each host: {', '.join(hosts)}" in out
     assert "2 labels: neg (9 rows), pos (39 rows)" in out
-    assert bool(more) == (" windows" in out), out
     # 30 rows of the first host, 4 at a time.
     trained = json.loads((tmp_path / "ml" / "checkpoints").glob("*/trainer_state.json").__next__()
                          .read_text())  # fmt: skip
-    assert bool(more) or trained["max_steps"] == 2 * 8
+    assert trained["max_steps"] == 2 * 8
     metrics = json.loads((tmp_path / "ml/output/data/metrics.json").read_text())
     write(tmp_path / "whole", [row for part in test for row in part])
     run(
         tmp_path,
         *("--model_id", str(tmp_path / "ml" / "model"), "--do_train", "False", "--do_eval", "True"),
-        *more[2:],
         processes=1,
         SAGEMAKER_BASE_DIR=str(tmp_path / "one"),
         SM_CHANNEL_TEST=str(tmp_path / "whole"),

@@ -23,12 +23,10 @@ from recipe.backend.requests.payloads import (
     a_text_or_pair,
 )
 from recipe.backend.requests.ranking import Ranking
-from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
-from recipe.tokenization.encoding import around, windows_of
-from recipe.value_ranges import SPLIT
 
 PARAMETERS = {
     "top_k", "function_to_apply", "return_all_scores", "return_text", "threshold",
@@ -48,9 +46,16 @@ class Classifier(ServedTask):
         """Return the classifier or cross-encoder that `origin` names.
 
         Raises:
-            ModelError: It cannot be loaded, or names an activation that is not known here.
+            ModelError: It cannot be loaded, names an activation that is not known here, or was
+                trained on windows of texts (long_texts=split), a removed setting.
         """
         loaded = loading.load(origin, AutoModelForSequenceClassification)
+        if getattr(loaded.model.config, "long_texts", None) == "split":
+            raise ModelError(
+                f"The config.json of {origin.place} has long_texts='split': the model was trained "
+                "to read long texts in windows, which is not supported any more.",
+                "Train it again, or delete the key: longer texts are then truncated.",
+            )
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:
@@ -78,62 +83,7 @@ class Classifier(ServedTask):
                 'threshold is "tuned", but the model has no label_thresholds in its config.json '
                 "(training with tune_thresholds=True writes them). Give a number from 0 to 1."
             )
-        return [sum(len(row.ids) for row in windows) for windows in self._windows(request)]
-
-    def _windows(self, request: Request) -> list[list[TokenRow]]:
-        """Return what the model reads of each text: one row, or the windows of a long one, if it
-        was trained on windows (long_texts=split) and the request has no truncation.
-
-        Raises:
-            BadRequest: A text is too long and not to be cut, or has no windows.
-        """
-        parameters = request.parameters
-        is_split = getattr(self.loaded.model.config, "long_texts", None) == SPLIT
-        if not is_split or parameters.get("truncation") in (True, "longest_first"):
-            ids = self.loaded.encode(request)
-            types = request.type_ids or [None] * len(ids)
-            return [[TokenRow(*row)] for row in zip(ids, types, strict=True)]
-        if request.prepared is None:
-            if not all(isinstance(text, str) for text in request.texts):
-                raise BadRequest(
-                    "The model reads long texts in windows (long_texts=split), and an input is a "
-                    "pair of texts, which has none. Send single texts."
-                )
-            limit = min(
-                self.loaded.max_length, parameters.get("max_length") or self.loaded.max_length
-            )
-            special = sum(map(len, around(self.loaded.tokenizer)))
-            if limit <= special:
-                raise BadRequest(
-                    f"max_length is {limit}, and {special} tokens of a window are the tokenizer's "
-                    f"own. Give {special + 1} or more, or leave it out."
-                )
-            ids_of: list[list[list[int]]] = []
-            types_of: list[list[list[int]]] = []
-            rows_read = tokens_read = 0
-            for piece in bounds.pieces(request.texts):
-                some = request.texts[piece.start : piece.stop]
-                for text in some:
-                    bounds.hold_text(text)
-                windows, window_types = windows_of(self.loaded.tokenizer, some, limit)
-                ids_of += windows
-                types_of += window_types or []
-                rows_read += sum(map(len, windows))
-                tokens_read += sum(len(window) for some in windows for window in some)
-                bounds.hold(Bound.ROWS, rows_read)
-                bounds.hold(Bound.READ, tokens_read)
-            request.keep_those_with_tokens(
-                [windows[0] for windows in ids_of], ids_of, *([types_of] if types_of else [])
-            )
-            request.prepared = [
-                [
-                    TokenRow(ids, types_of[text][at] if types_of and self.loaded.typed else None)
-                    for at, ids in enumerate(windows)
-                ]
-                for text, windows in enumerate(ids_of)
-            ]
-        rows: list[list[TokenRow]] = request.prepared
-        return rows
+        return [len(ids) for ids in self.loaded.encode(request)]
 
     def text_or_pair(self, value: Any) -> Text:
         """Return an input's text or pair; a pair may have the names of the columns in training.
@@ -164,16 +114,8 @@ class Classifier(ServedTask):
         each label if a text may have several, or there is but one; of a regression the number
         itself; and of a cross-encoder what its own configuration names.
         """
-        rows_of = [self._windows(request) for request in requests]
-        windows = [row for texts in rows_of for some in texts for row in some]
-        values = iter(self.loaded.forward(windows, Reading.LABELS))
-        # Of a text in windows the mean, as in training (`Samples.pooled`).
-        logits = [
-            [torch.stack([next(values) for _ in some]).mean(0) for some in texts]
-            for texts in rows_of
-        ]
         answers = []
-        for request, rows in zip(requests, logits, strict=True):
+        for request, rows in zip(requests, self.loaded.rows(requests, Reading.LABELS), strict=True):
             turns.pause()
             name = request.parameters.get("function_to_apply", "default")
             name = self.activation if name == "default" else name

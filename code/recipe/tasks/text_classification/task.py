@@ -39,7 +39,6 @@ from recipe.tasks.base import (
 from recipe.tasks.evaluation import Floats, Scores
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
-from recipe.value_ranges import SPLIT
 
 _UNCUT = 10**6
 _SHOWN_LABELS = 20
@@ -104,16 +103,6 @@ class TextClassification(Task):
         self.data = classification.load(channels, hyperparameters)
         self.train, self.found = self.data.train, self.data.found
         self._tuned: Mapping[str, float] = {}
-        self._is_split = hyperparameters.long_texts == SPLIT
-        self._window = 0
-        columns = self.data.train.column_names
-        if self._is_split and (PAIR in columns or TEXT not in columns):
-            what = "are pairs of texts" if PAIR in columns else "came tokenised"
-            raise HyperparameterError(
-                f"Hyperparameter long_texts has value {SPLIT}, but the data {what}: windows are "
-                "made of rows of one text.",
-                "Leave it out: what is longer than max_length is cut. Or give one text in a row.",
-            )
         self.check_best(SCORES_OF[self.data.labels.problem])
         smoothing = hyperparameters.passed.get("label_smoothing_factor")
         _check_is_of_classes(hyperparameters.class_weight, smoothing, self.data.labels.problem)
@@ -157,34 +146,21 @@ class TextClassification(Task):
             names = self.data.labels.names
             self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
             say(f"thresholds of the model: {_listed(kept)}")
-        columns = self.train.column_names
-        is_text = TEXT in columns
-        if not self.hyperparameters.trains and self.hyperparameters.long_texts is None:
-            # As it was trained, and is served.
-            is_model_split = getattr(model.config, "long_texts", None) == SPLIT
-            self._is_split = is_model_split and is_text and PAIR not in columns
-        elif hasattr(model.config, "long_texts"):
-            del model.config.long_texts  # of a training before this one
-        if self._is_split:
-            model.config.long_texts = SPLIT
+        is_text = TEXT in self.train.column_names
         model.config.text_columns = list(self.data.text_columns) if is_text else None
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return where longer texts are cut, by what serves the model, too."""
         is_pair = PAIR in self.train.column_names
-        what = pretrained.PAIR_OF_TEXTS if is_pair else "a window" if self._is_split else "a text"
+        what = pretrained.PAIR_OF_TEXTS if is_pair else "a text"
         max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, what)
-        special = tokenizer.num_special_tokens_to_add(pair=is_pair)
-        self._window = length - special
         tokenizer.model_max_length = length
         return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return a sample for each text, or for each of its windows."""
-        if self._is_split:
-            return text_tokens.windows(name, split, tokenizer, max_length)
+        """Return a sample for each text."""
         return text_tokens.samples(split, tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
@@ -199,22 +175,9 @@ class TextClassification(Task):
             ids = encoding.encode(tokenizer, texts, _UNCUT)
         return [len(tokens) for tokens in ids]
 
-    def pieces(self, length: int, longest: int) -> int:
-        """Return one if a long text is cut, else the number of its windows."""
-        special = longest - self._window
-        return len(encoding.spans(length - special, self._window)) if self._is_split else 1
-
     def about(self) -> About:
         """Return what the model is for."""
         about = model_card.of_labels(self.data.labels, self.data.text_columns)
-        if self._is_split:
-            purpose = (
-                f"{about.purpose}. A text of more than the {self._window} tokens of a window is "
-                "read in windows, whose logits' mean is the answer (`long_texts` in config.json): "
-                "in training, its scores, and served by the image that trained it; "
-                "transformers' pipeline reads the beginning only"
-            )
-            about = dataclasses.replace(about, purpose=purpose)
         if not self._tuned:
             return about
         return dataclasses.replace(

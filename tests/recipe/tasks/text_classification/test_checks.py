@@ -8,9 +8,10 @@ import pytest
 
 from recipe import task_table
 from recipe.arguments import parse
-from recipe.errors import HyperparameterError
+from recipe.errors import HyperparameterError, ModelError
 from recipe.training import preflight
 from tests.support.ranking_jobs import places_of
+from tests.support.serving_kit import Handlers, save
 
 ROWS = {
     "classes": ["good", "bad", "so"],
@@ -49,6 +50,14 @@ def test_another_metric_is_refused_with_those_that_there_are(
         task_table.load(given.task)(channels(tmp_path, kind), given)
     for word in ("metric_for_best_model", *words):
         assert word in str(caught.value)
+
+
+def test_windows_of_long_texts_are_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    with pytest.raises(HyperparameterError, match=r"long_texts has value 'split'.*ModernBERT"):
+        parse(["--task", "text-classification", "--long_texts", "split"])
+    save("BertForSequenceClassification", tmp_path / "model", long_texts="split")
+    with pytest.raises(ModelError, match=r"long_texts='split'.*Train it again"):
+        Handlers(tmp_path / "model")
 
 
 def test_a_number_of_labels_that_the_data_has_not_is_refused(tmp_path: Path) -> None:
