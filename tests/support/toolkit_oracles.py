@@ -117,25 +117,6 @@ class HuggingFaceOracle:
         return 200, body
 
 
-class ServiceOracle:
-    """A handler service of the user's own, called as the model server calls it."""
-
-    def __init__(self, model_dir: Path) -> None:
-        self._model_dir = model_dir
-        self._module = importlib.import_module("handler_service")
-        self._handle = getattr(self._module, "handle", None)
-        if self._handle is None:
-            service = self._module.HandlerService()
-            service.initialize(ServersContext(model_dir))
-            self._handle = service.handle
-
-    def answer(self, question: Question) -> tuple[int, Any]:
-        """The status and the body."""
-        context = ServersContext(self._model_dir, question)
-        (body,) = self._handle([{"body": bytearray(question.body)}], context)
-        return context.status, body
-
-
 def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Hugging Face's toolkit be imported without its model server, in this environment."""
     import transformers.file_utils
@@ -155,7 +136,5 @@ def make(kind: str, model_dir: Path) -> Any:
     """The oracle of that kind over a model's folder, whose code/ is first on sys.path."""
     if kind == "huggingface":
         return HuggingFaceOracle(model_dir)
-    if kind == "service":
-        return ServiceOracle(model_dir)
     plain = default_inference_handler.DefaultInferenceHandler()
     return TransformerOracle(model_dir, PyTorchDefaults() if kind == "pytorch" else plain)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-HANDLER_SERVICE = "handler_service"
+HANDLER_SERVICE = "handler_service.py"
+"""A file for AWS's model servers, which is refused."""
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """A module's name."""
 
@@ -26,7 +27,7 @@ def has_handlers(code_dir: Path, program: str | None) -> bool:
         code_dir: The folder, which need not exist.
         program: SAGEMAKER_PROGRAM; None means inference.py.
     """
-    service = code_dir / f"{HANDLER_SERVICE}.py"
+    service = code_dir / HANDLER_SERVICE
     return service.is_file() or program_path(code_dir, program or "inference") is not None
 
 

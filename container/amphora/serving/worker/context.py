@@ -119,7 +119,6 @@ class Context:
         system_properties: model_dir, gpu_id (None on a CPU), batch_size, server_name and
             server_version.
         model_name: The multi-model API's name of the model; "model" elsewhere.
-        manifest: What AWS's servers read from a model archive: the model's name and handler.
         metrics: Takes what a handler measures.
     """
 
@@ -132,7 +131,6 @@ class Context:
         path: str = "/invocations",
         *,
         model_name: str = "model",
-        manifest: dict[str, Any] | None = None,
     ) -> None:
         self.request_id = request_id
         self.request_ids = {0: request_id}
@@ -142,7 +140,6 @@ class Context:
         self.path = path
         self.session_closed = False
         self.model_name = model_name
-        self.manifest = manifest if manifest is not None else {"model": {"modelName": model_name}}
         self.metrics = MetricsLog(request_id)
 
     @property
@@ -193,18 +190,10 @@ class Context:
         """Set the status of the answer; its body is still what the handlers return."""
         self.request_processor[idx].report_status(code, phrase)
 
-    set_http_response_status = set_response_status  # MMS's name for it
-
-    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Set the status of the answer."""
-        self.set_response_status(code, phrase)
-
     def get_response_status(self, idx: int) -> tuple[int, str]:
         """Return the status of the answer and its phrase."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
-
-    get_http_response_status = get_response_status
 
     def close_session(self) -> None:
         """End this request's session with its answer."""

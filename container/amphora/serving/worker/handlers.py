@@ -18,11 +18,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from amphora.common.errors import CodeError
+from amphora.serving.handler_files import HANDLER_SERVICE
 from amphora.serving.protocol import media_types
-from amphora.serving.worker import modules, services
+from amphora.serving.worker import modules
 
 LOG = logging.getLogger("amphora.worker")
 _TRIO = frozenset({"input_fn", "predict_fn", "output_fn"})
@@ -173,8 +175,7 @@ def resolve(
     Raises:
         CodeError: A file, an import or a signature is wrong.
     """
-    service = services.find(code_dir, program)
-    user = None if service is not None else modules.user_module(code_dir, program)
+    user = modules.user_module(code_dir, program)
     file = str(getattr(user, "__file__", ""))
     defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
     for name, value in vars(user).items() if user is not None else ():
@@ -184,14 +185,7 @@ def resolve(
             raise CodeError(
                 f"{file} defines {name}, which the server does not call.", f"Rename it {meant}."
             )
-    if user is not None and not defined and services.serves(user):
-        service = user
-    if service is not None:
-        LOG.info("%s is a handler service, which answers by itself.", service.__file__)
-        return Handlers(
-            model_fn=Handler("model_fn", services.open_service(service), takes_context=True),
-            transform_fn=Handler("transform_fn", services.call_service, True, bytes),
-        )
+    _refuse_service(code_dir / HANDLER_SERVICE, None if defined else user)
     others = sorted(defined & {*_TRIO, "predict_batch_fn"})
     if "transform_fn" in defined and others:
         raise CodeError(
@@ -224,6 +218,23 @@ def resolve(
         if "model_fn" in missing:
             functions["model_fn"] = Handler.of(_DEFAULTS, "model_fn", defaults.model_fn)
     return Handlers(**functions, defaults=defaults)
+
+
+def _refuse_service(path: Path, user: ModuleType | None) -> None:
+    """Raise CodeError if the user's code is a handler service of AWS's model servers."""
+    files = [path] if path.is_file() else []
+    if user is not None:
+        kinds = [kind for kind in vars(user).values() if inspect.isclass(kind)]
+        local_kinds = [kind for kind in kinds if kind.__module__ == user.__name__]
+        if any(callable(getattr(value, "handle", None)) for value in (user, *local_kinds)):
+            files.append(Path(user.__file__ or ""))
+    if files:
+        raise CodeError(
+            f"{files[0]} is a handler service (handle(data, context)), which this server does not"
+            " run.",
+            "Define model_fn and transform_fn, or input_fn, predict_fn and output_fn, in"
+            " inference.py.",
+        )
 
 
 def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None) -> Handlers:

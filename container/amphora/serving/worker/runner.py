@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import amphora
@@ -94,17 +93,6 @@ class ModelRunner:
             "limit_max_image_pixels": True,
         }
 
-    @cached_property
-    def manifest(self) -> dict[str, Any]:
-        """Return the value of `Context.manifest`."""
-        model = {
-            "modelName": self.settings.model_name, "modelVersion": "1.0", "handler": "amphora"
-        }  # fmt: skip
-        for file in ("model.pt", "model.pth"):
-            if (Path(self.settings.model_dir) / file).is_file():
-                model["serializedFile"] = file
-        return {"runtime": "python", "model": model}
-
     def context(
         self,
         request_id: str,
@@ -115,7 +103,7 @@ class ModelRunner:
         """Make the context of a request."""
         return Context(
             request_id, headers, self.system_properties, session, path,
-            model_name=self.settings.model_name, manifest=self.manifest,
+            model_name=self.settings.model_name,
         )  # fmt: skip
 
     def answer(self, item: Item) -> tuple[Any, str]:

@@ -322,7 +322,6 @@ CONTEXT = """
                        context.get_request_header(0, "absent")],
             "types": [processor.get_request_properties().get("Content-Type"),
                       "accept" in processor.get_request_properties()],
-            "manifest": context.manifest["model"]["modelName"],
             "properties": [context.system_properties.get("gpu_id"),
                            context.system_properties["batch_size"] > 0],
             "said": [context.get_response_status(0), context.get_response_content_type(0),
@@ -339,7 +338,6 @@ def test_context_has_what_the_servers_of_aws_offer(start: Start) -> None:
     assert len(set(value["ids"])) == 1
     assert value["header"] == ["yes", "yes", "yes", None]
     assert value["types"] == [JSON, True]
-    assert value["manifest"] == "model"
     assert value["properties"] == [None, True]
     assert value["said"] == [[201, "made"], "application/vnd.mine+json", "3"]
     assert answered.status_code == 201
@@ -401,16 +399,15 @@ def test_bodies_are_text_for_json_and_csv(
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("def helper(): pass", "neither a function handle"),
-        ("class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass\nclass B(A): pass",
-         "several services: A, B"),
-    ],
+    "code",
+    ["def handle(data, context): pass",
+     "class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass"],
 )  # fmt: skip
-def test_a_handler_service_that_is_none_is_refused(code: str, words: str, load: Load) -> None:
-    with pytest.raises(CodeError, match=words):
-        load(code, program="handler_service")
+def test_a_handler_service_is_refused(code: str, load: Load) -> None:
+    with pytest.raises(CodeError, match=r"mine.py is a handler service .* Define model_fn"):
+        load(code, program="mine")
+    with pytest.raises(CodeError, match=r"handler_service.py is a handler service"):
+        load("def predict_fn(data, model): pass", **{"handler_service.py": code})
 
 
 def test_programs_may_be_dotted_with_relative_imports(tmp_path: Path) -> None:

@@ -102,8 +102,7 @@ def place(
     monkeypatch.delenv("HF_TASK")
     # As in an image, where nobody but the server knows the folder with the image's inference.py.
     monkeypatch.setattr(sys, "path", [each for each in sys.path if Path(each).resolve() != CODE])
-    for name in ("inference", "handler_service"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "inference", raising=False)
     before = set(sys.modules)
 
     def write(file: File) -> Path:
@@ -115,7 +114,7 @@ def place(
         name = file.program if file.program.endswith(".py") else f"{file.program}.py"
         if file.code is not None:
             (model / "code" / name).write_text(textwrap.dedent(file.code))
-        if file.program not in ("inference.py", "handler_service.py"):
+        if file.program != "inference.py":
             monkeypatch.setenv("SAGEMAKER_PROGRAM", file.program)
         return model
 
@@ -191,7 +190,7 @@ CASES = [
     pytest.param(
         file,
         id=file.name,
-        marks=[] if place % 4 == 0 or file.oracle in ("base", "service") else pytest.mark.heavy,
+        marks=[] if place % 4 == 0 or file.oracle == "base" else pytest.mark.heavy,
     )
     for place, file in enumerate(FILES)
 ]
@@ -215,7 +214,7 @@ def test_a_file_answers_as_in_the_image_it_was_written_for(
         loaded = load(model, program)
         answers = [ask(loaded, question) for question in file.questions]
 
-    forget({name for name in sys.modules if not name.startswith(("inference", "handler_service"))})
+    forget({name for name in sys.modules if not name.startswith("inference")})
     sys.modules.pop(file.program.removesuffix(".py"), None)
     monkeypatch.syspath_prepend(str(model / "code"))
     if not file.starts:
@@ -252,10 +251,10 @@ def _as_decoded(value: Any, kind: str) -> Any:
 
 def test_the_documents_table_counts_these_files() -> None:
     text = (CODE.parent / "docs" / "SERVING.md").read_text()
-    rows = re.findall(r"^\| (?:sagemaker-|the same, `h)[^|]*\|([ \d|]+)\|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| sagemaker-[^|]*\|([ \d|]+)\|$", text, re.MULTILINE)
     told = [tuple(map(int, row.split("|"))) for row in rows]
     counted = []
-    for oracle in ("huggingface", "pytorch", "base", "service"):
+    for oracle in ("huggingface", "pytorch", "base"):
         files = [file for file in FILES if file.oracle == oracle]
         asked = [question for file in files for question in file.questions]
         same = sum(question.ours is None for question in asked)
