@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.engines.graph import Forward
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, Request, Text
@@ -55,8 +54,6 @@ class LoadedModel:
     """How rows are padded."""
     layout: Layout | None = None
     """What replaces padding: packed rows, or programs of fixed shapes."""
-    engine: Forward | None = None
-    """OpenVINO's graph, which replaces the model's forward; None: PyTorch computes it."""
 
     @property
     def columns(self) -> tuple[str, ...]:

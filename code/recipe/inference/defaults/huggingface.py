@@ -149,14 +149,12 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     device compiles a program for each shape.
 
     Raises:
-        ModelError: There is no model, its files are damaged or lack weights, or AMPHORA_ENGINE is
-            openvino.
+        ModelError: There is no model, or its files are damaged or lack weights.
         ValueError: HF_TASK names a task that nothing here knows.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.backend import loading, pipelines, precision
-    from recipe.backend.engines import conversion
     from recipe.backend.saved.origin import Origin
     from recipe.backend.static import programs as static
     from recipe.compat import quieten
@@ -165,8 +163,6 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from recipe.task_table import SERVED
 
     quieten(bars=False)
-    if conversion.is_requested(environ):
-        raise conversion.refused("it computes models without an inference.py only")
     origin = Origin.find(model_dir, environ)
     name = environ.get("HF_TASK") or registry.task_of(origin)
     try:
