@@ -134,7 +134,11 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("script", CASES)
+@pytest.mark.parametrize(
+    "script",
+    # The script of `sparse` trains `multi_vector`, too.
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "multi_vector")) for name in CASES],
+)
 def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(tree: Tree, script: str) -> None:
     """On one process, then on two. The last rate of a schedule is 0: a step more changes nothing,
     if the weights are those of the checkpoint."""
@@ -172,7 +176,7 @@ def test_a_stopped_job_leaves_a_checkpoint_of_the_step_that_it_had_reached(tree:
             ),
         )  # fmt: skip
         try:
-            until(lambda: re.search(LOSS, log.read_text()), 90, log.read_text)
+            until(lambda: re.search(LOSS, log.read_text()), 200, log.read_text)
             job.send_signal(signal.SIGTERM)
             job.wait(60)
         finally:

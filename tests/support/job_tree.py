@@ -9,10 +9,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.paths import CODE
 from tests.support.until import until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Variables of the test run that must not reach the jobs under test.
 _OWN = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_NUM_", "PYTHONPATH", "TRAINING_JOB_NAME")
@@ -30,7 +33,7 @@ class Tree:
     base: Path
     environ: dict[str, str] = field(default_factory=dict)
 
-    def configure(self, hyperparameters: Mapping[str, Any] | str = "{}", **files: Any) -> Tree:
+    def configure(self, hyperparameters: Mapping[str, Any] | str = "{}", **files: Any) -> Self:
         """Write input/config: `hyperparameters`, and `files` by stem, as JSON or text."""
         config = self.base / "input" / "config"
         config.mkdir(parents=True, exist_ok=True)
@@ -39,15 +42,19 @@ class Tree:
             (config / f"{stem}.json").write_text(text, encoding="utf-8")
         return self
 
-    def channel(self, name: str, **files: str) -> Tree:
+    def channel(self, name: str, **files: str) -> Self:
         folder = self.base / "input" / "data" / name
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
         return self
 
-    def script(self, source: str, name: str = "script.py") -> Tree:
-        path = self.base / "code" / name
+    @property
+    def code(self) -> Path:
+        return self.base / "code"
+
+    def script(self, source: str, name: str = "script.py") -> Self:
+        path = self.code / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
         return self

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.job_tree import clean_environ
+from tests.support.job_tree import Tree, clean_environ
 
 _METHODS = ("_prepare_train_script", "_write_source_code_json", "_write_distributed_json")
 BASH_ENV = Path(__file__).parents[2] / "container" / "amphora" / "hook" / "bash_env.sh"
@@ -70,29 +70,16 @@ def distributed(kind: str, **settings: Any) -> SimpleNamespace:
 
 
 @dataclass
-class ModelTrainer:
+class ModelTrainer(Tree):
     """A job of SDK v3 on a tree of its own."""
 
-    base: Path
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     channels: list[str] = field(default_factory=list)
-    environ: dict[str, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ("algo-1",)
 
     @property
     def code(self) -> Path:
         return self.base / "input" / "data" / "code"
-
-    @property
-    def failure(self) -> str | None:
-        path = self.base / "output" / "failure"
-        return path.read_text(encoding="utf-8") if path.exists() else None
-
-    def script(self, source: str, name: str = "script.py") -> ModelTrainer:
-        path = self.code / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source, encoding="utf-8")
-        return self
 
     def send(self, runner: Any = None, **source_code: Any) -> ModelTrainer:
         """Lay out what the SDK and SageMaker would, for `SourceCode(**source_code)`."""
@@ -113,12 +100,6 @@ class ModelTrainer:
         methods["_prepare_train_script"](this, place, code, runner)
         methods["_write_source_code_json"](this, place, code)
         methods["_write_distributed_json"](this, place, runner)
-        self._configure()
-        return self
-
-    def _configure(self) -> None:
-        config = self.base / "input" / "config"
-        config.mkdir(parents=True, exist_ok=True)
         sent = {
             key: value if isinstance(value, str) else json.dumps(value)
             for key, value in self.hyperparameters.items()
@@ -133,12 +114,7 @@ class ModelTrainer:
             "hosts": self.hosts,
             "network_interface_name": "eth0",
         }
-        for name, content in (
-            ("hyperparameters", sent),
-            ("inputdataconfig", channels),
-            ("resourceconfig", resources),
-        ):
-            (config / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+        return self.configure(sent, inputdataconfig=channels, resourceconfig=resources)
 
     def command(self) -> list[str]:
         constants = runpy.run_path(
@@ -159,25 +135,9 @@ class ModelTrainer:
         image = {"PATH": path, "BASH_ENV": str(BASH_ENV), "TRAINING_JOB_NAME": "a-job"}
         return clean_environ(**{**image, **self.environ, **extra})
 
-    def run(self, timeout: float = 90, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(),
-            env=self.environment(**environ),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-
     @contextlib.contextmanager
     def started(self, **environ: str) -> Iterator[subprocess.Popen[str]]:
-        process = subprocess.Popen(
-            self.command(),
-            env=self.environment(**environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        process = self.start(**environ)
         try:
             yield process
         finally:

@@ -142,6 +142,6 @@ def test_both_packages_hold_the_same_rules() -> None:
              "x_token:" * 10_000, "wandb " * 10_000, "secret " + "--a" * 30_000, "token" + " " * 60_000],
     ids=range(8),
 )  # fmt: skip
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_long_line_is_masked_at_once(text: str) -> None:
     logs.mask(text)

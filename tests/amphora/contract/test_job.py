@@ -101,16 +101,6 @@ def test_a_switch_is_on_or_off(tree: Tree) -> None:
         job.wants("sagemaker_mpi_enabled")
 
 
-def test_no_configuration_folder(tree: Tree) -> None:
-    with pytest.raises(ConfigError, match="no configuration folder"):
-        read(tree)
-
-
-def test_a_pipe_mode_channel_has_no_folder(tree: Tree) -> None:
-    tree.configure(inputdataconfig={"train": {"TrainingInputMode": "Pipe"}})
-    assert list(read(tree).channels) == ["train"]
-
-
 def test_decode_leaves_what_is_no_json() -> None:
     assert [decode(value) for value in ("a b", "'x'", "[1", 7, None)] == [
         "a b",

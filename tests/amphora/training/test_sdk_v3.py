@@ -68,7 +68,7 @@ def test_a_script_sees_what_the_driver_would_show_it(trainer: ModelTrainer) -> N
     # A requirements.txt that SourceCode does not name is not installed.
     trainer.script("no-such-package-at-all==1.0", "requirements.txt")
     trainer.script(PRINT).send(entry_script="script.py")
-    theirs, ours = printed(trainer.run(BASH_ENV="")), printed(trainer.run())
+    theirs, ours = printed(trainer.train(BASH_ENV="")), printed(trainer.train())
     assert (
         ours["argv"] == theirs["argv"] and ours["cwd"] == theirs["cwd"] == "/opt/ml/input/data/code"
     )
@@ -118,7 +118,7 @@ def test_sigterm_reaches_the_script_whose_exit_code_is_kept(
 def test_no_value_is_read_by_a_shell(trainer: ModelTrainer, value: str) -> None:
     trainer.hyperparameters = {"text": value, "list": [value]}
     trainer.script(PRINT).send(entry_script="script.py")
-    seen = printed(trainer.run())
+    seen = printed(trainer.train())
     assert seen["argv"] == ["--text", value, "--list", json.dumps([value])]
     assert seen["sm"]["SM_HP_TEXT"] == value
     assert json.loads(seen["sm"]["SM_HPS"]) == {"text": value, "list": [value]}
@@ -128,7 +128,7 @@ def test_no_value_is_read_by_a_shell(trainer: ModelTrainer, value: str) -> None:
 def test_a_channel_with_a_dash(trainer: ModelTrainer) -> None:
     trainer.channels = ["my-data"]
     trainer.script(PRINT).send(entry_script="script.py")
-    seen = printed(trainer.run())["sm"]
+    seen = printed(trainer.train())["sm"]
     assert seen["SM_CHANNEL_MY-DATA"] == seen["SM_CHANNEL_MY_DATA"] == "/opt/ml/input/data/my-data"
     assert json.loads(seen["SM_CHANNELS"]) == ["my-data", "code", "sm_drivers"]
 
@@ -147,7 +147,7 @@ def test_two_processes_by_torchrun(trainer: ModelTrainer) -> None:
         "src/script.py",
     )
     torchrun = distributed("Torchrun", process_count_per_node=2, smp=None)
-    result = trainer.send(torchrun, entry_script="src/script.py").run()
+    result = trainer.send(torchrun, entry_script="src/script.py").train()
     for rank in (0, 1):
         assert f"rank {rank} total 3.0 --lr 0.5" in result.stdout
     assert result.returncode == 1 and trainer.failure
@@ -173,7 +173,9 @@ def test_sigterm_reaches_every_rank(trainer: ModelTrainer, how: str) -> None:
 
 def test_requirements_without_a_way_to_an_index(trainer: ModelTrainer) -> None:
     trainer.script(PRINT).script("no-such-package-at-all==1.0", "needs.txt")
-    result = trainer.send(entry_script="script.py", requirements="needs.txt").run(PIP_NO_INDEX="1")
+    result = trainer.send(entry_script="script.py", requirements="needs.txt").train(
+        PIP_NO_INDEX="1"
+    )
     assert result.returncode == 2 and '{"argv"' not in result.stdout
     assert trainer.failure and trainer.failure.startswith("CodeError: needs.txt of ")
     assert "No matching distribution found for no-such-package-at-all" in trainer.failure[:1024]
@@ -183,7 +185,7 @@ def test_a_command_of_the_users(trainer: ModelTrainer) -> None:
     trainer.hyperparameters = {"lr": "it's"}
     trainer.script(PRINT)
     trainer.send(command="true && python3 script.py --own", args=["it's $HOME", 2])
-    seen = printed(trainer.run())
+    seen = printed(trainer.train())
     assert seen["argv"] == ["--own", "it's $HOME", "2"]
     assert seen["sm"]["SM_HP_LR"] == "it's"
 
@@ -191,7 +193,7 @@ def test_a_command_of_the_users(trainer: ModelTrainer) -> None:
 def test_a_shell_script(trainer: ModelTrainer) -> None:
     trainer.hyperparameters = {"text": "it's $HOME"}
     trainer.script('printf "<%s>" "$@"; exit 3', "run.sh")
-    result = trainer.send(entry_script="run.sh").run()
+    result = trainer.send(entry_script="run.sh").train()
     assert (result.returncode, result.stdout) == (3, "<--text><it's $HOME>")
 
 
@@ -200,7 +202,7 @@ def test_a_tarball_of_code(trainer: ModelTrainer) -> None:
     subprocess.run(["tar", "czf", "code.tar.gz", "script.py"], cwd=trainer.code, check=True)
     (trainer.code / "script.py").unlink()
     trainer.send(source_dir="s3://b/code.tar.gz", entry_script="script.py")
-    assert printed(trainer.run())["cwd"] == "/opt/ml/input/data/code"
+    assert printed(trainer.train())["cwd"] == "/opt/ml/input/data/code"
 
 
 def test_a_secret_inside_an_object_is_not_in_argv_either(trainer: ModelTrainer) -> None:
@@ -210,7 +212,7 @@ def test_a_secret_inside_an_object_is_not_in_argv_either(trainer: ModelTrainer) 
         "print(len(json.loads(sys.argv[2])['password']))\n"
         "print('secret-of-mine' in open('/proc/self/cmdline').read())"
     ).send(entry_script="script.py")
-    result = trainer.run()
+    result = trainer.train()
     assert result.stdout.split()[-2:] == ["14", "False"], result.stderr
 
 
@@ -228,7 +230,7 @@ def test_a_distribution_of_the_users_own(trainer: ModelTrainer) -> None:
         "write_failure_file(trace)\n"
         "sys.exit(code)\n"
     )
-    assert trainer.run().returncode == 1
+    assert trainer.train().returncode == 1
     assert trainer.failure and trainer.failure.startswith(
         'LookupError: ["it\'s", \'{"degree": 2}\']'
     )
@@ -238,7 +240,7 @@ def test_where_it_departs_from_the_driver(trainer: ModelTrainer) -> None:
     trainer.hyperparameters = {"version": "1.10", "lr": 0.5}
     trainer.hosts = ("algo-1-x7",)
     trainer.script(PRINT).send(command="python3 script.py")
-    theirs, ours = printed(trainer.run(BASH_ENV=""))["sm"], printed(trainer.run())["sm"]
+    theirs, ours = printed(trainer.train(BASH_ENV=""))["sm"], printed(trainer.train())["sm"]
     differing = {name for name in theirs if decode(ours.get(name)) != decode(theirs[name])}
     differing |= {name for name in theirs if "HP_" in name and ours.get(name) != theirs[name]}
     assert differing == {"SM_MASTER_ADDR", "SM_ENTRY_SCRIPT", "SM_HP_VERSION", "SM_TRAINING_ENV"}
@@ -259,7 +261,7 @@ def test_mpi_on_one_host(trainer: ModelTrainer, tmp_path: Path) -> None:
     )
     mpirun.chmod(0o755)
     path = f"{mpirun.parent}:{trainer.environment()['PATH']}"
-    result = trainer.run(PATH=path)
+    result = trainer.train(PATH=path)
     assert printed(result)["argv"] == ["--lr", "0.5"]
     assert "-np 3" in result.stderr and "-x A=b c" in result.stderr
 
@@ -271,7 +273,7 @@ def test_without_amphora_on_path_the_sdk_goes_its_own_way(
     (tmp_path / "bin").mkdir()
     for name in ("python3", "pip"):
         (tmp_path / "bin" / name).symlink_to(sys.executable)
-    result = trainer.run(PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    result = trainer.train(PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
     if shutil.which("amphora", path="/usr/bin:/bin"):
         pytest.skip("amphora is installed system-wide")
     assert printed(result) and "Training Container Execution Completed" in result.stdout
@@ -289,7 +291,7 @@ class TestUnknownScript:
         return trainer
 
     def test_it_runs_and_fails_with_the_reason(self, unknown: ModelTrainer) -> None:
-        result = unknown.script("raise RuntimeError('deep down')").run()
+        result = unknown.script("raise RuntimeError('deep down')").train()
         assert result.returncode == 1
         assert "its line 'rm -rf /opt/ml/nothing' is not known" in result.stderr
         assert unknown.failure and unknown.failure.startswith("RuntimeError: deep down")

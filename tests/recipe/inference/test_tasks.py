@@ -86,6 +86,20 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
         assert word in str(caught.value)
 
 
+def assert_task(folder: Path, kind: str, task: str | None, **environ: str) -> None:
+    """Check the task of a saved model; None if there is none."""
+    from recipe.backend.saved.origin import Origin
+    from recipe.errors import ModelError
+    from recipe.inference import registry
+
+    origin = Origin.find(str(folder), environ)
+    if task is None:
+        with pytest.raises(ModelError, match=kind):
+            registry.task_of(origin)
+    else:
+        assert registry.task_of(origin) == task
+
+
 @pytest.mark.parametrize(
     ("kind", "task"),
     [
@@ -118,19 +132,9 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
     ],
 )
 def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> None:
-    from recipe.backend.saved.origin import Origin
-    from recipe.errors import ModelError
-    from recipe.inference import registry
-
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "bert", "architectures": [kind]})
-    )
-    origin = Origin.find(str(tmp_path), {})
-    if task is None:
-        with pytest.raises(ModelError, match=kind):
-            registry.task_of(origin)
-    else:
-        assert registry.task_of(origin) == task
+    settings = {"model_type": "bert", "architectures": [kind]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert_task(tmp_path, kind, task)
 
 
 @pytest.mark.parametrize(
@@ -149,25 +153,15 @@ def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> 
 def test_a_class_whose_code_comes_with_the_model_has_its_task(
     kind: str, auto_map: dict[str, str], task: str | None, tmp_path: Path
 ) -> None:
-    from recipe.backend.saved.origin import Origin
-    from recipe.errors import ModelError
-    from recipe.inference import registry
-
     settings = {"model_type": "mine", "architectures": [kind], "auto_map": auto_map}
+    if "AutoConfig" not in auto_map:
+        settings["model_type"] = "bert"
     (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "mine.py").write_text(
         "from transformers import PretrainedConfig\n"
         "class Config(PretrainedConfig):\n    model_type = 'mine'\n"
     )
-    if "AutoConfig" not in auto_map:
-        settings["model_type"] = "bert"
-        (tmp_path / "config.json").write_text(json.dumps(settings))
-    origin = Origin.find(str(tmp_path), {"HF_TRUST_REMOTE_CODE": "true"})
-    if task is None:
-        with pytest.raises(ModelError, match=kind):
-            registry.task_of(origin)
-    else:
-        assert registry.task_of(origin) == task
+    assert_task(tmp_path, kind, task, HF_TRUST_REMOTE_CODE="true")
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,6 @@ def test_sagemakers_openai_path_and_the_custom_attribute_name_the_route(shared: 
     assert own.http.post("/invocations", json="x", headers=absent).status_code == 200
 
 
-def test_an_unknown_route_names_those_that_exist(shared: Start) -> None:
-    server = shared(ROUTED).ready()
-    assert server.http.get("/health").status_code == 200
-    message = server.http.post("/v1/complete", json={}).json()["error"]["message"]
-    assert "/v1/completions" in message
-    assert "/invocations," in message
-    assert "/v1/embeddings" not in message
-
-
 def test_an_error_has_the_form_of_its_routes_api_and_the_code_of_its_exception(
     shared: Start,
 ) -> None:

@@ -164,20 +164,6 @@ def test_impure_handlers_are_not_repeated_when_their_worker_dies(start: Start) -
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "worker_died")
 
 
-def test_ping_answers_while_all_workers_are_busy(start: Start, tmp_path: Path) -> None:
-    server = start(WORK, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
-    server.wait_for_workers(2)
-    gates = [Gate(tmp_path / name) for name in ("one", "two", "waiting")]
-    with ThreadPoolExecutor(3) as threads:
-        busy = [threads.submit(server.invoke, gate.order) for gate in gates]
-        until(lambda: server.metric("amphora_queue_requests") == 1)
-        assert server.ping() == 200
-        assert not any(request.done() for request in busy)
-        for gate in gates:
-            gate.open()
-        assert [request.result().status_code for request in busy] == [200] * 3
-
-
 @pytest.mark.parametrize("is_polite", [True, False], ids=["it closes", "it vanishes"])
 def test_a_websocket_client_that_goes_away_leaves_no_work(
     start: Start, tmp_path: Path, is_polite: bool
