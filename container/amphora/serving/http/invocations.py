@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
@@ -102,14 +102,14 @@ class Invocations:
         if body is None:
             body = await self.body(request)
         _follow_attribute(request, pool.description.get("routes", ()))
-        call = self.call(request, request_id(request), body)
+        call = self._call(request, body)
         try:
             pool.submit(call)
         except Fault as fault:
             if fault.code == "overloaded":
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        reply = await self.wait(pool, call, request.scope[GONE])
+        reply = await self._wait(pool, call, request.scope[GONE])
         answer: dict[str, str] = {}
         # SageMaker's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
@@ -195,25 +195,23 @@ class Invocations:
             raise _too_large(limit)
         return b"".join(parts)
 
-    def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:
-        """Make a call from a connection's headers. Raises Fault (415) for an unknown charset."""
-        media_types.check_charset(connection.headers.get("content-type", ""))
+    def _call(self, request: Request, body: bytes) -> Call:
+        """Make a call of a request. Raises Fault (415) for an unknown charset."""
+        headers = request.headers
+        media_types.check_charset(headers.get("content-type", ""))
         loop = asyncio.get_running_loop()
-        headers = connection.headers
         return Call(
-            id=identifier,
+            id=request_id(request),
             body=body,
             content_type=headers.get("content-type", media_types.JSON),
             accept=media_types.accepted(headers.get("accept", ""), self._settings.default_accept),
             headers=dict(headers),
-            path=route_of(connection),
+            path=route_of(request),
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),
         )
 
-    async def wait(
-        self, pool: Backend, call: Call, gone: asyncio.Future[None] | None = None
-    ) -> Reply:
+    async def _wait(self, pool: Backend, call: Call, gone: asyncio.Future[None]) -> Reply:
         """Wait for the reply. Raises Fault at the deadline, ClientDisconnect if `gone` is done."""
 
         def give_up(error: Exception) -> None:
@@ -227,8 +225,7 @@ class Invocations:
         loop = asyncio.get_running_loop()
         late = loop.call_at(call.deadline, give_up, too_late(self._settings.timeout))
         # A task that waits for the end of the connection would take a tenth of the front's time.
-        if gone is not None:
-            gone.add_done_callback(leave)
+        gone.add_done_callback(leave)
         try:
             return await call.reply
         except asyncio.CancelledError:
@@ -236,8 +233,7 @@ class Invocations:
             raise
         finally:
             late.cancel()
-            if gone is not None:
-                gone.remove_done_callback(leave)
+            gone.remove_done_callback(leave)
 
     def _closing(self) -> dict[str, str]:
         return {"connection": "close"} if self.draining else {}
@@ -312,12 +308,12 @@ def _too_large(limit: int) -> Fault:
     )
 
 
-def route_of(connection: HTTPConnection) -> str:
+def route_of(request: Request) -> str:
     """Return the route of a request: its path, unless a custom attribute names another one."""
-    path: str = connection.scope["path"]
+    path: str = request.scope["path"]
     if path.startswith(f"{PREFIX}/v1/"):
         path = path.removeprefix(PREFIX)
-    named: str = connection.scope.get("state", {}).get("route", path)
+    named: str = request.scope.get("state", {}).get("route", path)
     return named
 
 
@@ -394,7 +390,7 @@ def check_origin(request: Request) -> None:
         raise Fault(403, "foreign_origin", f"A page of {origin[:80]!r} may not manage models.")
 
 
-def request_id(request: HTTPConnection) -> str:
+def request_id(request: Request) -> str:
     """Return the id of a request, which answers, errors and the log contain."""
     if not hasattr(request.state, "id"):
         # A UUID's object would take five times as long.

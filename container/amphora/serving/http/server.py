@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from amphora.common import devices
@@ -30,7 +30,6 @@ from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.client_routes import ClientRoutes
 from amphora.serving.http.invocations import Invocations
 from amphora.serving.http.multi_model import MultiModel
-from amphora.serving.http.websocket import WebSocketInvocations
 from amphora.serving.pool.pool import Pool
 from amphora.serving.settings import MOST_TRANSFORM_MB, ServerSettings
 from amphora.serving.settings import read as read_settings
@@ -107,9 +106,9 @@ class Front:
             self.adapters = Adapters(self.invocations, adapting)
             self.invocations.answered = lambda: pool.description.get("routes", [])
 
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         """Return the routes for Starlette. docs/REFERENCE.md shows their endpoints' docstrings."""
-        routes: list[BaseRoute] = [
+        routes = [
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/ping/", self.ping, methods=["GET", "POST"]),
             Route("/health", self.ping, methods=["GET"]),
@@ -121,7 +120,6 @@ class Front:
             client_routes = ClientRoutes(self.settings, self.invocations, self.models)
             routes += [*client_routes.routes, *self.models.routes]
         elif self.pool is not None:
-            web_socket = WebSocketInvocations(self.settings, self.invocations, self.pool)
             clients = ClientRoutes(self.settings, self.invocations, self.pool, self.adapters)
             routes += [
                 Route("/invocations", self.invoke, methods=["POST"]),
@@ -131,11 +129,6 @@ class Front:
                 *clients.routes,
                 *self.adapters.routes,
                 Route("/execution-parameters", self.execution_parameters, methods=["GET"]),
-                # SageMaker's ModelInvocationPath may name a client's route.
-                *(
-                    WebSocketRoute(path, web_socket.converse)
-                    for path in ("/invocations-bidirectional-stream", *clients.paths)
-                ),
             ]
         return routes
 
@@ -220,7 +213,6 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
         front.note_refusal,
         _LINGER_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
-        ws_max_size=settings.max_body,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

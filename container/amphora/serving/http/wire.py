@@ -165,10 +165,7 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self._stray_bytes = 0
         except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                self.handle_websocket_upgrade()
-                return
-            # Another upgrade, such as h2c, is ignored: the request is answered as HTTP/1.1.
+            # An upgrade, such as h2c, is ignored: the request is answered as HTTP/1.1.
             self.parser = httptools.HttpRequestParser(self)
             if rest := data[upgrade.args[0] :]:
                 self.data_received(rest)
@@ -253,12 +250,6 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
         super().on_response_complete()
 
-    def _should_upgrade(self) -> bool:
-        """Return whether a GET without a body opens a WebSocket, after all other answers."""
-        return (
-            super()._should_upgrade() and self.scope["method"] == "GET" and not self._is_answering
-        )
-
     def check(self, now: float) -> None:
         """Close the connection if its client is too slow."""
         limits = self._limits
@@ -340,7 +331,7 @@ def _make_room(connections: set[Any]) -> bool:
 
     Returns False if there are none, since all wait for answers.
     """
-    idle = [connection for connection in connections if getattr(connection, "is_idle", False)]
+    idle = [connection for connection in connections if connection.is_idle]
     idle.sort(key=lambda connection: (connection._was_used, connection._idle_since))
     closed = idle[: max(1, len(connections) // _SHARE)]
     for connection in closed:
@@ -382,7 +373,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 application,
                 http=protocol,
-                ws="websockets-sansio",
+                ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -414,8 +405,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_CHECK_SECONDS)
             now = loop.time()
             for connection in [*self.server_state.connections]:
-                if isinstance(connection, HttpProtocol):
-                    connection.check(now)
+                cast(HttpProtocol, connection).check(now)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port without resetting a connection, and answer requests on their way."""
