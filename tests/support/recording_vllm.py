@@ -1,8 +1,10 @@
 """A stand-in for vLLM's server: records each body in the file RECORDED, and answers with three
-tokens; with an error if a body holds "refused", and with a broken stream if it holds "broken"."""
+tokens; with an error if a body holds "refused", and with a broken stream if it holds "broken".
+If it holds "halves" too, the second half of the error waits for the file RECORDED.read."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -63,7 +65,10 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     for place in range(len(PIECES)):
         if "broken" in text and place == 1:
-            await response.write(b'data: {"error": {"message": "the engine has failed"}}\n\n')
+            await response.write(b'data: {"err')
+            while "halves" in text and not Path(os.environ["RECORDED"] + ".read").exists():
+                await asyncio.sleep(0.01)
+            await response.write(b'or": {"message": "the engine has failed"}}\n\n')
             break
         choice = _choice(0, is_chat, slice(place, place + 1), True)
         document = {"choices": [choice], "prompt_token_ids": None if place else [7, 8]}

@@ -246,12 +246,9 @@ class _Listener:
             if not is_host or self._peers.setdefault(name, peer) is not peer:
                 peer.ended = True
         if peer.ended:  # The peer of a host stays known as ended.
-            self._close(peer)
-
-    def _close(self, peer: Peer) -> None:
-        self._selector.unregister(peer.connection)
-        self._open.remove(peer)
-        peer.connection.close()
+            self._selector.unregister(peer.connection)
+            self._open.remove(peer)
+            peer.connection.close()
 
     def _warn(self, text: str) -> None:
         """Log what strangers do, once for each text and up to a bound."""

@@ -18,7 +18,7 @@ from amphora.serving.http.invocations import Invocations, check_origin
 from amphora.serving.protocol.media_types import Fault
 
 if TYPE_CHECKING:
-    from amphora.serving.vllm.proxy import VllmServer
+    from amphora.serving.vllm.lifecycle import Engine
 
 LOG = logging.getLogger("amphora.server")
 ROUTE = "/adapters"
@@ -29,19 +29,19 @@ HEADER = "x-amzn-sagemaker-adapter-identifier"
 class Adapters:
     """The routes that manage adapters."""
 
-    def __init__(self, invocations: Invocations, server: VllmServer | None) -> None:
+    def __init__(self, invocations: Invocations, engine: Engine | None) -> None:
         """
         Args:
             invocations: Reads requests.
-            server: None if the model takes no adapters.
+            engine: None if the model takes no adapters.
         """
         self._invocations = invocations
-        self._server = server
+        self._engine = engine
 
     @property
     def names(self) -> list[str]:
         """Return the sorted names of the loaded adapters."""
-        return sorted(self._server.adapters) if self._server is not None else []
+        return sorted(self._engine.adapters) if self._engine is not None else []
 
     @property
     def routes(self) -> list[Route]:
@@ -54,7 +54,7 @@ class Adapters:
 
     async def show(self, request: Request) -> Response:
         """List the loaded LoRA adapters."""
-        adapters = self._server.adapters if self._server is not None else {}
+        adapters = self._engine.adapters if self._engine is not None else {}
         shown = [{"name": name, "src": adapters[name]} for name in self.names]
         return self._invocations.reply(200, {"adapters": shown})
 
@@ -73,9 +73,9 @@ class Adapters:
         LOG.info("Adapter %s is unloaded.", name)
         return self._invocations.reply(200, {"status": f"Adapter {name} unregistered"})
 
-    def _taking(self) -> VllmServer:
-        """Return the model's server. Raises Fault (404) if it takes no adapters."""
-        if self._server is None:
+    def _taking(self) -> Engine:
+        """Return the model's engine. Raises Fault (404) if it takes no adapters."""
+        if self._engine is None:
             raise Fault(
                 404,
                 "not_found",
@@ -83,4 +83,4 @@ class Adapters:
                 " AMPHORA_ADAPTERS set to the most that may be loaded. Elsewhere merge the adapter"
                 " into its base (merge_and_unload), and serve it as a model of its own.",
             )
-        return self._server
+        return self._engine

@@ -1,7 +1,7 @@
 """Answers requests by vLLM's server, instead of a pool of model workers.
 
-The server listens on a Unix socket in a private folder. A server that dies is started again; the
-requests that it was answering fail with 500, since a stream cannot be repeated.
+If the server dies, the requests that it was answering fail with 500, since a stream cannot be
+repeated.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -23,31 +21,22 @@ from amphora.common.errors import near
 from amphora.common.variables import Variables
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
-from amphora.serving.pool.spawner import ModelError
 from amphora.serving.protocol import framing, media_types
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
-from amphora.serving.telemetry import Metrics
-from amphora.serving.vllm import server_arguments, translation
-from amphora.serving.vllm.selection import Selection
-from amphora.serving.vllm.server_process import ServerProcess
+from amphora.serving.settings import ServerSettings
+from amphora.serving.vllm import translation
+from amphora.serving.vllm.lifecycle import ERRORS, Engine, error_of
 from amphora.serving.vllm.translation import Events, Part
 
 LOG = logging.getLogger("amphora.vllm")
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 _SESSION = "x-amzn-sagemaker-session-id"
-_URL = "http://vllm"
-_HEALTH_PAUSE = 0.25
-# Failed starts in a row after which the container ends.
-_GIVE_UP_AFTER = 3
-_PAUSE = 1.0
 _BROKEN = b'data: {"error":'
 """The beginning of an error in a stream; within a text its quotes would be escaped."""
 # Keys of OpenAI's API that change nothing about an answer.
 _REMARKS = {"metadata", "service_tier", "store", "user", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention"}  # fmt: skip
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
 @dataclass
@@ -63,53 +52,30 @@ class _Work:
 class VllmServer:
     """A model that vLLM serves, with the public members of a `Pool`."""
 
+    merges = True
+
     def __init__(
-        self,
-        settings: ServerSettings,
-        environ: Mapping[str, str],
-        metrics: Metrics,
-        selection: Selection,
+        self, settings: ServerSettings, environ: Mapping[str, str], engine: Engine
     ) -> None:
         """
         Args:
             settings: The front's settings.
-            environ: The variables of vLLM's processes.
-            metrics: The front's metrics.
-            selection: The model.
-
-        Raises:
-            ConfigError: Variables that set vLLM's arguments are wrong.
+            environ: AMPHORA_MAX_TOKENS_WRITTEN bounds the cost of a request.
+            engine: The server.
         """
         self.settings = settings
-        self.loaded = asyncio.Event()
-        self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
-        self.is_ready = False
-        self.adapters: dict[str, str] = {}
-        """The folders of the loaded adapters by their names."""
-        if settings.adapters:
-            configs = sorted(settings.model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
-            self.adapters = {path.parent.name: str(path.parent) for path in configs}
-        self._metrics = metrics
-        self._environ = server_arguments.environment(environ)
-        self._folder = tempfile.TemporaryDirectory(prefix="amphora-vllm-")
-        self._socket = Path(self._folder.name) / "socket"
-        self._command = server_arguments.command(settings, environ, selection, self._socket)
-        self._name = server_arguments.served_name(environ)
+        self.failed = engine.failed
+        self._engine = engine
         variables = Variables(environ)
         self._most_written = variables.number("AMPHORA_MAX_TOKENS_WRITTEN", 262_144, least=1)
         variables.check()
-        self._changing = asyncio.Lock()
-        self._process = ServerProcess()
-        self._session: aiohttp.ClientSession | None = None
         self._work: dict[str, _Work] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._names: set[str] = set()
-        """The names of the model, and of the adapter that is the model itself."""
-        self._keys: dict[str, set[str]] = {}
-        """The keys that vLLM reads from a body, by route; it would ignore any other."""
-        self._description: dict[str, Any] = {}
 
-    merges = True
+    @property
+    def is_ready(self) -> bool:
+        """Return whether vLLM answers."""
+        return self._engine.is_ready
 
     @property
     def living(self) -> int:
@@ -119,14 +85,13 @@ class VllmServer:
     @property
     def description(self) -> Mapping[str, Any]:
         """Return the model, its routes and limits, in the form of the handlers' `describe_fn`."""
-        return self._description
+        return self._engine.description
 
     @property
     def oldest(self) -> float:
         """Return how many seconds the oldest request has waited for its answer to begin."""
-        calls = [work.call for work in self._work.values()]
-        arrived = [call.arrived for call in calls if not call.reply.done()]
-        return time.monotonic() - min(arrived) if arrived else 0.0
+        calls = [work.call for work in self._work.values() if not work.call.reply.done()]
+        return time.monotonic() - min(call.arrived for call in calls) if calls else 0.0
 
     @property
     def waiting(self) -> int:
@@ -135,23 +100,20 @@ class VllmServer:
 
     def start(self) -> None:
         """Start vLLM, and keep it running."""
-        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._end_stalled())]
+        tasks = (self._engine.keep(), self._end_stalled())
+        self._tasks = [asyncio.create_task(task) for task in tasks]
 
     async def close(self) -> None:
         """End vLLM. Unanswered requests are lost, so drain first."""
         for task in self._tasks:
             task.cancel()
-        self.is_ready = False
-        await self._process.stop()
+        await self._engine.close()
         for work in self._work.values():
             self.cancel(work.call)
-        if self._session is not None:
-            await self._session.close()
-        self._folder.cleanup()
 
     def submit(self, call: Call) -> None:
         """Begin to answer a request. Raises Fault if vLLM is not ready, or has too many."""
-        self._check_ready()
+        self._engine.check_ready()
         if len(self._work) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{len(self._work)} requests are running already.")
         if _SESSION in call.headers:
@@ -159,10 +121,6 @@ class VllmServer:
         work = self._work[call.id] = _Work(call)
         work.task = asyncio.create_task(self._answer(work))
         work.task.add_done_callback(lambda _: self._work.pop(call.id, None))
-
-    def _check_ready(self) -> None:
-        if not self.is_ready:
-            raise Fault(503, "not_ready", "vLLM is not ready yet, or is being started again.")
 
     def cancel(self, call: Call) -> None:
         """Close the connection to vLLM, which ends the work on a request whose client has left."""
@@ -175,87 +133,9 @@ class VllmServer:
 
     async def metrics_text(self) -> bytes:
         """Return vLLM's own metrics."""
-        if not self.is_ready:
-            return b""
-        with contextlib.suppress(*_ERRORS):
-            return (await self._ask("/metrics", None, 5))[1]
+        with contextlib.suppress(*ERRORS):
+            return (await self._engine.answer("/metrics", None, 5))[1] if self.is_ready else b""
         return b""
-
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter, and have it generate a token.
-
-        Raises:
-            Fault: 404 without its files, 409 for a name that is taken, 507 beyond AMPHORA_ADAPTERS,
-                400 with vLLM's reason if it cannot be served, 503 if vLLM is not ready.
-        """
-        async with self._changing:
-            self._check_ready()
-            if name in self._names | set(self.adapters):
-                raise Fault(409, "adapter_already_loaded", f"{name!r} is already loaded.")
-            if not (folder / ADAPTER_CONFIG).is_file():
-                raise Fault(404, "adapter_not_found", f"{folder} holds no {ADAPTER_CONFIG}.")
-            if len(self.adapters) >= (most := self.settings.adapters):
-                raise Fault(
-                    507,
-                    "too_many_adapters",
-                    f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
-                    " Unload one, or raise it.",
-                )
-            try:
-                await self._place(name, str(folder))
-                await self._try(name)
-            except (ModelError, *_ERRORS) as error:
-                with contextlib.suppress(*_ERRORS):
-                    await self._ask("/v1/unload_lora_adapter", {"lora_name": name}, 60)
-                message = str(error) or type(error).__name__
-                raise Fault(400, "adapter_not_loaded", message) from error
-            self.adapters[name] = str(folder)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Raises Fault (404) if it is not loaded."""
-        async with self._changing:
-            if self.adapters.pop(name, None) is None:
-                raise Fault(404, "adapter_not_found", f"The adapter {name!r} was not found.")
-            # A server that has just died has no adapter to unload.
-            with contextlib.suppress(*_ERRORS):
-                await self._ask("/v1/unload_lora_adapter", {"lora_name": name}, 60)
-
-    async def _keep(self) -> None:
-        """Start vLLM, and start it again whenever it ends."""
-        failures = 0
-        while True:
-            began = time.monotonic()
-            self._socket.unlink(missing_ok=True)
-            self._process = ServerProcess()
-            await self._process.start(self._command, self._environ)
-            ended = asyncio.create_task(self._process.wait())
-            warming = asyncio.create_task(self._warm_up())
-            await asyncio.wait({ended, warming}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                warming.cancel()
-                error = f"vLLM's server ended: {ended.result()}"
-            elif (failure := warming.exception()) is not None:
-                error = f"vLLM's server does not answer: {failure}"
-                await self._process.stop()
-            else:
-                failures = 0
-                if not self.loaded.is_set():
-                    LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
-                self.is_ready = True
-                self.loaded.set()
-                reason = await ended
-                self.is_ready = False
-                self._metrics.restarts.inc()
-                LOG.error("vLLM's server died, with %d requests: %s", len(self._work), reason)
-                continue
-            failures += 1
-            if not self.loaded.is_set() or failures >= _GIVE_UP_AFTER:
-                model = self.settings.model_dir
-                message = f"The model in {model} cannot be served by vLLM. {error}"
-                self.failed.set_result(ModelError(message))
-                return
-            LOG.error("%s It is started again.", error)
-            await asyncio.sleep(_PAUSE * 2**failures)
 
     async def _end_stalled(self) -> None:
         """End requests whose client reads nothing, or for which vLLM writes nothing, for too long.
@@ -269,83 +149,6 @@ class VllmServer:
                 if time.monotonic() - work.moved > limit:
                     work.call.fail(too_late(limit))
                     self.cancel(work.call)
-
-    async def _warm_up(self) -> None:
-        """Wait until vLLM has answered a request. Raises ModelError with its reason."""
-        if self._session is not None:
-            await self._session.close()
-        self._session = aiohttp.ClientSession(
-            # vLLM closes idle connections, and a request on one would fail.
-            connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
-            auto_decompress=False,
-        )
-        limit = self.settings.startup_timeout
-        end = time.monotonic() + limit
-        while True:
-            with contextlib.suppress(*_ERRORS):
-                if (await self._ask("/health", None, 10))[0] == 200:
-                    break
-            if time.monotonic() > end:
-                raise ModelError(
-                    f"It was not ready within {limit:g} s.",
-                    "Raise SAGEMAKER_STARTUP_TIMEOUT, or use a smaller model.",
-                )
-            await asyncio.sleep(_HEALTH_PAUSE)
-        _, listed = await self._ask("/v1/models", None, limit)
-        models = json.loads(listed)["data"]
-        _, document = await self._ask("/openapi.json", None, limit)
-        self._keys = _keys_by_route(json.loads(document))
-        self._names = {model["id"] for model in models}
-        for name, folder in self.adapters.items():
-            await self._place(name, folder)
-        await self._try(self._name)
-        message = {"model": self._name, "messages": [{"role": "user", "content": "Hello"}]}
-        status, _ = await self._ask(translation.CHAT, {**message, "max_tokens": 1}, limit)
-        chat = [translation.CHAT, translation.RESPONSES] if status == 200 else []
-        longest = models[0]["max_model_len"]
-        self._description = {
-            "model": self._name,
-            "task": "text-generation",
-            "routes": [*chat, translation.COMPLETIONS, translation.GENERATE,
-                       translation.GENERATE_STREAM],
-            "form": "chat" if chat else "text",
-            "max_length": longest,
-            "max_input_tokens": longest - 1,
-            "max_total_tokens": longest,
-            "adapters": self.settings.adapters > 0,
-            "engine": "vllm",
-        }  # fmt: skip
-
-    async def _place(self, name: str, folder: str) -> None:
-        """Load an adapter in vLLM. Raises ModelError with vLLM's reason if it does not fit."""
-        order = {"lora_name": name, "lora_path": folder}
-        limit = self.settings.startup_timeout
-        status, answer = await self._ask("/v1/load_lora_adapter", order, limit)
-        if status != 200:
-            raise ModelError(
-                f"The adapter {name!r} ({folder}) cannot be served on this model:"
-                f" {_error(answer)['message']}"
-            )
-
-    async def _try(self, name: str) -> None:
-        """Generate a token by the model or an adapter. Raises ModelError if vLLM refuses."""
-        body = {"model": name, "prompt": "Hello", "max_tokens": 1}
-        limit = self.settings.startup_timeout
-        status, answer = await self._ask(translation.COMPLETIONS, body, limit)
-        if status != 200:
-            raise ModelError(f"{name} does not answer: {_error(answer)['message']}")
-
-    async def _ask(
-        self, route: str, body: Mapping[str, Any] | None, seconds: float
-    ) -> tuple[int, bytes]:
-        """Return status and body of a GET, or of a POST with a body. Raises one of `_ERRORS`."""
-        assert self._session is not None
-        method = "GET" if body is None else "POST"
-        timeout = aiohttp.ClientTimeout(total=seconds)
-        async with self._session.request(
-            method, _URL + route, json=body, timeout=timeout
-        ) as response:
-            return response.status, await response.read()
 
     async def _answer(self, work: _Work) -> None:
         """Answer a request, whatever happens."""
@@ -373,23 +176,23 @@ class VllmServer:
             Fault: 400 for an unknown key, 404 for an unknown model, 413 beyond the bound of costs.
         """
         body, adapter = part.body, call.headers.get(_ADAPTER)
-        known_keys = self._keys.get(part.route, set())
+        known_keys = self._engine.keys.get(part.route, set())
         if known_keys and (unknown := body.keys() - known_keys - _REMARKS):
             key = min(unknown)
             message = f"{key!r} is not a key of vLLM's {part.route}.{near(key, known_keys)}"
             raise Fault(400, "bad_request", message, key)
-        named = adapter or body.get("model") or self._name
-        known = self._names | set(self.adapters)
+        named = adapter or body.get("model") or self._engine.name
+        known = self._engine.names | set(self._engine.adapters)
         if named not in known:
             # A single model answers to any name. With adapters an unknown name would be a guess.
             if adapter or len(known) > 1 or "adapter_id" in part.values:
                 listed = ", ".join(sorted(known))
                 message = f"There is no model {named!r}. Loaded: {listed}.{near(str(named), known)}"
                 raise Fault(404, "model_not_found", message, "model")
-            named = self._name
-        prompt = body.get("prompt")
-        is_list = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        prompts = len(prompt) if isinstance(prompt, list) and is_list else 1
+            named = self._engine.name
+        prompt, prompts = body.get("prompt"), 1
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            prompts = len(prompt)
         copies = body.get("n") or 1
         length = next((body[key] for key in _LENGTHS if body.get(key)), 1)
         # Other types are refused by vLLM.
@@ -407,10 +210,8 @@ class VllmServer:
 
     async def _pass_on(self, work: _Work, part: Part) -> None:
         """Pass vLLM's answer or stream on, translated if the request was."""
-        assert self._session is not None
-        call, timeout = work.call, aiohttp.ClientTimeout(total=None)
-        body = self._complete(part, call)
-        async with self._session.post(_URL + part.route, json=body, timeout=timeout) as response:
+        call = work.call
+        async with self._engine.ask(part.route, self._complete(part, call)) as response:
             if response.status != 200:
                 raise _refused(response.status, await response.read())
             kind = response.headers.get("content-type", media_types.JSON)
@@ -423,6 +224,7 @@ class VllmServer:
             events = Events(part, call.accept) if part.inputs is not None else None
             kind = kind if events is None else events.content_type
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(framing.CHUNKS_AHEAD)
+            last = b""
             async for data in response.content.iter_any():
                 if events is not None:
                     data = events.read(data)
@@ -431,7 +233,8 @@ class VllmServer:
                 if data:
                     await chunks.put(data)
                 work.moved = time.monotonic()
-                if _BROKEN in data:
+                last = last[-len(_BROKEN) :] + data
+                if _BROKEN in last:
                     # vLLM ends such a stream as if it were complete.
                     raise Fault(500, "stream_broken", "vLLM's stream broke off.")
             _settle(call, kind, b"", chunks)
@@ -445,7 +248,7 @@ class VllmServer:
                 if isinstance(part, Fault):
                     raise part
                 body = self._complete(part, call)
-                status, answer = await self._ask(part.route, body, self.settings.timeout)
+                status, answer = await self._engine.answer(part.route, body, self.settings.timeout)
                 if status != 200:
                     raise _refused(status, answer)
                 return part.answer(json.loads(answer))
@@ -476,27 +279,9 @@ def _settle(
         call.reply.set_result(reply)
 
 
-def _keys_by_route(document: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return the keys of each route's body in an OpenAPI document of vLLM's."""
-    keys = {}
-    for route in translation.ROUTES.values():
-        content = document["paths"].get(route, {}).get("post", {}).get("requestBody")
-        if content is not None:
-            name = content["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            keys[route] = {*document["components"]["schemas"][name]["properties"]}
-    return keys
-
-
-def _error(answer: bytes) -> dict[str, Any]:
-    """Return the message, and the rest, of one of vLLM's errors."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return {"message": "", **json.loads(answer)["error"]}
-    return {"message": answer[:500].decode(errors="replace")}
-
-
 def _refused(status: int, answer: bytes) -> Fault:
     """Return one of vLLM's errors as a Fault."""
-    error = _error(answer)
+    error = error_of(answer)
     message, param = str(error["message"]), error.get("param")
     code = "bad_request" if status < 500 else "engine_error"
     if "--tool-call-parser" in message:

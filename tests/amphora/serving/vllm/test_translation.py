@@ -259,3 +259,14 @@ def test_a_stream_that_breaks_is_not_ended_as_if_it_were_whole(server: Running, 
         return
     # The error came together with the first token, so that no status had been sent.
     assert reply.status_code == 500
+
+
+def test_an_error_that_arrives_in_halves_breaks_the_stream(server: Running) -> None:
+    body = {"prompt": "broken halves", "stream": True}
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        server.http.stream("POST", "/v1/completions", json=body) as reply,
+    ):
+        for data in reply.iter_raw():
+            if data.endswith(b'data: {"err'):
+                (server.log_path.parent / "recorded.read").touch()

@@ -1,0 +1,269 @@
+"""vLLM's server from its start to its end: what the front asks it, its restarts and its adapters.
+
+The server listens on a Unix socket in a private folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from amphora.serving.pool.spawner import ModelError
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
+from amphora.serving.telemetry import Metrics
+from amphora.serving.vllm import server_arguments, translation
+from amphora.serving.vllm.selection import Selection
+from amphora.serving.vllm.server_process import ServerProcess
+
+LOG = logging.getLogger("amphora.vllm")
+ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+"""What a request to a server raises that does not answer."""
+_URL = "http://vllm"
+_HEALTH_PAUSE = 0.25
+# Failed starts in a row after which the container ends.
+_GIVE_UP_AFTER = 3
+_PAUSE = 1.0
+
+
+class Engine:
+    """vLLM's server, which is started again whenever it dies."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        environ: Mapping[str, str],
+        metrics: Metrics,
+        selection: Selection,
+    ) -> None:
+        """
+        Args:
+            settings: The front's settings.
+            environ: The variables of vLLM's processes.
+            metrics: The front's metrics.
+            selection: The model.
+
+        Raises:
+            ConfigError: Variables that set vLLM's arguments are wrong.
+        """
+        self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
+        """Done when it is not started again; its result is the reason."""
+        self.is_ready = False
+        self.adapters: dict[str, str] = {}
+        """The folders of the loaded adapters by their names."""
+        if settings.adapters:
+            configs = sorted(settings.model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
+            self.adapters = {path.parent.name: str(path.parent) for path in configs}
+        self.name = server_arguments.served_name(environ)
+        self.names: set[str] = set()
+        """The names of the model, and of the adapter that is the model itself."""
+        self.keys: dict[str, set[str]] = {}
+        """The keys that vLLM reads from a body, by route; it would ignore any other."""
+        self.description: dict[str, Any] = {}
+        """The model, its routes and limits; empty before it has answered."""
+        self._settings = settings
+        self._metrics = metrics
+        self._environ = server_arguments.environment(environ)
+        self._folder = tempfile.TemporaryDirectory(prefix="amphora-vllm-")
+        self._socket = Path(self._folder.name) / "socket"
+        self._command = server_arguments.command(settings, environ, selection, self._socket)
+        self._changing = asyncio.Lock()
+        self._process = ServerProcess()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """End the server. Cancel `keep` before."""
+        self.is_ready = False
+        await self._process.stop()
+        if self._session is not None:
+            await self._session.close()
+        self._folder.cleanup()
+
+    def check_ready(self) -> None:
+        """Raise Fault (503) if the server does not answer."""
+        if not self.is_ready:
+            raise Fault(503, "not_ready", "vLLM is not ready yet, or is being started again.")
+
+    async def keep(self) -> None:
+        """Start vLLM, and start it again whenever it ends."""
+        failures, has_answered = 0, False
+        while True:
+            began = time.monotonic()
+            self._socket.unlink(missing_ok=True)
+            self._process = ServerProcess()
+            await self._process.start(self._command, self._environ)
+            ended = asyncio.create_task(self._process.wait())
+            warming = asyncio.create_task(self._warm_up())
+            await asyncio.wait({ended, warming}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                warming.cancel()
+                error = f"vLLM's server ended: {ended.result()}"
+            elif (failure := warming.exception()) is not None:
+                error = f"vLLM's server does not answer: {failure}"
+                await self._process.stop()
+            else:
+                LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
+                failures, has_answered, self.is_ready = 0, True, True
+                reason = await ended
+                self.is_ready = False
+                self._metrics.restarts.inc()
+                LOG.error("vLLM's server died: %s", reason)
+                continue
+            failures += 1
+            if not has_answered or failures >= _GIVE_UP_AFTER:
+                model = self._settings.model_dir
+                message = f"The model in {model} cannot be served by vLLM. {error}"
+                self.failed.set_result(ModelError(message))
+                return
+            LOG.error("%s It is started again.", error)
+            await asyncio.sleep(_PAUSE * 2**failures)
+
+    def ask(
+        self, route: str, body: Mapping[str, Any] | None, seconds: float | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Return a GET, or a POST with a body; its answer is read inside of its context.
+
+        Entering and reading raise one of `ERRORS`.
+        """
+        assert self._session is not None
+        method = "GET" if body is None else "POST"
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        return self._session.request(method, _URL + route, json=body, timeout=timeout)
+
+    async def answer(
+        self, route: str, body: Mapping[str, Any] | None, seconds: float
+    ) -> tuple[int, bytes]:
+        """Return the status and body that answer a request. Raises one of `ERRORS`."""
+        async with self.ask(route, body, seconds) as response:
+            return response.status, await response.read()
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter, and have it generate a token.
+
+        Raises:
+            Fault: 404 without its files, 409 for a name that is taken, 507 beyond AMPHORA_ADAPTERS,
+                400 with vLLM's reason if it cannot be served, 503 if vLLM is not ready.
+        """
+        async with self._changing:
+            self.check_ready()
+            if name in self.names | set(self.adapters):
+                raise Fault(409, "adapter_already_loaded", f"{name!r} is already loaded.")
+            if not (folder / ADAPTER_CONFIG).is_file():
+                raise Fault(404, "adapter_not_found", f"{folder} holds no {ADAPTER_CONFIG}.")
+            if len(self.adapters) >= (most := self._settings.adapters):
+                raise Fault(
+                    507,
+                    "too_many_adapters",
+                    f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
+                    " Unload one, or raise it.",
+                )
+            try:
+                await self._place(name, str(folder))
+                await self._try(name)
+            except (ModelError, *ERRORS) as error:
+                with contextlib.suppress(*ERRORS):
+                    await self.answer("/v1/unload_lora_adapter", {"lora_name": name}, 60)
+                message = str(error) or type(error).__name__
+                raise Fault(400, "adapter_not_loaded", message) from error
+            self.adapters[name] = str(folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Raises Fault (404) if it is not loaded."""
+        async with self._changing:
+            if self.adapters.pop(name, None) is None:
+                raise Fault(404, "adapter_not_found", f"The adapter {name!r} was not found.")
+            # A server that has just died has no adapter to unload.
+            with contextlib.suppress(*ERRORS):
+                await self.answer("/v1/unload_lora_adapter", {"lora_name": name}, 60)
+
+    async def _warm_up(self) -> None:
+        """Wait until vLLM has answered a request. Raises ModelError with its reason."""
+        if self._session is not None:
+            await self._session.close()
+        self._session = aiohttp.ClientSession(
+            # vLLM closes idle connections, and a request on one would fail.
+            connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
+        )
+        limit = self._settings.startup_timeout
+        end = time.monotonic() + limit
+        while True:
+            with contextlib.suppress(*ERRORS):
+                if (await self.answer("/health", None, 10))[0] == 200:
+                    break
+            if time.monotonic() > end:
+                raise ModelError(
+                    f"It was not ready within {limit:g} s.",
+                    "Raise SAGEMAKER_STARTUP_TIMEOUT, or use a smaller model.",
+                )
+            await asyncio.sleep(_HEALTH_PAUSE)
+        _, listed = await self.answer("/v1/models", None, limit)
+        models = json.loads(listed)["data"]
+        _, document = await self.answer("/openapi.json", None, limit)
+        self.keys = _keys_by_route(json.loads(document))
+        self.names = {model["id"] for model in models}
+        for name, folder in self.adapters.items():
+            await self._place(name, folder)
+        await self._try(self.name)
+        message = {"model": self.name, "messages": [{"role": "user", "content": "Hello"}]}
+        status, _ = await self.answer(translation.CHAT, {**message, "max_tokens": 1}, limit)
+        chat = [translation.CHAT, translation.RESPONSES] if status == 200 else []
+        longest = models[0]["max_model_len"]
+        self.description = {
+            "model": self.name,
+            "task": "text-generation",
+            "routes": [*chat, translation.COMPLETIONS, translation.GENERATE,
+                       translation.GENERATE_STREAM],
+            "form": "chat" if chat else "text",
+            "max_length": longest,
+            "max_input_tokens": longest - 1,
+            "max_total_tokens": longest,
+            "adapters": self._settings.adapters > 0,
+            "engine": "vllm",
+        }  # fmt: skip
+
+    async def _place(self, name: str, folder: str) -> None:
+        """Load an adapter in vLLM. Raises ModelError with vLLM's reason if it does not fit."""
+        order = {"lora_name": name, "lora_path": folder}
+        limit = self._settings.startup_timeout
+        status, answer = await self.answer("/v1/load_lora_adapter", order, limit)
+        if status != 200:
+            raise ModelError(
+                f"The adapter {name!r} ({folder}) cannot be served on this model:"
+                f" {error_of(answer)['message']}"
+            )
+
+    async def _try(self, name: str) -> None:
+        """Generate a token by the model or an adapter. Raises ModelError if vLLM refuses."""
+        body = {"model": name, "prompt": "Hello", "max_tokens": 1}
+        limit = self._settings.startup_timeout
+        status, answer = await self.answer(translation.COMPLETIONS, body, limit)
+        if status != 200:
+            raise ModelError(f"{name} does not answer: {error_of(answer)['message']}")
+
+
+def _keys_by_route(document: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the keys of each route's body in an OpenAPI document of vLLM's."""
+    keys = {}
+    for route in translation.ROUTES.values():
+        content = document["paths"].get(route, {}).get("post", {}).get("requestBody")
+        if content is not None:
+            name = content["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            keys[route] = {*document["components"]["schemas"][name]["properties"]}
+    return keys
+
+
+def error_of(answer: bytes) -> dict[str, Any]:
+    """Return the message, and the rest, of one of vLLM's errors."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return {"message": "", **json.loads(answer)["error"]}
+    return {"message": answer[:500].decode(errors="replace")}
