@@ -345,7 +345,7 @@ def _check_representable(key: str, value: Any) -> None:
         )
     if "=" in key or not key:
         raise ConfigError(
-            f"The hyperparameter {key!r} has no usable name.", "Remove the '=' from it."
+            f"The hyperparameter {key!r} has no usable name.", "Give it one without '='."
         )
 
 

@@ -182,9 +182,14 @@ def _entry(root: Path, name: str) -> Source:
         return Source(root=root, kind=kind, name=name)
     if (path / "__main__.py").is_file() and _MODULE.fullmatch(module):
         return Source(root=root, kind=ProgramKind.MODULE, name=module)
-    present = sorted(file.name for file in root.glob("*") if file.is_file())
+    problem = "is a folder without __main__.py" if path.is_dir() else "does not exist"
     raise CodeError(
-        f"sagemaker_program is {name!r}, but {path} does not exist"
-        f" (existing files: {', '.join(present[:20]) or 'none'}).",
+        f"sagemaker_program is {name!r}, but {path} {problem} (existing files: {listed(root)}).",
         "Name a file of the code folder, or mount the code at that path.",
     )
+
+
+def listed(root: Path) -> str:
+    """Return the files of a folder and of the folders in it for a message, or 'none'."""
+    files = (file for pattern in ("*", "*/*") for file in root.glob(pattern) if file.is_file())
+    return ", ".join(sorted(str(file.relative_to(root)) for file in files)[:20]) or "none"

@@ -28,7 +28,7 @@ from amphora.common.packages import Install
 from amphora.contract.job import GROUPS_KEY, Job, Paths, decode
 from amphora.contract.sm_variables import MASTER_PORT, too_long
 from amphora.training import launch, mpi
-from amphora.training.entry_point import ProgramKind, Source
+from amphora.training.entry_point import ProgramKind, Source, listed
 
 DIFFERENCES: Mapping[str, str] = {
     "SM_MASTER_ADDR": "the first host of the job; the driver always writes 'algo-1'",
@@ -259,10 +259,9 @@ def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
         )
     name = request.entry_script
     if not (root / name).is_file():
-        files = sorted(path.name for path in root.glob("*") if path.is_file())
         raise CodeError(
             f"SourceCode.entry_script is {name!r}, but {root / name} does not exist"
-            f" (existing files: {', '.join(files[:20]) or 'none'}).",
+            f" (existing files: {listed(root)}).",
             "Give its path within SourceCode.source_dir.",
         )
     kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT

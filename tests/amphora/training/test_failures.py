@@ -204,6 +204,14 @@ CASES = {
     "script that is not there": Case(
         "", 2, ("'train.py'", "script.py"), "CodeError:", hyperparameters=(("sagemaker_program", "train.py"),)
     ),
+    "script that is a folder deeper": Case(
+        "", 2, ("existing files: project/train.py, script.py",), "CodeError:",
+        files=(("project/train.py", ""),), hyperparameters=(("sagemaker_program", "train.py"),),
+    ),
+    "package that cannot be run": Case(
+        "", 2, ("package is a folder without __main__.py",), "CodeError:",
+        files=(("package/__init__.py", ""),), hyperparameters=(("sagemaker_program", "package"),),
+    ),
     "requirements that cannot be had": Case(
         "", 2, ("no-such-dist", "--find-links"), "CodeError: requirements.txt",
         files=(("requirements.txt", "no-such-dist==9"),), environ=(("PIP_NO_INDEX", "1"),),
