@@ -10,7 +10,6 @@ a model that is sharded in bfloat16.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,13 +31,6 @@ class Documents(Samples):
     def weight(self, rows: Rows) -> int:
         """Learned tokens of the documents at `rows`: the loss is the mean over these."""
         return int(self.labels[rows].sum())
-
-    def fingerprint(self) -> str:
-        """Return what tells this data apart from other data."""
-        if self.shards is not None:
-            return self.shards.digest
-        learned = hashlib.sha256(np.ascontiguousarray(self.learned).data).hexdigest()[:16]
-        return f"{super().fingerprint()}-{learned}"
 
     def successors(self, row: int) -> tuple[Rows, Rows]:
         """Offsets in a document whose successor is learned, and these successors."""

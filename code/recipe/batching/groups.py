@@ -8,7 +8,6 @@ labels say, the slot is 0.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,11 +42,6 @@ class Groups(Samples):
     def text_lengths(self) -> Rows:
         """Return the tokens of each text of each sample."""
         return self.texts.lengths[self.members[self.members >= 0]]
-
-    def fingerprint(self) -> str:
-        """Return a digest of the texts and of how they are grouped."""
-        members = hashlib.sha256(np.ascontiguousarray(self.members).data).hexdigest()[:16]
-        return f"{super().fingerprint()}-{members}"
 
     def laid(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return the texts of the samples at `rows`, and `slots` [rows, most]."""

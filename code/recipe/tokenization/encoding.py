@@ -21,6 +21,8 @@ _CHARACTERS = 64
 """Of a text, for each token that is read; most tokens have 4 to 8."""
 _USUAL_CHARACTERS = 16
 _FEW_CHARACTERS = 8
+UNCUT = 10**6
+"""A length in tokens at which no text is cut."""
 
 
 def beginning(

@@ -16,7 +16,9 @@ from recipe.errors import DataError
 from recipe.storage import claims
 from recipe.tokenization import store
 from recipe.tokenization.encoding import (
+    UNCUT,
     Encoder,
+    encode,
     encode_alone,
     encode_pairs,
 )
@@ -53,6 +55,18 @@ def samples(
     found = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
     types = found.get(TYPE_IDS)
     return Samples(found[TOKEN_IDS], found[store.STARTS], column(split, LABEL), types=types)
+
+
+def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of each text or pair, special tokens included, uncut."""
+    if TEXT not in split.column_names:
+        return [len(ids) for ids in split[TOKEN_IDS]]
+    texts = list(split[TEXT])
+    if PAIR in split.column_names:
+        ids, _ = encode_pairs(tokenizer, texts, list(split[PAIR]), UNCUT)
+    else:
+        ids = encode(tokenizer, texts, UNCUT)
+    return [len(tokens) for tokens in ids]
 
 
 def tokenise(

@@ -36,10 +36,8 @@ from recipe.tasks.multiple_choice import data as questions
 from recipe.tasks.multiple_choice.data import ANSWER, CHOICES, CONTEXT, QUESTION
 from recipe.tasks.multiple_choice.model import pairs_of, take_rows
 from recipe.tasks.multiple_choice.report import ChosenAnswers
-from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 
-_UNCUT = 10**6
 _AT_ONCE = 10_000
 
 
@@ -125,9 +123,7 @@ class MultipleChoice(Task):
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each question with each choice."""
-        pairs = _pairs(self.train.select(rows))
-        ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
-        return [len(tokens) for tokens in ids]
+        return text_tokens.lengths(_pairs(self.train.select(rows)), tokenizer)
 
     def about(self) -> About:
         """Return what the model is for."""

@@ -9,7 +9,6 @@ longest window.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,13 +33,6 @@ class Windows(Samples):
     """Where it ends there."""
     judged: bool = False
     """Whether the model's answers are wanted, not only its losses."""
-
-    def fingerprint(self) -> str:
-        """Return what tells this data apart from other data."""
-        if self.shards is not None:
-            return self.shards.digest
-        digest = hashlib.sha256(np.ascontiguousarray(self.begins).data)
-        return f"{super().fingerprint()}-{digest.hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,8 @@ from recipe.tasks.base import (
 )
 from recipe.tasks.ranking_scores import Array, Found, JudgedLists
 from recipe.tasks.reranking import data as reranking
-from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 
-_UNCUT = 10**6
 _AT_ONCE = 10_000
 _SPLITS = ("evaluation", "test")
 
@@ -165,8 +163,7 @@ class Reranking(Task):
         """Return the tokens of each pair of the rows, with special tokens."""
         chosen_rows = self.train.select(rows)
         pairs = _pairs(chosen_rows, 0) if self.hyperparameters.listwise else chosen_rows
-        ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
-        return [len(tokens) for tokens in ids]
+        return text_tokens.lengths(pairs, tokenizer)
 
     def findings(self) -> Iterator[Finding]:
         """Return some rows as they were read, and how many queries cannot be ranked."""

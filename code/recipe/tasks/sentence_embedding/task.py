@@ -51,7 +51,6 @@ from recipe.tokenization import texts as text_tokens
 
 SIMILARITY = ("spearman", "pearson")
 """What an evaluation gives of scored pairs."""
-_UNCUT = 10**6
 _AT_ONCE = 10_000
 _CONTRASTED = 64
 """Rows that an evaluation's loss contrasts with each other, at most: a number of its own, so that
@@ -238,7 +237,7 @@ class SentenceEmbedding(Task):
         chosen_rows, (query, document) = self.train.select(rows), self._prompts
         texts = [query + text for text in chosen_rows[QUERY]]
         texts += [document + text for texts_of_row in chosen_rows[TEXTS] for text in texts_of_row]
-        return [len(ids) for ids in encoding.encode(tokenizer, texts, _UNCUT)]
+        return [len(ids) for ids in encoding.encode(tokenizer, texts, encoding.UNCUT)]
 
     def shown(self, row: Mapping[str, Any]) -> str:
         """Return the first texts of a row, and its score."""

@@ -16,7 +16,7 @@ from recipe import metrics
 from recipe.batching.batches import Samples
 from recipe.console import say
 from recipe.data import classification
-from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
+from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
 from recipe.errors import HyperparameterError
 from recipe.models import losses, pretrained
@@ -37,10 +37,8 @@ from recipe.tasks.base import (
     judged_split,
 )
 from recipe.tasks.evaluation import Floats, Scores
-from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 
-_UNCUT = 10**6
 _SHOWN_LABELS = 20
 SCORES_OF: Mapping[str, Sequence[str]] = {
     SINGLE: metrics.SCORES,
@@ -165,15 +163,7 @@ class TextClassification(Task):
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each text, with special tokens."""
-        chosen_rows = self.train.select(rows)
-        if TEXT not in chosen_rows.column_names:
-            return [len(ids) for ids in chosen_rows[TOKEN_IDS]]
-        texts = list(chosen_rows[TEXT])
-        if PAIR in chosen_rows.column_names:
-            ids, _ = encoding.encode_pairs(tokenizer, texts, list(chosen_rows[PAIR]), _UNCUT)
-        else:
-            ids = encoding.encode(tokenizer, texts, _UNCUT)
-        return [len(tokens) for tokens in ids]
+        return text_tokens.lengths(self.train.select(rows), tokenizer)
 
     def about(self) -> About:
         """Return what the model is for."""

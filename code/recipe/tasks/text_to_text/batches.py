@@ -7,7 +7,6 @@ A sample's tokens are its source's, then its target's. A batch has `input_ids` a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,11 +38,6 @@ class Pairs(Samples):
     def weight(self, rows: Rows) -> int:
         """Return the tokens of the targets at `rows`: the loss is the mean over these."""
         return max(1, int(self.labels[rows].sum()))
-
-    def fingerprint(self) -> str:
-        """Return what tells this data apart from other data."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.sources).data).hexdigest()[:16]
-        return f"{super().fingerprint()}-{digest}"
 
     def lengths_of(self, rows: Rows) -> Lengths:
         """Return the longest source and the longest target among `rows`."""

@@ -8,7 +8,6 @@ the model says of a batch, whole numbers like the rest.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,14 +36,6 @@ class TaggedSamples(Samples):
     def weight(self, rows: Rows) -> int:
         """Learned tokens of the samples at `rows`: the loss is the mean over these."""
         return int(self.labels[rows, 0].sum())
-
-    def fingerprint(self) -> str:
-        """Return what tells this data apart from other data."""
-        if self.shards is not None:
-            return self.shards.digest
-        digest = hashlib.sha256(np.ascontiguousarray(self.tags).data)
-        digest.update(np.ascontiguousarray(self.heads).data)
-        return f"{super().fingerprint()}-{digest.hexdigest()[:16]}"
 
     def words(self) -> int:
         """No sample has more words whose answers are wanted; the same on every host."""
