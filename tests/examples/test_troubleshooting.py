@@ -1,39 +1,212 @@
-"""docs/TROUBLESHOOTING.md quotes what the code says."""
+"""Each failure of docs/TROUBLESHOOTING.md is provoked here, or by the test that ELSEWHERE names."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.support.job_tree import Tree, clean_environ
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "TROUBLESHOOTING.md").read_text()
 QUOTED = re.findall(r"^- `([^`]+)`", PAGE, re.MULTILINE)
 CODES = re.findall(r"^\| \d+ `(\w+)` \|", PAGE, re.MULTILINE)
 
+JOBS: Mapping[str, tuple[int, str, Mapping[str, str]]] = {
+    "AMPHORA_ ... is not a variable of this image.": (2, "", {"AMPHORA_QUEUE_LIMITS": "8"}),
+    "is not valid JSON: ... Write one JSON object.": (2, "", {"hyperparameters": "{"}),
+    "sagemaker_submit_directory is ... which does not exist.": (
+        2,
+        "",
+        {
+            "hyperparameters": '{"sagemaker_program": "train.py",'
+            ' "sagemaker_submit_directory": "/nowhere/code"}'
+        },
+    ),
+    "Out of memory: lower the batch size or max_length, or take a larger instance.": (
+        1,
+        "import torch; torch.empty(1 << 60)",
+        {},
+    ),
+    "List the package in requirements.txt, next to the script.": (1, "import not_installed", {}),
+    "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).": (
+        1,
+        "open('/dev/full', 'w', buffering=1).write('a line\\n')",
+        {},
+    ),
+    "Stopped by ...": (
+        143,
+        "import os; os.kill(os.getppid(), 15); __import__('time').sleep(60)",
+        {},
+    ),
+    "another rank ended first, or the hosts cannot reach each other.": (
+        1,
+        "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer')",
+        {},
+    ),
+}
+"""Exit code, script and variables (or the file of hyperparameters) of a job that ends so."""
 
-def texts() -> str:
-    """Every string of the code, with what it inserts left out."""
-    found = []
-    for path in [*(ROOT / "code").rglob("*.py"), *(ROOT / "container" / "amphora").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return "\n".join(found)
+DATA = "text,label\na good film,pos\na bad film,neg\n"
+DATA_AND_ARGUMENTS: Mapping[str, tuple[str, str]] = {
+    "Hyperparameter ... is not known.": (DATA, "--learning_rat 1"),
+    "hyperparameters cannot be used:": (DATA, "--learning_rat 1 --epochs many"),
+    "Hyperparameter model_name_or_path is not given, and no channel called": (
+        DATA,
+        "--eval_strategy no",
+    ),
+    "cannot be loaded from the Hugging Face hub": (
+        DATA,
+        "--model_name_or_path nobody/nothing --eval_strategy no",
+    ),
+    "There is no training data; the job's channels are:": ("", "MODEL"),
+    "columns that may be the text:": (
+        "film,review,label\na long film,it was good,pos\na short film,it was bad,neg\n",
+        "MODEL --task text-classification",
+    ),
+    "Name one of them in ...": (DATA, "MODEL --text_column comment"),
+    "is of none of the formats": ("a film\nanother film\n", "MODEL --task text-classification"),
+    "fields where the first row has": (f"{DATA}good, but long,pos\n", "MODEL"),
+    "has one class only": (DATA.replace("neg", "pos"), "MODEL"),
+    "training rows, too few to hold any out.": (DATA, "MODEL"),
+    "Hyperparameter num_labels has value ... but the data has": (
+        DATA,
+        "MODEL --num_labels 3 --eval_strategy no",
+    ),
+}
+"""The file of the channel train, and arguments of the recipe; MODEL stands for a small model."""
+
+SERVED: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+    "There is no config.json in": ({}, {}),
+    "has changed since it was written": (
+        {"config.json": "{}", "SHA256SUMS": f"{'0' * 64}  config.json\n"},
+        {},
+    ),
+    "it needs the module ... which is not installed": (
+        {"code/inference.py": "import not_installed\n"},
+        {},
+    ),
+    "if the code was written for version 4": (
+        {"code/inference.py": "from transformers import AutoModelWithLMHead\n"},
+        {},
+    ),
+    "SAGEMAKER_PROGRAM is ... has no such file.": (
+        {"code/inference.py": ""},
+        {"SAGEMAKER_PROGRAM": "handlers.py"},
+    ),
+}
+"""The files of a model, and variables of its server."""
+
+ELSEWHERE = {
+    "The loss of step ... is NaN or infinite. ... Lower learning_rate, or look at these rows.": (
+        "tests/recipe/training/test_resume.py",
+        "test_a_loss_that_is_no_number_names_step_and_rows",
+    ),
+    "cannot be resumed from, since the job has changed:": (
+        "tests/recipe/training/test_resume.py",
+        "test_another_job_does_not_resume",
+    ),
+}
+"""File and name of the test that takes more than a moment to meet the failure."""
 
 
-TEXTS = texts()
+def assert_contains(message: str, quoted: str) -> None:
+    """Check that the parts of a quoted text stand in a message, in this order."""
+    pattern = r"[\s\S]*?".join(re.escape(part.strip()) for part in quoted.split("..."))
+    assert re.search(pattern, " ".join(message.split())), message
 
 
-@pytest.mark.parametrize("text", QUOTED)
-def test_a_quoted_text_is_one_of_the_code(text: str) -> None:
-    for part in text.split("..."):
-        assert part.strip() in TEXTS, part
-
-
-def test_there_are_enough_and_every_code_exists() -> None:
+def test_every_failure_is_met_by_a_test() -> None:
     assert len(QUOTED) >= 25
+    assert sorted(QUOTED) == sorted([*JOBS, *DATA_AND_ARGUMENTS, *SERVED, *ELSEWHERE])
+
+
+@pytest.mark.parametrize("quoted", JOBS)
+def test_a_job_fails_so(quoted: str, tmp_path: Path) -> None:
+    code, script, variables = JOBS[quoted]
+    hyperparameters = variables.get("hyperparameters", '{"sagemaker_program": "script.py"}')
+    tree = Tree(tmp_path).configure(hyperparameters).script(script)
+    done = tree.train(**{name: text for name, text in variables.items() if name.isupper()})
+    assert done.returncode == code, done.stdout + done.stderr
+    assert_contains(tree.failure or "", quoted)
+
+
+@pytest.mark.parametrize("quoted", DATA_AND_ARGUMENTS)
+def test_data_and_hyperparameters_fail_so(
+    quoted: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.syspath_prepend(str(ROOT / "code"))
+    from recipe.arguments import parse  # not before: it takes seconds
+    from recipe.errors import RecipeError
+    from recipe.paths import Places
+    from recipe.plan import resolution
+    from recipe.plan.table import Table
+
+    file, arguments = DATA_AND_ARGUMENTS[quoted]
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / "train.csv").write_text(file)
+    given = arguments.replace("MODEL", f"--model_name_or_path {tiny_model}").split()
+    places = Places(
+        channels={"train": folder} if file else {},
+        model_dir=tmp_path,
+        output_data_dir=tmp_path,
+        checkpoints=tmp_path,
+        tensorboard=tmp_path,
+    )
+    with pytest.raises(RecipeError) as raised:
+        resolution.load(resolution.resolve(parse(given, places), places, {}, Table(), 1), Table())
+    assert_contains(str(raised.value), quoted)
+
+
+@pytest.mark.parametrize("quoted", SERVED)
+def test_a_server_fails_so(quoted: str, tmp_path: Path) -> None:
+    files, variables = SERVED[quoted]
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, text in files.items():
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "amphora", "serve"],
+        env=clean_environ(
+            SAGEMAKER_BASE_DIR=str(tmp_path),
+            SAGEMAKER_BIND_TO_PORT=str(free_port()),
+            SAGEMAKER_MODEL_SERVER_WORKERS="1",
+            AMPHORA_CODE_DIR=str(ROOT / "code"),
+            HF_HUB_OFFLINE="1",
+            **variables,
+        ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode
+    assert_contains((done.stdout + done.stderr).splitlines()[-1], quoted)
+
+
+@pytest.mark.parametrize("quoted", ELSEWHERE)
+def test_the_test_of_another_failure_exists_and_quotes_it(quoted: str) -> None:
+    file, name = ELSEWHERE[quoted]
+    (test,) = [
+        node
+        for node in ast.parse((ROOT / file).read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    strings = [node.value for node in ast.walk(test) if isinstance(node, ast.Constant)]
+    assert_contains(" ".join(text for text in strings if isinstance(text, str)), quoted)
+
+
+def test_every_code_of_an_answer_exists() -> None:
+    sources = [path.read_text() for path in (ROOT / "container" / "amphora").rglob("*.py")]
+    sources += [path.read_text() for path in (ROOT / "code").rglob("*.py")]
     assert len(CODES) >= 8
-    assert all(code in TEXTS for code in CODES)
+    assert all(any(f'"{code}"' in text for text in sources) for code in CODES)
