@@ -61,6 +61,23 @@ DECISIONS = [
     for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
     if path.name not in ("index.md", "kept.md", "removed.md")
 ]
+GOALS = {
+    "TRAINING.md": (
+        "Train on your CSV",
+        "Resume a stopped job",
+        "Your own script",
+        "Several processes and hosts",
+        "LoRA on conversations",
+        "Add a metric",
+    ),
+    "SERVING.md": (
+        "Serve a model and send requests",
+        "Your own inference.py",
+        "Port, time-outs, batching",
+    ),
+    "USING.md": ("Which instance", "What it costs"),
+}
+"""The sections that answer what most users want, each within 300 words, examples included."""
 PATTERN = re.compile(
     "|".join(rf"(?P<w{n}>\b(?:{word})\b)" for n, word in enumerate(WORDS)).replace(" ", r"\s+"),
     re.I,
@@ -107,6 +124,15 @@ def test_pages_are_short() -> None:
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
     pages = [ROOT / name for name in listed.stdout.splitlines()] or list(ROOT.glob("docs/**/*.md"))
     assert sum(len(page.read_text().split()) for page in pages if page.exists()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"), [(page, heading) for page in GOALS for heading in GOALS[page]]
+)
+def test_a_goal_is_reached_in_a_short_section(page: str, heading: str) -> None:
+    sections = re.split(r"^##+ ", (ROOT / "docs" / page).read_text(), flags=re.M)
+    (section,) = [text for text in sections if text.startswith(f"{heading}\n")]
+    assert len(re.findall(r"\S*\w\S*", section)) <= 300
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
