@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
 import os
@@ -230,6 +231,20 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     for name in named - set(re.findall(r"<!-- file: (\S+) -->", text)):
         if not name.endswith((".log", ".egg-info")):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_readme_names_every_task() -> None:
+    tree = ast.parse((ROOT / "code" / "recipe" / "task_table.py").read_text())
+    (table,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TASKS"
+    ]
+    assert isinstance(table, ast.Dict)
+    tasks = [ast.literal_eval(key) for key in table.keys if key]
+    rows = re.findall(r"^\| .*\|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(tasks) > 10
+    assert not [task for task in tasks if not re.search(rf"[`=]{task}`", "\n".join(rows))]
 
 
 def test_commands_in_the_text_are_words_of_a_shell() -> None:

@@ -102,9 +102,9 @@ def _held_out(
     else:
         kept, held_out = hold_out(row_strata, SHARE, settings.seed)
     how = "stratified, " if strata else ""
-    count = sum(hosts.each(len(held_out)))
+    count, rows = sum(hosts.each(len(held_out))), sum(hosts.each(len(row_strata)))
     where = " by their hosts" if hosts.sharded else ""
-    rule = f"evaluation: {count} training rows held out{where}, {how}seed {settings.seed}"
+    rule = f"evaluation: {count} of {rows} training rows held out{where}, {how}seed {settings.seed}"
     return _rows_of(train, kept), _rows_of(train, held_out), rule
 
 

@@ -155,7 +155,8 @@ def shown(cut: Mapping[str, Any]) -> str:
     if not cut:
         return "unknown parts"
     sharded = ", sharded" if cut["sharded"] else ""
+    processes, batches = cut["processes"], cut["accumulation"]
     return (
-        f"{cut['processes']} process(es) x {cut['size']} texts x {cut['accumulation']} "
-        f"batch(es){sharded}"
+        f"{processes} process{'es' * (processes > 1)} x {cut['size']} texts x "
+        f"{batches} batch{'es' * (batches > 1)}{sharded}"
     )

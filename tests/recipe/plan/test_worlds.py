@@ -245,6 +245,6 @@ def test_a_job_goes_on_in_another_world(tmp_path: Path, data: Path, still_model:
     for each in gone_on[:-1]:
         assert min(losses(each)) == 4, each.base
         assert re.search(r"a step's 8 texts are split into .*before into", each.log()), each.base
-    assert "2 process(es) x 4 texts x 1 batch(es), before" in gone_on[0].log()
-    assert "3 process(es) x 3 texts x 1 batch(es), before" in gone_on[1].log()
-    assert "1 process(es) x 4 texts x 2 batch(es), before" in gone_on[2].log()
+    assert "2 processes x 4 texts x 1 batch, before" in gone_on[0].log()
+    assert "3 processes x 3 texts x 1 batch, before" in gone_on[1].log()
+    assert "1 process x 4 texts x 2 batches, before" in gone_on[2].log()

@@ -214,7 +214,7 @@ def test_what_is_read(
     for column, values in columns.items():
         assert sorted(both[column]) == sorted(values)
     assert said in "\n".join(texts.found)
-    assert "1 training rows held out, seed 42" in "\n".join(texts.found)
+    assert f"1 of {len(both)} training rows held out, seed 42" in "\n".join(texts.found)
 
 
 @pytest.mark.parametrize(

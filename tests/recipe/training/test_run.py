@@ -162,7 +162,7 @@ def test_two_processes_are_one_job(tmp_path: Path, tiny_model: Path) -> None:
     done = train(tmp_path, channels, *arguments, processes=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("device          cpu, 2 processes") == 1
-    assert "8 training rows held out, stratified, seed 42" in done.stdout
+    assert "8 of 75 training rows held out, stratified, seed 42" in done.stdout
     assert done.stdout.count("model written to") == 1
     # 67 rows in steps of 2 x 4: each process sees its half of the data, not all of it.
     assert "metric step=9 {'eval_loss'" in done.stdout

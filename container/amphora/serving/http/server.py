@@ -57,7 +57,7 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     settings = read_settings(base_dir, environ, host_devices)
     settings = replace(settings, worker_open_files=wire.raise_limit())
     LOG.info(
-        "Starting on %s, port %d, on %s (%s), with %d workers of %d threads; batches of up to %d"
+        "Starting on %s, port %d, on %s (%s); workers: %d, threads of each: %d; batches of up to %d"
         " requests, time-out %g s, queue limit %d. /ping answers 200 once the model is loaded.",
         settings.address, settings.port, host_devices.kind, host_devices.reason, settings.workers,
         settings.threads, settings.batch_size, settings.timeout, settings.queue_limit,
