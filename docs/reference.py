@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [
@@ -21,6 +21,7 @@ sys.path[:0] = [
 from amphora.common import devices, variables  # noqa: E402
 from amphora.serving import settings  # noqa: E402
 from amphora.serving.http.invocations import (  # noqa: E402
+    CLIENT_ROUTES,
     OPENAI_ROUTES,
     TEI_ROUTES,
     TGI_ROUTES,
@@ -103,7 +104,11 @@ def _routes() -> Iterator[str]:
             path = route.path.replace(":path", "")
             if path.startswith("/openai/") or (path != "/" and path.endswith("/")):
                 continue
-            methods = sorted((route.methods or set()) - {"HEAD"})
+            methods = ["WebSocket"]
+            if isinstance(route, Route):
+                methods = sorted((route.methods or set()) - {"HEAD"})
+            elif path in CLIENT_ROUTES:
+                continue
             text = str(route.endpoint.__doc__).partition("\n")[0].removesuffix(".")
             text = next((f"{api}'s API" for api in _APIS if path in _APIS[api]), text)
             shown.setdefault(f"`{', '.join(methods)} {path}`", text)
@@ -112,8 +117,11 @@ def _routes() -> Iterator[str]:
         yield f"| {', '.join(routes)} | {text} |"
 
 
-async def _endpoints(read: settings.ServerSettings, environ: Mapping[str, str]) -> list[Route]:
-    return Front(read, environ).routes()
+async def _endpoints(
+    read: settings.ServerSettings, environ: Mapping[str, str]
+) -> list[Route | WebSocketRoute]:
+    routes = Front(read, environ).routes()
+    return [route for route in routes if isinstance(route, (Route, WebSocketRoute))]
 
 
 def _training_metrics() -> Iterator[str]:

@@ -77,6 +77,9 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI specifies."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         start = time.monotonic()
         status = bytes_out = 0
 

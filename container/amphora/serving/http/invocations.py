@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
@@ -102,14 +102,14 @@ class Invocations:
         if body is None:
             body = await self.body(request)
         _follow_attribute(request, pool.description.get("routes", ()))
-        call = self._call(request, body)
+        call = self.call(request, request_id(request), body)
         try:
             pool.submit(call)
         except Fault as fault:
             if fault.code == "overloaded":
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        reply = await self._wait(pool, call, request.scope[GONE])
+        reply = await self.wait(pool, call, request.scope[GONE])
         answer: dict[str, str] = {}
         # SageMaker's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
@@ -195,23 +195,25 @@ class Invocations:
             raise _too_large(limit)
         return b"".join(parts)
 
-    def _call(self, request: Request, body: bytes) -> Call:
-        """Make a call of a request. Raises Fault (415) for an unknown charset."""
-        headers = request.headers
-        media_types.check_charset(headers.get("content-type", ""))
+    def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:
+        """Make a call from a connection's headers. Raises Fault (415) for an unknown charset."""
+        media_types.check_charset(connection.headers.get("content-type", ""))
         loop = asyncio.get_running_loop()
+        headers = connection.headers
         return Call(
-            id=request_id(request),
+            id=identifier,
             body=body,
             content_type=headers.get("content-type", media_types.JSON),
             accept=media_types.accepted(headers.get("accept", ""), self._settings.default_accept),
             headers=dict(headers),
-            path=route_of(request),
+            path=route_of(connection),
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),
         )
 
-    async def _wait(self, pool: Backend, call: Call, gone: asyncio.Future[None]) -> Reply:
+    async def wait(
+        self, pool: Backend, call: Call, gone: asyncio.Future[None] | None = None
+    ) -> Reply:
         """Wait for the reply. Raises Fault at the deadline, ClientDisconnect if `gone` is done."""
 
         def give_up(error: Exception) -> None:
@@ -225,7 +227,8 @@ class Invocations:
         loop = asyncio.get_running_loop()
         late = loop.call_at(call.deadline, give_up, too_late(self._settings.timeout))
         # A task that waits for the end of the connection would take a tenth of the front's time.
-        gone.add_done_callback(leave)
+        if gone is not None:
+            gone.add_done_callback(leave)
         try:
             return await call.reply
         except asyncio.CancelledError:
@@ -233,7 +236,8 @@ class Invocations:
             raise
         finally:
             late.cancel()
-            gone.remove_done_callback(leave)
+            if gone is not None:
+                gone.remove_done_callback(leave)
 
     def _closing(self) -> dict[str, str]:
         return {"connection": "close"} if self.draining else {}
@@ -308,12 +312,12 @@ def _too_large(limit: int) -> Fault:
     )
 
 
-def route_of(request: Request) -> str:
+def route_of(connection: HTTPConnection) -> str:
     """Return the route of a request: its path, unless a custom attribute names another one."""
-    path: str = request.scope["path"]
+    path: str = connection.scope["path"]
     if path.startswith(f"{PREFIX}/v1/"):
         path = path.removeprefix(PREFIX)
-    named: str = request.scope.get("state", {}).get("route", path)
+    named: str = connection.scope.get("state", {}).get("route", path)
     return named
 
 
@@ -390,7 +394,7 @@ def check_origin(request: Request) -> None:
         raise Fault(403, "foreign_origin", f"A page of {origin[:80]!r} may not manage models.")
 
 
-def request_id(request: Request) -> str:
+def request_id(request: HTTPConnection) -> str:
     """Return the id of a request, which answers, errors and the log contain."""
     if not hasattr(request.state, "id"):
         # A UUID's object would take five times as long.

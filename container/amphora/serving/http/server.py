@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from amphora.common import devices
@@ -30,6 +30,7 @@ from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.client_routes import ClientRoutes
 from amphora.serving.http.invocations import Invocations
 from amphora.serving.http.multi_model import MultiModel
+from amphora.serving.http.websocket import WebSocketInvocations
 from amphora.serving.pool.pool import Pool
 from amphora.serving.settings import MOST_TRANSFORM_MB, ServerSettings
 from amphora.serving.settings import read as read_settings
@@ -107,9 +108,9 @@ class Front:
             self.adapters = Adapters(self.invocations, engine if settings.adapters else None)
             self.invocations.answered = lambda: pool.description.get("routes", [])
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         """Return the routes for Starlette. docs/REFERENCE.md shows their endpoints' docstrings."""
-        routes = [
+        routes: list[BaseRoute] = [
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/ping/", self.ping, methods=["GET", "POST"]),
             Route("/health", self.ping, methods=["GET"]),
@@ -121,6 +122,7 @@ class Front:
             client_routes = ClientRoutes(self.settings, self.invocations, self.models)
             routes += [*client_routes.routes, *self.models.routes]
         elif self.pool is not None:
+            web_socket = WebSocketInvocations(self.settings, self.invocations, self.pool)
             clients = ClientRoutes(self.settings, self.invocations, self.pool, self.adapters)
             routes += [
                 Route("/invocations", self.invoke, methods=["POST"]),
@@ -130,6 +132,11 @@ class Front:
                 *clients.routes,
                 *self.adapters.routes,
                 Route("/execution-parameters", self.execution_parameters, methods=["GET"]),
+                # SageMaker's ModelInvocationPath may name a client's route.
+                *(
+                    WebSocketRoute(path, web_socket.converse)
+                    for path in ("/invocations-bidirectional-stream", *clients.paths)
+                ),
             ]
         return routes
 
@@ -214,6 +221,7 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
         front.note_refusal,
         _LINGER_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
+        ws_max_size=settings.max_body,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

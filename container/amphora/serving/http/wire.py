@@ -165,7 +165,10 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self._stray_bytes = 0
         except httptools.HttpParserUpgrade as upgrade:
-            # An upgrade, such as h2c, is ignored: the request is answered as HTTP/1.1.
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+                return
+            # Another upgrade, such as h2c, is ignored: the request is answered as HTTP/1.1.
             self.parser = httptools.HttpRequestParser(self)
             if rest := data[upgrade.args[0] :]:
                 self.data_received(rest)
@@ -250,6 +253,12 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
         super().on_response_complete()
 
+    def _should_upgrade(self) -> bool:
+        """Return whether a GET without a body opens a WebSocket, after all other answers."""
+        return (
+            super()._should_upgrade() and self.scope["method"] == "GET" and not self._is_answering
+        )
+
     def check(self, now: float) -> None:
         """Close the connection if its client is too slow."""
         limits = self._limits
@@ -331,7 +340,7 @@ def _make_room(connections: set[Any]) -> bool:
 
     Returns False if there are none, since all wait for answers.
     """
-    idle = [connection for connection in connections if connection.is_idle]
+    idle = [connection for connection in connections if getattr(connection, "is_idle", False)]
     idle.sort(key=lambda connection: (connection._was_used, connection._idle_since))
     closed = idle[: max(1, len(connections) // _SHARE)]
     for connection in closed:
@@ -373,7 +382,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 application,
                 http=protocol,
-                ws="none",
+                ws="websockets-sansio",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -405,7 +414,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_CHECK_SECONDS)
             now = loop.time()
             for connection in [*self.server_state.connections]:
-                cast(HttpProtocol, connection).check(now)
+                if isinstance(connection, HttpProtocol):
+                    connection.check(now)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port without resetting a connection, and answer requests on their way."""

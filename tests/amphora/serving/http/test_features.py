@@ -1,4 +1,4 @@
-"""Sessions, attributes, metrics, the access log, batch transform, the multi-model API."""
+"""Sessions, attributes, metrics, the access log, batch transform, the multi-model API, WebSockets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
 
 from tests.support.servers import (
     COUNTING,
     ECHO,
     MERGING,
     NAMED,
+    STREAM,
     Running,
     Start,
     write_model,
@@ -234,7 +237,58 @@ def test_a_model_that_the_device_has_no_room_for_is_507(start: Start, tmp_path: 
     assert codes == [words[each] for each in full.values()]
 
 
-@pytest.mark.parametrize("request_line", ["POST /invocations", "GET /invocations", "PUT * "])
+def duplex(
+    server: Running, path: str = "/invocations-bidirectional-stream", **headers: str
+) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}{path}", additional_headers=headers)
+
+
+def test_each_websocket_message_is_an_invocation(shared: Start) -> None:
+    server = shared().ready()
+    with duplex(server) as socket:
+        for number in range(3):
+            socket.send(json.dumps(number))
+            assert json.loads(socket.recv()) == {"echo": number, "answer": 42}
+        socket.send("{")
+        assert json.loads(socket.recv())["error"]["code"] == "bad_request"
+        socket.send(b'"bytes"')
+        assert json.loads(socket.recv())["echo"] == "bytes"
+
+
+def test_a_websocket_gets_a_stream_chunk_by_chunk(shared: Start) -> None:
+    server = shared(STREAM).ready()
+    with duplex(server) as socket:
+        socket.send('{"words": 3}')
+        assert [socket.recv() for _ in range(3)] == ["word0 ", "word1 ", "word2 "]
+
+
+ROUTES = """
+import json
+def model_fn(model_dir):
+    return None
+def describe_fn(model_dir, model):
+    return {"routes": ["/v1/embeddings"]}
+def transform_fn(model, body, content_type, accept, context):
+    return json.dumps({"path": context.path, "body": json.loads(body)}), "application/json"
+"""
+
+
+def test_a_websocket_may_have_the_path_of_a_clients_route(shared: Start) -> None:
+    """SageMaker's ModelInvocationPath names it."""
+    server = shared(ROUTES).ready()
+    for path in ("/v1/embeddings", "/openai/v1/embeddings"):
+        with duplex(server, path) as socket:
+            socket.send('{"input": "a"}')
+            said = json.loads(socket.recv())
+            assert said == {"path": "/v1/embeddings", "body": {"input": "a"}}
+    with duplex(server, "/v1/completions") as socket:
+        socket.send("{}")
+        assert "does not answer /v1/completions" in json.loads(socket.recv())["error"]["message"]
+    with pytest.raises(InvalidStatus, match="403"):
+        duplex(server, "/elsewhere")
+
+
+@pytest.mark.parametrize("request_line", ["POST /invocations", "GET /ping", "PUT * "])
 def test_an_upgrade_that_is_no_handshake_is_answered(shared: Start, request_line: str) -> None:
     server = shared().ready()
     head = f"{request_line.strip()} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
@@ -247,6 +301,15 @@ def test_an_upgrade_that_is_no_handshake_is_answered(shared: Start, request_line
             answer = sock.recv(65536).decode()
         assert re.match(r"HTTP/1\.1 4\d\d ", answer), answer
     assert server.http.get("/ping").status_code == 200
+
+
+def test_the_server_stops_with_an_open_websocket(start: Start) -> None:
+    server = start().ready()
+    with duplex(server) as socket:
+        socket.send("1")
+        socket.recv()
+        # It is not waited for as long as a request would be, which is 24 s.
+        assert server.stop(timeout=20) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""The WebSocket `/invocations-bidirectional-stream`: each message is an invocation. At a route of a
+client's API each message is a body of that route.
+
+An answer is one message, or one for each chunk of a stream. An error is a message with the same
+JSON as over HTTP, and the connection stays open. Session, content type and accept come from the
+headers of the handshake. If the client leaves, its work ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from amphora.serving.http.invocations import Invocations, check_route, chunks, error_body
+from amphora.serving.protocol import media_types
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from amphora.serving.http.invocations import Backend
+
+# Messages that are read before earlier ones are answered. The end of the connection is only seen
+# behind them.
+_MOST_AHEAD = 8
+
+
+class WebSocketInvocations:
+    """Answers the messages of WebSockets by one model."""
+
+    def __init__(self, settings: ServerSettings, invocations: Invocations, pool: Backend) -> None:
+        self._settings = settings
+        self._invocations = invocations
+        self._pool = pool
+
+    async def converse(self, socket: WebSocket) -> None:
+        """Answer each message as an invocation, in order, until the client leaves."""
+        await socket.accept()
+        inbox: asyncio.Queue[bytes] = asyncio.Queue(_MOST_AHEAD)
+        tasks = [
+            asyncio.create_task(_read(socket, inbox)),
+            asyncio.create_task(self._answer_all(socket, inbox)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(
+                end, (WebSocketDisconnect, RuntimeError)
+            ):
+                raise end
+
+    async def _answer_all(self, socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
+        while not self._invocations.draining:
+            await self._answer(socket, await inbox.get())
+        await socket.close(1012, "The server is stopping.")
+
+    async def _answer(self, socket: WebSocket, body: bytes) -> None:
+        identifier = uuid.uuid4().hex
+        try:
+            call = self._invocations.call(socket, identifier, body)
+            if len(body) > self._settings.max_body:
+                raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
+            check_route(call.path, self._pool)
+            self._pool.submit(call)
+            reply = await self._invocations.wait(self._pool, call)
+            if reply.chunks is None:
+                await _send(socket, reply.body, reply.content_type)
+            else:
+                async with aclosing(chunks(call, reply, self._pool)) as parts:
+                    async for chunk in parts:
+                        await _send(socket, chunk, reply.content_type)
+        except Fault as fault:
+            await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
+
+
+async def _read(socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
+    """Queue messages until the client leaves."""
+    while (message := await socket.receive())["type"] != "websocket.disconnect":
+        data = message.get("bytes")
+        await inbox.put(data if data is not None else (message.get("text") or "").encode())
+
+
+async def _send(socket: WebSocket, body: bytes, content_type: str) -> None:
+    if media_types.is_text(content_type):
+        await socket.send_text(body.decode(media_types.charset(content_type)))
+    else:
+        await socket.send_bytes(body)
