@@ -70,7 +70,7 @@ def test_one_that_is_gone_or_takes_other_arguments_is_named(
     monkeypatch.setattr(
         parts, "PARTS", (parts.Seam(parts.TRAINER, "train", "", ("self", "other")),)
     )
-    with pytest.raises(LibraryError, match=r"takes \(self, .*\), where \(self, other\) are given"):
+    with pytest.raises(LibraryError, match=r"takes \(self, .*\) instead of \(self, other\)"):
         parts.check()
 
 

@@ -1,4 +1,4 @@
-"""The libraries underneath: how much they say, and what they call things."""
+"""Hide differences between versions of transformers, and silence its warnings."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from transformers import PreTrainedModel, logging
 from recipe.console import has_terminal, is_first_process
 
 UNBOUNDED = 1 << 30
-"""Tokens that a model reads which says no number."""
+"""Positions of a model whose configuration has no limit."""
 
 
 def quieten(bars: bool = True) -> None:
-    """Only errors from transformers, and its progress bars only where somebody watches them.
+    """Let transformers log errors only, and show progress bars only in a terminal.
 
-    What its warnings tell of a new head, `modeling.load` says in one line.
+    `pretrained.load_head` logs a new head, which the warnings would report, in one line.
 
     Args:
-        bars: Whether there may be progress bars at all; a server shows none.
+        bars: False hides progress bars in a terminal, too.
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    # The Trainer sets it where several processes train; nobody else can do anything about it.
+    # The Trainer sets it if several processes train; users cannot change that.
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     if not (bars and has_terminal() and is_first_process()):
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def in_precision(dtype: torch.dtype) -> dict[str, Any]:
-    """The argument of from_pretrained for it, by its name in the transformers that is here."""
+    """Return the argument of from_pretrained for `dtype`, by its name in this transformers."""
     major, minor = map(int, transformers.__version__.split(".")[:2])
     return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
 
 
 def attend_fully(model: PreTrainedModel) -> bool:
-    """Whether the model was one of BigBird's sparse attention, which is left here.
+    """Replace BigBird's sparse attention by full attention, and return whether it was in use.
 
-    BigBird leaves it at the first batch that is too short for it (704 tokens), for good: what it
-    says of a long text would depend on what came before. Serving begins with a short one.
+    BigBird itself switches for good at the first batch below 704 tokens. Its output for a long text
+    would depend on earlier batches, and serving begins with a short one.
     """
     config: Any = model.config
     if getattr(config, "attention_type", None) != "block_sparse":
@@ -52,12 +52,13 @@ def attend_fully(model: PreTrainedModel) -> bool:
 
 
 def positions_of(model: PreTrainedModel) -> int:
-    """How many tokens the model has positions for; 2**30 if nothing bounds them (T5, XLNet)."""
+    """Return the number of the model's positions; UNBOUNDED if it has no limit (T5, XLNet)."""
     positions: int = getattr(model.config, "max_position_embeddings", None) or UNBOUNDED
-    if positions < 1:  # as XLNet says that it has no bound
+    if positions < 1:  # XLNet: no limit
         positions = UNBOUNDED
     for path, module in model.named_modules():
-        # RoBERTa and its kin (CamemBERT, MPNet, Longformer ...) count from behind the padding's.
+        # In RoBERTa and related models (CamemBERT, MPNet, Longformer ...), positions start after
+        # the padding index.
         if path.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             positions = min(positions, module.num_embeddings - unused)

@@ -1,4 +1,4 @@
-"""Weights that a model's files did not hold: which they are, and that nothing else is random."""
+"""Find the weights that a model's files lack, and check that only a head may be random."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from transformers import PreTrainedModel
 from recipe.errors import ModelError
 
 _OF_A_LAYER = re.compile(r"\.\d+\.|embed(?!.*mask_token)")
-"""In the name of a weight of the model below its head, if it is more than a pooler's, or what
-stands in the place of parts of pictures that pretraining hid."""
+"""Matches names of weights below the head, except those of a pooler and the token that replaced
+masked parts of images in pretraining."""
 
 
 def unread(report: Mapping[str, Any]) -> list[str]:
-    """Names of the weights that from_pretrained did not read from files: those that were not there,
-    or of another shape.
+    """Return the names of weights that the files lack or have in another shape.
 
     Args:
-        report: Its output_loading_info.
+        report: from_pretrained's output_loading_info.
     """
-    # Of transformers 4 a name alone, of 5 with both shapes.
+    # transformers 4 reports names, transformers 5 names with both shapes.
     other = (each if isinstance(each, str) else each[0] for each in report["mismatched_keys"])
     return sorted({*report["missing_keys"], *other})
 
 
 def of_encoder(encoder: PreTrainedModel) -> list[str]:
-    """Those of an encoder that sentence-transformers has loaded, which does not tell: by another
-    look at its files, which takes no memory. None are known of a name on the hub."""
+    """Return the names of weights that the files of a sentence-transformers encoder lack.
+
+    sentence-transformers does not report them, so the files are loaded again, on the meta device.
+    The result is empty for a name on the hub.
+    """
     folder = Path(encoder.name_or_path or os.devnull)
     if (modules := folder / "modules.json").is_file():
         folder /= json.loads(modules.read_text(encoding="utf-8"))[0].get("path", "")
     is_adapted = getattr(encoder, "_hf_peft_config_loaded", False)
     if is_adapted or encoder.config.model_type.startswith("t5gemma"):
-        return []  # whose files are an adapter's; whose weights are of other names there
+        return []  # the files hold an adapter; or weights have other names in them
     if not (folder / "config.json").is_file():
         return []
     loader: Any = type(encoder)
@@ -56,14 +58,14 @@ def of_encoder(encoder: PreTrainedModel) -> list[str]:
 
 
 def check_layers(place: str, model: PreTrainedModel, new: Iterable[str]) -> None:
-    """That nothing below the head but a pooler is new: layers drawn at random are no model.
+    """Check that no weights below the head, except a pooler's, are new and so random.
 
     Args:
-        place: Where the model is, for the message.
-        new: Names of the weights that its files did not hold.
+        place: The model's folder or name, for the message.
+        new: Names of weights that its files lack.
 
     Raises:
-        ModelError: layers or embeddings are new.
+        ModelError: Layers or embeddings are new.
     """
     below = "" if model.base_model is model else f"{model.base_model_prefix}."
     parameters = {weight for weight, _ in model.named_parameters()}
@@ -74,17 +76,16 @@ def check_layers(place: str, model: PreTrainedModel, new: Iterable[str]) -> None
     ]
     if lost:
         raise ModelError(
-            f"The model {place} lacks {len(lost)} weights of its own layers, or has them in other "
-            f"shapes than its config.json says: {', '.join(lost[:3])} ... They would be random.",
-            "Give whole weights that belong to its config.json. If they were saved with the head "
-            "of another task, save them without it: AutoModel.from_pretrained(A)"
-            ".save_pretrained(B).",
+            f"The model {place} lacks {len(lost)} weights of its own layers, or shapes "
+            f"that do not match its config.json: {', '.join(lost[:3])} ... They would be random.",
+            "Give complete weights that match its config.json. If they were saved with the head of "
+            "another task, save them without it: AutoModel.from_pretrained(A).save_pretrained(B).",
         )
 
 
 @contextlib.contextmanager
 def marked_memory() -> Iterator[None]:
-    """Within, torch fills memory that nothing is written to with NaN, so that it is known."""
+    """Let torch fill uninitialised memory with NaN inside the block, so that it can be found."""
     enabled = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -95,18 +96,18 @@ def marked_memory() -> Iterator[None]:
 
 
 def write_biases(place: str, model: PreTrainedModel, new: Iterable[str]) -> None:
-    """Set to 0 the new biases that transformers leaves as memory was: those of the heads of FNet,
-    Longformer, ERNIE and others for masked tokens (losses of 1e33).
+    """Set new biases to 0 that transformers does not initialise.
+
+    The masked-LM heads of FNet, Longformer, ERNIE and others have such biases (losses of 1e33).
 
     Raises:
-        ModelError: something else was left so.
+        ModelError: Another weight was not initialised.
     """
     weights = dict(model.named_parameters())
     for name in (name for name in new if name in weights and bool(weights[name].isnan().any())):
         if not name.endswith("bias"):
             raise ModelError(
-                f"The model {place} lacks its weight {name}, and its own code does not say "
-                "what a new one is.",
-                "Give a model that was saved with it.",
+                f"The model {place} lacks its weight {name}, and its code does not initialise it.",
+                "Give a model that was saved with this weight.",
             )
         torch.nn.init.zeros_(weights[name])

@@ -1,9 +1,9 @@
-"""What the recipe takes from transformers, accelerate and torch that is no part of their interface.
+"""List the private parts of transformers, accelerate and torch that the recipe uses.
 
-It overrides some methods of the Trainer and reads some attributes whose names begin with an
-underscore. A library may drop one with any release, and an override of a method that is gone is
-never called: so each is listed here, with what it is for, and looked for at the start of a training
-(`check`). A test holds this list to the code, and `make test-versions` to each supported version.
+The recipe overrides methods of the Trainer and reads attributes whose names begin with an
+underscore. Any release may drop one, and an override of a method that is gone is never called. So
+`check` looks for each part before training. A test compares this list with the code, and
+`make test-versions` with each supported version.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Seam:
     """`module`, or `module:Class`."""
     name: str
     why: str
-    """What the recipe does with it."""
+    """What the recipe uses it for."""
     parameters: tuple[str, ...] | None = None
-    """What a function must take, by these names and in this order; None for what is no function."""
+    """The first parameters of a function, in order; None for anything else."""
     majors: tuple[int, ...] = BOTH
-    """Versions of transformers that must have it, by their first number."""
+    """Major versions of transformers that must have it."""
     inside: bool = False
-    """Whether instances have it, and the class only code that sets or reads it."""
+    """Whether only instances have it: then the code of the class must mention it."""
 
 
 PARTS = (
@@ -122,21 +122,21 @@ PARTS = (
 
 
 def check() -> None:
-    """See that the installed libraries have every part.
+    """Check that the installed libraries have every part.
 
     Raises:
-        LibraryError: names those that are missing or take other arguments.
+        LibraryError: Names the parts that are missing or take other arguments.
     """
     if wrong := list(missing()):
         raise LibraryError(
-            f"transformers {transformers.__version__} and what it came with lack parts that "
+            f"transformers {transformers.__version__} or its dependencies lack parts that "
             f"training relies on: {'; '.join(wrong)}.",
             "Install versions that this recipe is tested with (docs/IMAGES.md).",
         )
 
 
 def missing() -> Iterator[str]:
-    """A description of each part that is not there, or not as it is needed."""
+    """Yield a description of each part that is missing or takes other arguments."""
     major = int(transformers.__version__.partition(".")[0])
     for part in PARTS:
         if major in part.majors and (what := _lack(part)):
@@ -161,11 +161,11 @@ def _lack(part: Seam) -> str:
     takes = tuple(inspect.signature(getattr(owner, part.name)).parameters)
     if takes[: len(part.parameters)] == part.parameters:
         return ""
-    return f"takes ({', '.join(takes)}), where ({', '.join(part.parameters)}) are given"
+    return f"takes ({', '.join(takes)}) instead of ({', '.join(part.parameters)})"
 
 
 def _mentions(owner: Any, name: str) -> bool:
-    """Whether code of the class sets or reads an attribute of that name."""
+    """Return whether code of the class sets or reads an attribute of that name."""
     return any(
         name in function.__code__.co_names
         for base in owner.__mro__
