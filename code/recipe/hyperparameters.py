@@ -1,4 +1,7 @@
-"""Hyperparameters: one frozen value, checked as a whole. `recipe.arguments` reads it from argv."""
+"""Hold all hyperparameters of a job in one frozen value, and check them together.
+
+`recipe.arguments` parses it from argv.
+"""
 
 from __future__ import annotations
 
@@ -154,10 +157,10 @@ class Hyperparameters(DataSettings, ModelSettings):
     )
     hub_strategy: str | None = documented(None, "When to push: end. every_save does the same.")
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """One line for each hyperparameter that was given and has no effect."""
+    """One line for each hyperparameter that has no effect."""
 
     def __post_init__(self) -> None:
-        """Raises HyperparameterError, which names all values that cannot be."""
+        """Raise HyperparameterError with all invalid values."""
         problems = [*self._out_of_range(), *self._of_other_tasks()]
         if problems:
             raise all_at_once(problems)
@@ -191,7 +194,7 @@ class Hyperparameters(DataSettings, ModelSettings):
         if self.push_to_hub and not self.hub_model_id:
             yield "push_to_hub=True needs the repository's name. Give hub_model_id=owner/name."
         if self.push_to_hub and not self.trains:
-            yield "push_to_hub pushes what is trained, and do_train is False. Leave it out."
+            yield "push_to_hub pushes the trained model, and do_train is False. Leave it out."
         if self.push_to_hub and self.passed.get("hub_revision"):
             yield (
                 f"Hyperparameter hub_revision has value {self.passed['hub_revision']!r}, but the "
@@ -200,7 +203,7 @@ class Hyperparameters(DataSettings, ModelSettings):
 
     @property
     def of_tasks(self) -> Mapping[str, Sequence[str]]:
-        """Of what is given and not every task takes: the tasks that do."""
+        """Return the tasks that take each hyperparameter, of those that are set and not for all."""
         values = {name: getattr(self, name, self.passed.get(name)) for name in _OF_TASKS}
         usual = {item.name: item.default for item in dataclasses.fields(Hyperparameters)}
         return {
@@ -210,7 +213,7 @@ class Hyperparameters(DataSettings, ModelSettings):
         }
 
     def _of_other_tasks(self) -> Iterator[str]:
-        """What is given that the task would pass over."""
+        """Yield a sentence for each hyperparameter that the task would ignore."""
         for name, tasks in self.of_tasks.items():
             if self.task in TASKS and self.task not in tasks:
                 listed = " or ".join(f"task={task}" for task in tasks)
@@ -229,9 +232,9 @@ class Hyperparameters(DataSettings, ModelSettings):
                 )
         if self.task is None and not any(all_tasks_of(self.of_tasks)):
             listed = "; ".join(
-                f"{name} to task={' or '.join(tasks)}" for name, tasks in self.of_tasks.items()
+                f"{name} (task={' or '.join(tasks)})" for name, tasks in self.of_tasks.items()
             )
-            yield f"These hyperparameters belong to no one task: {listed}. Leave some out."
+            yield f"No task takes all of these hyperparameters: {listed}. Leave some out."
         if not (self.trains or self.passed.get("do_eval") or self.predicts):
             yield "do_train=False leaves nothing to do. Give do_eval=True or do_predict=True, too."
         kinds = {"text_column": "text", "prompt_column": "prompt", "completion_column": "prompt"}
@@ -246,16 +249,16 @@ class Hyperparameters(DataSettings, ModelSettings):
 
 
 def all_tasks_of(of_tasks: Mapping[str, Sequence[str]]) -> list[str]:
-    """The tasks that take every hyperparameter in `Hyperparameters.of_tasks`.
+    """Return the tasks that take every hyperparameter in `Hyperparameters.of_tasks`.
 
-    `label_smoothing` excludes none: others call what it does to their labels by the same name.
+    `label_smoothing` excludes none: other trainers use its name for `label_smoothing_factor`.
     """
     narrowing = [tasks for name, tasks in of_tasks.items() if name != _SMOOTHING]
     return [task for task in TASKS if all(task in tasks for tasks in narrowing)]
 
 
 def all_at_once(problems: Sequence[str]) -> HyperparameterError:
-    """One error that names every problem."""
+    """Return one error that lists every problem."""
     if len(problems) == 1:
         return HyperparameterError(problems[0])
     listed = "\n".join(f"- {problem}" for problem in problems)
@@ -272,5 +275,5 @@ _SMOOTHING = "label_smoothing"
 
 @functools.cache
 def own_fields() -> frozenset[str]:
-    """Names of the hyperparameters that the recipe itself decides on."""
+    """Return the names of the recipe's hyperparameters, without those in `passed`."""
     return frozenset(item.name for item in dataclasses.fields(Hyperparameters) if item.metadata)

@@ -31,8 +31,10 @@ class JobSettings:
 
     @property
     def evaluates(self) -> bool:
-        """Whether an evaluation was asked for, or not declined: as in the Trainer, do_eval counts
-        where eval_strategy is not given, or is no."""
+        """Return whether the job evaluates: by default it does.
+
+        As in the Trainer, do_eval counts if eval_strategy is not set, or is no.
+        """
         strategy, do_eval = self.passed.get("eval_strategy"), self.passed.get("do_eval")
         return (
             bool(do_eval) or strategy not in ("no", None) or (strategy is None and do_eval is None)
@@ -40,12 +42,12 @@ class JobSettings:
 
     @property
     def trains(self) -> bool:
-        """Whether the job trains; only do_train=False prevents it."""
+        """Return whether the job trains; only do_train=False prevents it."""
         return self.passed.get("do_train") is not False
 
     @property
     def predicts(self) -> bool:
-        """Whether the job writes predictions."""
+        """Return whether the job writes predictions."""
         return bool(self.passed.get("do_predict"))
 
 

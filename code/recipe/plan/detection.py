@@ -1,4 +1,4 @@
-"""Find the task of a job that names none, by its hyperparameters, data and model."""
+"""Detect the task of a job by its hyperparameters, data and model."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _FILES = 3
 def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tuple[str, str]:
     """Return the job's task and the reason.
 
-    A task that is named is taken; else the only one that takes all hyperparameters, or whose data
-    this certainly is. Text classification reads or refuses data that no other task recognises.
+    The hyperparameter task decides; otherwise the only task that takes all hyperparameters, or that
+    recognises the data for certain. Text classification reads, or refuses, data that no other task
+    recognises.
 
     Raises:
-        HyperparameterError: several tasks can be meant; it lists them with their reasons.
-        DataError: hyperparameters name columns that do not exist.
+        HyperparameterError: Several tasks are possible; the message lists them with their reasons.
+        DataError: Hyperparameters name columns that do not exist.
     """
     if hyperparameters.task is not None:
         return hyperparameters.task, "as given"
@@ -55,12 +56,11 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
             for name, found in recognised.items()
         ]
         raise HyperparameterError(
-            "Hyperparameter task is not given, and the data does not say which it is for:"
-            + "".join(candidates)
+            "Hyperparameter task is not given, and the data fits several tasks:" + "".join(candidates)
         )
     else:
         raise HyperparameterError(
-            "Hyperparameter task is not given, and the data is of none of those that take "
+            "Hyperparameter task is not given, and the data fits none of the tasks that take "
             f"{' and '.join(of_tasks)}.",
             f"Give task={' or task='.join(possible)}.",
         )
@@ -70,7 +70,7 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
 def _recognised(
     possible: Sequence[str], hyperparameters: Hyperparameters, channels: Mapping[str, Path]
 ) -> dict[str, Recognised]:
-    """Return what the first rows of the training data can be, by task."""
+    """Return the tasks that recognise the first rows of the training data, with their reasons."""
     evidence = Evidence(
         channels=channels,
         settings=hyperparameters,

@@ -62,7 +62,7 @@ def test_what_is_certain_is_taken_and_else_the_default(
 
 
 def test_hyperparameters_of_different_tasks_are_refused() -> None:
-    with pytest.raises(HyperparameterError, match=r"no one task.*prompt_column to task=causal-lm"):
+    with pytest.raises(HyperparameterError, match=r"No task takes.*prompt_column .task=causal-lm"):
         parse(["--prompt_column", "a", "--num_labels", "2"])
 
 
