@@ -56,7 +56,8 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
             for name, found in recognised.items()
         ]
         raise HyperparameterError(
-            "Hyperparameter task is not given, and the data fits several tasks:" + "".join(candidates)
+            "Hyperparameter task is not given, and the data fits several tasks:"
+            + "".join(candidates)
         )
     else:
         raise HyperparameterError(

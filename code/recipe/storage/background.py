@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """Runs one function in a thread; the next one waits for it.
-
-    The thread is not a daemon: the process waits for it before it exits.
-    """
+    """Runs one function in a thread; the next one, and the end of the process, wait for it."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._work: Future[None] | None = None
 
     def start(self, work: Callable[[], None]) -> None:
         """Start `work` after the previous work has ended.
@@ -23,24 +20,15 @@ class Background:
             Exception: The error of the previous work.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint")
-        self._thread.start()
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # raised by `check` in the main thread
-            self._failure = error
+        self._work = self._pool.submit(work)
 
     def check(self) -> None:
         """Raise the error of the work, if it has failed, without waiting."""
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        if self._work is not None and self._work.done():
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the work has ended, and raise its error if it failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self.check()
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()

@@ -97,7 +97,10 @@ class Resumable(XlaTrainer):
                     "(full_determinism=True selects deterministic kernels)"
                 )
             self.before = TrainerState.load_from_json(str(checkpoint.path / _STATE))
-            self._restore_beside(checkpoint.path)
+            if names := list(self.files_beside()):
+                is_first = self.is_world_process_zero()
+                beside = {name: (checkpoint.path / name).read_bytes() for name in names if is_first}
+                self.restore(everyones(beside)[0])
         if checkpoint is not None and checkpoint.finished and not self.is_fsdp_enabled:
             self._take_over(checkpoint)
             say(
@@ -155,14 +158,6 @@ class Resumable(XlaTrainer):
 
     def restore(self, files: Mapping[str, bytes]) -> None:
         """Restore from what `files_beside` returned. All processes receive the same files."""
-
-    def _restore_beside(self, folder: Path) -> None:
-        """Read a checkpoint's additional files on the first process, and restore from them."""
-        names, files = list(self.files_beside()), {}
-        if self.is_world_process_zero():
-            files = {name: (folder / name).read_bytes() for name in names}
-        if names:
-            self.restore(everyones(files)[0])
 
     def before_steps(self) -> None:
         """Run the evaluation that was due when the checkpoint was saved, if there was one.
