@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 _BLOCK = 512
@@ -94,7 +95,7 @@ def of_step(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # loads sympy
 
-    numbers = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    numbers = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     names = (_STATE_BYTES[part] for part in _STATE_BYTES if part in setting.optimizer)
     optimizer = numbers * next(names, 8)
     gradients = 0
@@ -107,15 +108,15 @@ def of_step(
             count = layer.weight.numel()
             weights -= layer.weight.nbytes - math.ceil(count * setting.bytes_of_4_bits)
             layer.forward = functools.partial(_of_4_bits, layer)  # type: ignore[method-assign]
-        trained = [each for each in model.parameters() if each.requires_grad]
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
         keeps = setting.processes > 1 or setting.accumulation > 1
         if setting.is_sharded:
-            for each in trained:  # after reduce-scatter, a process keeps only its shard
-                each.register_post_accumulate_grad_hook(_forget)
+            for weight in trained:  # after reduce-scatter, a process keeps only its shard
+                weight.register_post_accumulate_grad_hook(_forget)
         elif keeps:
-            gradients = sum(each.nbytes for each in trained)
-            for each in trained:
-                each.grad = torch.zeros_like(each)
+            gradients = sum(weight.nbytes for weight in trained)
+            for weight in trained:
+                weight.grad = torch.zeros_like(weight)
         inputs = {
             name: fakes.from_tensor(value) if isinstance(value, Tensor) else value
             for name, value in batch.items()
@@ -126,9 +127,9 @@ def of_step(
         with torch.autocast("cpu", setting.dtype, enabled=setting.dtype is not None):
             labels, rows, total = (inputs.pop(name) for name in ("labels", "rows", "total"))
             logits = model(**inputs).logits.float()
-            each = losses(logits, labels, setting.smoothing)
-            loss: Any = (each * (rows >= 0)).sum() / total[0]
-            del logits, each
+            of_samples = losses(logits, labels, setting.smoothing)
+            loss: Any = (of_samples * (rows >= 0)).sum() / total[0]
+            del logits, of_samples
         loss.backward()
     if setting.is_sharded:
         count = setting.processes
@@ -200,17 +201,18 @@ def _without_numbers(model: nn.Module, fakes: Any, setting: Setting) -> int:
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             kept.append(buffer)
             setattr(module, name, fake(buffer))
-    return sum(each.nbytes for each in seen.values())
+    return sum(tensor.nbytes for tensor in seen.values())
 
 
 def _units(model: Any) -> tuple[int, int]:
     """Return the bytes of the largest block that FSDP2 shards, and of the rest of the model."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters
     names = set(getattr(bare, "_no_split_modules", None) or ())
-    blocks = [each for each in bare.modules() if type(each).__name__ in names]
-    inside = {id(weight): weight.nbytes for each in blocks for weight in each.parameters()}
-    root = sum(each.nbytes for each in model.parameters() if id(each) not in inside)
-    return max((sum(w.nbytes for w in each.parameters()) for each in blocks), default=0), root
+    blocks = [module for module in bare.modules() if type(module).__name__ in names]
+    sizes = [sum(weight.nbytes for weight in block.parameters()) for block in blocks]
+    inside = {id(weight) for block in blocks for weight in block.parameters()}
+    root = sum(weight.nbytes for weight in model.parameters() if id(weight) not in inside)
+    return max(sizes, default=0), root
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -223,11 +225,11 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
-        given = {id(each.untyped_storage()) for each in _tensors((args, kwargs))}
-        for each in _tensors(outputs):
-            storage = each.untyped_storage()
+        inputs = {id(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors(outputs):
+            storage = tensor.untyped_storage()
             # Skip weights, inputs and views of them.
-            if storage in self._known or id(storage) in given:
+            if storage in self._known or id(storage) in inputs:
                 continue
             size = -(-storage.nbytes() // _BLOCK) * _BLOCK
             self._known[storage] = size
@@ -240,15 +242,8 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= size
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        for each in values.values():
-            yield from _tensors(each)
-    elif isinstance(values, (list, tuple)):
-        for each in values:
-            yield from _tensors(each)
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 class _GpuCalls(TorchFunctionMode):
@@ -261,8 +256,7 @@ class _GpuCalls(TorchFunctionMode):
         if func in (functional.dropout, torch.dropout):
             return _dropout(*args, **kwargs)
         if func in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
-            args = [_in_float32(each) for each in args]
-            kwargs = {name: _in_float32(each) for name, each in kwargs.items()}
+            args, kwargs = tree_map(_in_float32, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -289,11 +283,11 @@ def _efficient_attention(
     """Call the memory-efficient kernel; without a mask, flash attention keeps as much."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (
-            each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value)
+            tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value)
         )
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         more = query.shape[-3] // key.shape[-3]
-        key, value = (each.repeat_interleave(more, -3) for each in (key, value))
+        key, value = (tensor.repeat_interleave(more, -3) for tensor in (key, value))
     bias = attn_mask
     if bias is not None:
         # A mask is converted to numbers, once for all heads.
