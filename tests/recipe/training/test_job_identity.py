@@ -35,6 +35,15 @@ COVERED = """
     save_on_each_node save_only_model save_steps save_strategy save_total_limit trackio_bucket_id
     trackio_space_id trackio_static_space_id
 """
+# A new field of DataSettings must change the fingerprint of the samples before it is listed here.
+HASHED = """
+    chosen_column class_names completion_column dataset_config_name doc_stride hf_token
+    image_column label_all_tokens label_column label_separator long_texts max_length
+    max_target_length messages_column mlm_probability model_name_or_path num_labels packing
+    per_device_train_batch_size problem_type prompt_column rejected_column sample_by
+    source_lang source_prefix target_lang text_column text_pair_column trust_remote_code
+    whole_word_masking
+"""
 OF_TRANSFORMERS_4 = """
     fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap include_inputs_for_metrics
     include_tokens_per_second logging_dir push_to_hub_model_id push_to_hub_organization
@@ -45,6 +54,7 @@ OF_TRANSFORMERS_4 = """
 def test_no_new_name_is_without_effect_by_chance() -> None:
     classes: tuple[Any, ...] = (Hyperparameters, TrainingArguments)
     names = {item.name for kind in classes for item in dataclasses.fields(kind)}
+    assert set(HASHED.split()) == job_identity.HASHED
     listed = {name for name in job_identity.WITHOUT_EFFECT if "*" not in name}
     covered = {name for name in names if not job_identity.counts(name)}
     covered -= (
