@@ -56,7 +56,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         if server.process.poll() is None:
             server.process.send_signal(signal.SIGTERM)
         try:
-            server.process.wait(40)
+            server.process.wait(90)
         except subprocess.TimeoutExpired:
             server.process.kill()
         server.close()

@@ -361,7 +361,7 @@ def test_streams_are_whole_after_sigterm(server: Running) -> None:
         server.process.send_signal(signal.SIGTERM)
         list(readers)
     assert texts == ["data: [DONE]"] * 8
-    assert server.process.wait(40) == 0
+    assert server.process.wait(90) == 0
     # A zombie's command line is empty.
     lines = [Path(f"/proc/{pid}/cmdline") for pid in processes]
     assert [line.read_text() for line in lines if line.exists() and line.read_text()] == []

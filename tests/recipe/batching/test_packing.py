@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from tests.support.packed_batches import (
     PAD,
     SIZE,
     SMALL,
-    engine_of,
     gradients,
     make,
     samples_of,
@@ -123,43 +121,6 @@ def test_a_padded_step_has_samples_of_many_lengths(spread: bool) -> None:
     within = [lengths[step].std() / lengths.std() for step in steps]
     assert np.mean(within) > 0.9
     assert min(within) > 0.4
-
-
-def train(
-    tmp_path: Path, model: PreTrainedModel, packing: bool, run: batches.Training
-) -> tuple[list[float], PreTrainedModel]:
-    lengths = [run.samples.lengths[rows] for rows in run.rows(2, True)]
-    if packing:
-        packed_encoders.take_packed(model)
-        layout: Any = Packed(plan.shape(lengths), run.size, PAD, 0)
-    else:
-        layout = _PaddedAlike(plan.buckets(lengths), run.size, PAD)
-    trainer = engine_of(tmp_path, model, run, (layout, layout), max_grad_norm=0.5)
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], model
-
-
-class _PaddedAlike(Padded):
-    """Padded, but with the samples in each step that packing would choose."""
-
-    balanced = True
-
-
-@pytest.mark.parametrize(("size", "accumulation"), [(16, 1), (4, 4)])
-def test_packing_does_not_change_what_is_optimised(
-    tmp_path: Path, size: int, accumulation: int
-) -> None:
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    samples = samples_of(tweet_lengths(75))
-    whole = batches.Training(samples=samples, size=16, seed=3)
-    wanted, expected = train(tmp_path, make("bert", **still), False, whole)
-    run = batches.Training(samples=samples, size=size, accumulation=accumulation, seed=3)
-    found, model = train(tmp_path, make("bert", **still), True, run)
-    assert len(wanted) == 9
-    assert wanted[0] > wanted[-1]
-    assert found == pytest.approx(wanted, abs=1e-5)
-    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def test_what_the_table_says_of_packing(make_deberta: Callable[[], PreTrainedModel]) -> None:
