@@ -38,9 +38,10 @@ def may_merge(loaded: LoadedModel) -> bool:
     if not has_fixed_positions(model.config):
         return False
     vocabulary = embeddings_of(model)
-    # Tokens from the whole vocabulary, rarely special ones.
+    # Tokens from the whole vocabulary, rarely special ones. One token is shorter than the
+    # convolutions of Mamba, which transformers 4 computes over the padding.
     long = [(7 + 31 * place) % vocabulary for place in range(14)]
-    prompts = [long[:5], long]
+    prompts = [long[:1], long[:5], long]
 
     def scores(rows: list[list[int]]) -> torch.Tensor:
         """Return what follows each prompt, and then a certain token: (prompts, 2, vocabulary)."""

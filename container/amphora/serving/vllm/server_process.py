@@ -29,7 +29,7 @@ _REMEDIES = {
         " instance."
     ),
     r"unrecognized arguments|invalid choice|invalid .* value|expected .*argument": (
-        "The arguments come from SM_VLLM_* and OPTION_*: SM_VLLM_MAX_MODEL_LEN is --max-model-len."
+        "The arguments come from SM_VLLM_*: SM_VLLM_MAX_MODEL_LEN is --max-model-len."
     ),
 }
 
