@@ -44,3 +44,15 @@ def test_imports_arguments_a_step_a_resume_and_a_prediction(version: Path, tmp_p
     assert found["same"], "a resumed training ends with other weights"
     assert "checkpoint-5" in found["rest"] and "metric step=4 " not in found["rest"]
     assert re.search(r"metric step=5 \{'eval_loss': ", found["rest"]), "the due evaluation"
+
+
+@pytest.mark.versions
+def test_version_4_writes_in_groups_what_each_prompt_alone_gives() -> None:
+    """Also for Mamba, whose convolutions read the padding there, and with OpenAI's biases."""
+    python = ROOT / "build/versions/4.57/bin/python"
+    files = [f"tests/recipe/backend/test_{name}.py" for name in ("prompt_groups", "logprobs")]
+    done = subprocess.run(
+        [python, "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", "mamba or llama or bias"],
+        capture_output=True, text=True, timeout=240, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
