@@ -1,5 +1,8 @@
-"""From a job's channels to queries and the texts that belong to them, or do not: what models of
-sentence vectors and rerankers learn from."""
+"""Load queries with relevant and irrelevant texts, for sentence vectors and rerankers.
+
+The two text columns are not chosen by `columns.choose`: `text_column` names both of them, and
+which pair of names counts also depends on what the columns hold (lists, texts, numbers).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from recipe.data.column_content import is_mark, is_text
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, SURE_LABELS, TWINS, plain
 from recipe.data.columns import check_choices, check_named, given_texts, pair_by_name
 from recipe.data.evidence import CLASSIFIER, Evidence, Recognised
-from recipe.data.files.part import Part, is_string
+from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import Spool
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
@@ -30,10 +33,10 @@ from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
 
 QUERY, TEXTS, SCORES = "query", "texts", "scores"
-"""The columns of what is read: a text, a list of texts, and how well each belongs to the query."""
+"""The columns of the data sets: a query, a list of texts, and the relevance of each text."""
 PAIRS, SCORED, LISTS = "pairs", "scored", "lists"
-"""What data can be: a text that belongs to the query and maybe some that do not; one text and a
-number; texts and a number for each."""
+"""The kinds of data: a relevant text and maybe irrelevant ones; one text and its score; a list of
+texts and their scores."""
 
 QUERY_NAMES = (
     *("anchor", "query", "question", "sentence", "text", "sentence1", "query_text", "title"),
@@ -46,7 +49,7 @@ ANSWER_NAMES = (
     *("answer", "answers", "passage", "document", "doc", "response", "context", "paragraph"),
     *("target", "text", "title", "abstract", "summary", "code"),
 )
-"""What the text that belongs to a query is called where no negatives stand beside it."""
+"""Names of the relevant text if there are no negatives."""
 LIST_NAMES = (
     *("passages.passage_text", "documents", "docs", "passages", "texts", "candidates"),
     *("paragraphs", "answers"),
@@ -65,7 +68,7 @@ _JUDGING = frozenset({
     *("paraphrase", "similar", "similarity", "distance", "score", "correct", "irrelevant", "is"),
     "y",
 })  # fmt: skip
-"""Words in the names of columns that say which texts belong to which."""
+"""Words in the names of columns that may hold the relevance."""
 _JUDGED_ROWS, _MOST_JUDGEMENTS = 1_000, 50
 _SHOWN = 60
 Row = tuple[str, list[str], list[float]]
@@ -81,13 +84,13 @@ SCHEMA = pa.schema([
 class Relevance(DataSets):
     """Data sets with the columns `query`, `texts` and `scores`.
 
-    Of PAIRS the first of `texts` belongs to the query (1.0), and the others do not (0.0).
+    For PAIRS, the first of `texts` is relevant (1.0), and the others are not (0.0).
     """
 
     kind: str
     """PAIRS, SCORED or LISTS."""
     columns: tuple[str, str]
-    """The names of the columns of queries and of texts in the training data."""
+    """The names of the query and text columns in the training data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +105,10 @@ class RelevanceColumns:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows are for vectors of sentences.
+    """Return that the first rows can train sentence vectors.
 
-    Certain if a column is called positive or negative and no classifier is trained; two texts in
-    each row may be for other tasks.
+    Certain if a column is called positive or negative and the model is no classifier; other pairs
+    of texts may be for other tasks.
     """
     chosen = columns_of(evidence)
     if chosen is None or chosen.kind == LISTS:
@@ -113,13 +116,13 @@ def recognise(evidence: Evidence) -> Recognised | None:
     shown = " and ".join((chosen.query, chosen.text, *chosen.negatives[:1]))
     is_named = bool(chosen.negatives) or plain(chosen.text) in POSITIVE_NAMES
     if chosen.kind == PAIRS and is_named:
-        reason = f"columns {shown} hold queries and what belongs to them"
+        reason = f"columns {shown} hold queries and relevant texts"
         return Recognised(reason=reason, certain=evidence.model != CLASSIFIER)
     return Recognised(reason=f"columns {shown} hold pairs of texts", certain=False)
 
 
 def columns_of(evidence: Evidence) -> RelevanceColumns | None:
-    """The columns that the tasks of this module would read in the first rows; None for none."""
+    """Return the columns of the first rows that would be read, or None."""
     if evidence.part is None:
         return None
     try:
@@ -132,8 +135,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings, arrange: Arrange)
     """Read and split the data of a job's channels.
 
     Args:
-        arrange: Called with the kind and the rows of a split (SCHEMA), to make of them what the
-            task takes; it may add to the notes, the same for each split.
+        arrange: Called with the kind and the rows of a split (SCHEMA). Returns them as the task
+            needs them; it may add notes, the same for each split.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
@@ -158,7 +161,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, arrange: Arrange)
                     rows[split].add(some)
                     count += some.num_rows
                 beside = f", negatives {', '.join(chosen.negatives)}" if chosen.negatives else ""
-                score = f", numbers {chosen.score!r}" if chosen.score else ""
+                score = f", scores {chosen.score!r}" if chosen.score else ""
                 columns_shown = f"queries {chosen.query!r}, texts {chosen.text!r}{beside}{score}"
                 columns_read = {chosen.query, chosen.text, chosen.score or "", *chosen.negatives}
                 described.append(
@@ -166,7 +169,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, arrange: Arrange)
                 )
         problems.check()
         tables = {split: spool.table() for split, spool in rows.items()}
-    assert like is not None  # `read_parts` has seen to training data
+    assert like is not None  # `read_parts` checks that
     kind, built = like.kind, {}
     for split, table in tables.items():
         if not table.num_rows:
@@ -174,10 +177,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings, arrange: Arrange)
         least, most = pc.min_max(pc.list_flatten(table[SCORES])).as_py().values()
         if split == "train" and like.kind == SCORED and least == most:
             raise DataError(
-                f"Every row of the training data has {least:g} in column {like.score!r}, from "
-                "which nothing can be learned.",
-                "Leave the column out if all texts belong to their queries, or give rows whose do "
-                "not.",
+                f"Every row of the training data has {least:g} in column {like.score!r}: there is "
+                "nothing to learn.",
+                "Leave the column out if all texts are relevant, or add rows with other scores.",
             )
         if like.kind == SCORED and settings.label_column is None:
             _refuse_entailment(like, table)
@@ -213,54 +215,42 @@ def _refuse_entailment(columns: RelevanceColumns, table: pa.Table) -> None:
         )
 
 
-def choose(part: Part, settings: DataSettings, like: RelevanceColumns | None) -> RelevanceColumns:
-    """The columns of `part`: as the user says, as the training data has them, or by their names.
+def choose(
+    part: Part, settings: DataSettings, like: RelevanceColumns | None
+) -> RelevanceColumns:
+    """Return the columns of a part: those of the training data (`like`), those that
+    hyperparameters name, or those with known names.
 
     Raises:
-        DataError: none can be it, or a column that was named is not there.
+        DataError: columns are missing or not known by name, or an unread one may be the relevance.
     """
     names = part.table.column_names
     if like is not None and {like.query, like.text} <= set(names) and like.score in (None, *names):
         negatives = tuple(name for name in like.negatives if name in names)
         return dataclasses.replace(like, negatives=negatives)
-    by_plain = {plain(name): name for name in reversed(names)}
-    # `pos` and `neg` may be numbers, too.
-    with_texts = {}
-    for each, name in by_plain.items():
-        outer = kind = part.table.schema.field(name).type
-        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            kind = kind.value_type
-        can_be = is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind)
-        # In CSV numbers are strings, too.
-        if is_string(outer):
-            can_be = is_text(part, name)
-        if can_be and not is_mark(part, name):
-            with_texts[each] = name
-    label = settings.label_column
-    listed = [each.strip() for each in (settings.negative_columns or "").split(",") if each]
     check_named(part, settings)
     requested = given_texts(part, settings)
     if requested is not None and requested[1] is None:
         raise DataError(
             f"text_column has value {requested[0]!r}, one column, and this task takes two.",
-            "Name the column of queries and that of the texts: text_column=query,passage.",
+            "Name the columns of queries and of texts: text_column=query,passage.",
         )
-    if settings.negative_columns is None:
-        negatives = tuple(name for each, name in with_texts.items() if _NEGATIVE.fullmatch(each))[
-            ::-1
-        ]
-    else:
-        negatives = tuple(listed)
-    query, text = requested or _by_names(part, with_texts, bool(negatives), label)
-    if text and negatives and label is None:
-        return RelevanceColumns(kind=PAIRS, query=query, text=text, negatives=negatives)
+    by_plain = {plain(name): name for name in reversed(names)}
+    with_texts = {key: name for key, name in by_plain.items() if _can_be_texts(part, name)}
+    negative = [name for key, name in reversed(with_texts.items()) if _NEGATIVE.fullmatch(key)]
+    if settings.negative_columns is not None:
+        listed = settings.negative_columns.split(",")
+        negative = [name.strip() for name in listed if name.strip()]
+    label = settings.label_column
+    query, text = requested or _by_names(part, with_texts, bool(negative), label)
     assert text is not None
+    if negative and label is None:
+        return RelevanceColumns(kind=PAIRS, query=query, text=text, negatives=tuple(negative))
     known = [by_plain[name] for name in _SCORE_NAMES if name in by_plain]
     known = [name for name in known if name not in (query, text)]
     if label is None and len(known) > 1:
         raise DataError(
-            f"{part.path} has several columns that may say how well the texts belong together: "
-            f"{', '.join(known)}.",
+            f"{part.path} has several columns that may be the relevance: {', '.join(known)}.",
             f"Name one of them, as label_column={known[0]}.",
         )
     score = label or next(iter(known), None)
@@ -269,22 +259,29 @@ def choose(part: Part, settings: DataSettings, like: RelevanceColumns | None) ->
         return RelevanceColumns(kind=LISTS, query=query, text=text, score=score)
     if holds_lists and plain(text) in LIST_NAMES[:-1] and requested is None:
         raise DataError(
-            f"{part.path} has lists of texts in {text!r}, and no column says which of them belong "
-            "to the query.",
+            f"{part.path} has lists of texts in {text!r}, and no column has their relevance.",
             "Give a list of labels for each row in a column called labels.",
         )
     if requested is None:
         check_choices(part)
     if score is None and plain(text) not in POSITIVE_NAMES:
-        _refuse_unread_judgement(part, (query, text))
-    return RelevanceColumns(
-        kind=PAIRS if score is None else SCORED, query=query, text=text, score=score
-    )
+        _refuse_unread_relevance(part, (query, text))
+    kind = PAIRS if score is None else SCORED
+    return RelevanceColumns(kind=kind, query=query, text=text, score=score)
 
 
-def _refuse_unread_judgement(part: Part, read: Sequence[str]) -> None:
-    """Raises DataError where a column seems to say which pairs belong together: without it, all of
-    them would be taken to."""
+def _can_be_texts(part: Part, name: str) -> bool:
+    """Return whether a column holds texts, lists of them, or records; `pos` may hold numbers."""
+    outer = kind = part.table.schema.field(name).type
+    while is_list(kind):
+        kind = kind.value_type
+    can_be = is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind)
+    # In a CSV, numbers are strings, too.
+    return (is_text(part, name) if is_string(outer) else can_be) and not is_mark(part, name)
+
+
+def _refuse_unread_relevance(part: Part, read: Sequence[str]) -> None:
+    """Raise DataError if an unread column may be the relevance, as all pairs would be positive."""
     for name in part.table.column_names:
         words = set(re.split(r"[^a-z]+", plain(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name))))
         kind = part.table.schema.field(name).type
@@ -295,60 +292,62 @@ def _refuse_unread_judgement(part: Part, read: Sequence[str]) -> None:
             shown = ", ".join(json.dumps(value, default=str) for value in list(sample)[:3])
             raise DataError(
                 f"{part.path} has a column {name!r} ({shown} ...) beside {read[0]!r} and "
-                f"{read[1]!r}, which may say how well they belong together.",
-                f"Give label_column={name}, with higher numbers for what belongs together; or "
-                "remove the column if all texts belong to their queries.",
+                f"{read[1]!r}, which may be the relevance.",
+                f"Give label_column={name} if higher numbers mean more relevant texts; or remove "
+                "the column if all texts are relevant.",
             )
 
 
 def _by_names(
     part: Part, by_plain: Mapping[str, str], has_negatives: bool, label: str | None
 ) -> tuple[str, str]:
+    """Return the columns of queries and of texts.
+
+    Args:
+        by_plain: Columns that can hold texts, by their plain names.
+
+    Raises:
+        DataError: no two columns are known by name.
+    """
     query = next((name for name in QUERY_NAMES if name in by_plain), None)
-    for known in (POSITIVE_NAMES, LIST_NAMES):
-        text = next(
-            (
-                name
-                for name in known
-                # `pos` alone may be parts of speech.
-                if name in by_plain and name != query and (name != "pos" or has_negatives)
-            ),
-            None,
-        )
-        is_one = known is POSITIVE_NAMES or (
-            text is not None and pa.types.is_nested(part.table.schema.field(by_plain[text]).type)
-        )
-        if query is not None and text is not None and is_one:
-            return by_plain[query], by_plain[text]
+    others = [name for name in by_plain if name != query]
+    # `pos` without negatives may be parts of speech.
+    positives = [name for name in POSITIVE_NAMES if name != "pos" or has_negatives]
+    lists = [name for name in LIST_NAMES if name in others]
+    lists = [name for name in lists[:1]
+             if pa.types.is_nested(part.table.schema.field(by_plain[name]).type)]  # fmt: skip
+    text = next((name for name in (*positives, *lists) if name in others), None)
+    if query is not None and text is not None:
+        return by_plain[query], by_plain[text]
     if (pair := pair_by_name(part, label)) is not None:
         return pair
-    others = [name for name in ANSWER_NAMES if name in by_plain and name != query]
-    if query == "text" and others == ["title"]:
+    answers = [name for name in ANSWER_NAMES if name in others]
+    if query == "text" and answers == ["title"]:
         return by_plain["title"], by_plain["text"]
-    if query is not None and others:
-        return by_plain[query], by_plain[others[0]]
+    if query is not None and answers:
+        return by_plain[query], by_plain[answers[0]]
     beside = " beside the negatives" if has_negatives else ""
     raise DataError(
-        f"{part.path} has no two columns{beside} that are known to be queries and what belongs to "
-        f"them: its columns are {', '.join(part.table.column_names)}.",
+        f"{part.path} has no two columns{beside} that are known as queries and relevant texts: its "
+        f"columns are {', '.join(part.table.column_names)}.",
         "Name them: text_column=query,passage. Known are for example anchor and positive, query "
         "and passage.",
     )
 
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
-    """Rows as a table of SCHEMA."""
+    """Return rows as a table of SCHEMA."""
     of_columns = zip(*rows, strict=True) if rows else ((), (), ())
-    arrays = [pa.array(each, kind) for each, kind in zip(of_columns, SCHEMA.types, strict=True)]
+    arrays = [pa.array(cells, kind) for cells, kind in zip(of_columns, SCHEMA.types, strict=True)]
     return pa.table(arrays, schema=SCHEMA)
 
 
 def rows_of(part: Part, columns: RelevanceColumns, notes: list[str]) -> Iterator[pa.Table]:
-    """The rows of a part, some at a time, in tables of SCHEMA; those without a query or a text are
-    left out, and counted in a note.
+    """Yield the rows of a part in tables of SCHEMA. Rows without a query or text are left out and
+    counted in a note.
 
     Raises:
-        DataError: a value is none that its column can have.
+        DataError: a value is not a text, or not a number, as its column requires.
     """
     names = [columns.query, columns.text, *columns.negatives, columns.score]
     empty = 0
@@ -365,8 +364,8 @@ def rows_of(part: Part, columns: RelevanceColumns, notes: list[str]) -> Iterator
 
 
 def _rows_of(part: Part, at: int, columns: RelevanceColumns, cells: Mapping[str, Any]) -> list[Row]:
-    """What a row of a part says: a row for each text that belongs to the query, or one; none
-    without a query or a text."""
+    """Return the rows of SCHEMA in a row of a part: one for each relevant text, or one; none if it
+    has no query or text."""
     queries = _texts(part, at, columns.query, cells[columns.query])
     texts = _texts(part, at, columns.text, cells[columns.text])
     if len(queries) > 1:
@@ -378,8 +377,8 @@ def _rows_of(part: Part, at: int, columns: RelevanceColumns, cells: Mapping[str,
         if len(scores) != len(texts):
             raise DataError(
                 f"{part.where(at)} has {len(texts)} texts in {columns.text!r} and "
-                f"{len(scores)} numbers in {columns.score!r}.",
-                "Give a number for each text.",
+                f"{len(scores)} scores in {columns.score!r}.",
+                "Give a score for each text.",
             )
         kept = [(text, score) for text, score in zip(texts, scores, strict=True) if text]
         if not (queries and queries[0] and kept):
@@ -392,8 +391,8 @@ def _rows_of(part: Part, at: int, columns: RelevanceColumns, cells: Mapping[str,
         scores = _scores(part, at, str(columns.score), cells[str(columns.score)])
         if len(texts) > 1 or len(scores) > 1:
             raise DataError(
-                f"{part.where(at)} has several texts or numbers, and the row before has one.",
-                "Give one text and one number in each row, or lists in all.",
+                f"{part.where(at)} has several texts or scores, and other rows have one.",
+                "Give one text and one score in each row, or lists in all.",
             )
         return [(queries[0], texts, scores)]
     negatives = [
@@ -407,7 +406,7 @@ def _rows_of(part: Part, at: int, columns: RelevanceColumns, cells: Mapping[str,
 
 
 def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
-    """One text, or several where the cell has a list of texts or of `{"title", "text"}`."""
+    """Return the text of a cell, or the texts of its list (of texts or `{"title", "text"}`)."""
     if isinstance(value, str) and value.lstrip().startswith("[") and value.rstrip().endswith("]"):
         try:
             listed = json.loads(value)
@@ -417,38 +416,43 @@ def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
             value = listed
     values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
     texts = []
-    for each in values:
-        if isinstance(each, Mapping) and isinstance(each.get("text"), str):
-            each = f"{each.get('title') or ''} {each['text']}".strip()
-        if isinstance(each, (int, float)) and not isinstance(each, bool):
-            each = str(each)
-        if not isinstance(each, (str, type(None))):
+    for item in values:
+        if isinstance(item, Mapping) and isinstance(item.get("text"), str):
+            item = f"{item.get('title') or ''} {item['text']}".strip()
+        if isinstance(item, (int, float)) and not isinstance(item, bool):
+            item = str(item)
+        if not isinstance(item, (str, type(None))):
             raise DataError(
                 f"{part.where(row)} has no text in column {column!r}, but "
-                f"{json.dumps(each, default=str)[:_SHOWN]}.",
+                f"{json.dumps(item, default=str)[:_SHOWN]}.",
                 'Give a text, a list of texts, or a list of {"title": ..., "text": ...}.',
             )
-        texts.append((each or "").strip() and str(each))
+        texts.append((item or "").strip() and str(item))
     return texts
 
 
 def _scores(part: Part, row: int, column: str, value: Any) -> list[float]:
+    """Return the score of a cell, or the scores of its list.
+
+    Raises:
+        DataError: one is not a finite number.
+    """
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
             value = json.loads(value)
     names = part.class_names.get(column)
     scores = []
-    for each in value if isinstance(value, (list, tuple)) else [value]:
-        if names is not None and isinstance(each, int) and 0 <= each < len(names):
-            each = names[each]
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if names is not None and isinstance(item, int) and 0 <= item < len(names):
+            item = names[item]
         try:
-            number = float(each)
+            number = float(item)
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
             raise DataError(
-                f"{part.where(row)} has {json.dumps(each, default=str)[:_SHOWN]} in column "
-                f"{column!r}, which is to say by a number how well the texts belong together.",
+                f"{part.where(row)} has {json.dumps(item, default=str)[:_SHOWN]} in column "
+                f"{column!r}, which must hold numbers: the relevance of the texts.",
                 "Give numbers, name their column in label_column, or leave the column out.",
             )
         scores.append(number)

@@ -201,7 +201,7 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
         (
             [{"query": "a", "documents": ["b", "c"], "labels": [1]}] * 9,
             [],
-            ["2 texts", "1 numbers"],
+            ["2 texts", "1 scores"],
         ),
         ([{"query": {"a": 1}, "positive": {"b": 2}}] * 9, [], ["no two columns"]),
         (triplets(9), ["--text_column", "query"], ["one column", "takes two"]),

@@ -1,7 +1,7 @@
-"""One data file to one Arrow table, its format found by looking at its bytes.
+"""Read one data file into one Arrow table; its content decides its format.
 
-FORMATS has a row for each format: how it is told, and what reads it. Texts about formats are made
-of it.
+FORMATS has a row for each format: how to recognise it, and what reads it. Messages about formats
+and docs/DATA.md are made from it.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Format:
     """A row of the table of formats."""
 
     name: str
-    """As people call it."""
+    """Its usual name."""
     suffixes: str
-    """What its files usually end with; they need not."""
+    """The usual suffixes of its files, which do not decide."""
     what: str
     """What is read, for docs/DATA.md."""
     is_one: Callable[[Path], bool]
-    """Whether a file (or folder) is of this format; the first row that says so is taken."""
+    """Returns whether a file or folder has this format; the first such row of FORMATS is used."""
     read: Callable[[Path], Part]
 
 
 def read(path: Path, lone_column: bool = False) -> Part:
-    """The rows of a file, or of a folder written by `Dataset.save_to_disk`.
+    """Return the rows of a file, or of a folder written by `Dataset.save_to_disk`.
 
     Structs become columns of dotted names, categories and bytes of UTF-8 become strings.
 
@@ -76,23 +76,23 @@ def read(path: Path, lone_column: bool = False) -> Part:
 
 
 def format_of(path: Path) -> Format:
-    """The row of the table that a file or folder is read by."""
+    """Return the format of a file or folder."""
     return next(file_format for file_format in FORMATS if file_format.is_one(path))
 
 
 def of_table(path: Path, name: str, table: pa.Table) -> Part:
-    """A table that was read elsewhere, as `read` gives it."""
+    """Return a table that was read elsewhere as a part, like `read`."""
     table = usual_types(path, table)
     features = datasets.Features.from_arrow_schema(table.schema)
     return _flat(Part(path=path, format=name, table=table, class_names=class_names(features)))
 
 
 def is_structured(path: Path, by_names: bool = False) -> bool:
-    """Whether a text file is more than lines of text: any other format, or delimited cells in
-    (nearly) all lines.
+    """Return whether a file has more structure than lines of text: another format, or delimited
+    cells in (nearly) all lines.
 
     Args:
-        by_names: Cells count only if the first line names a text and a label.
+        by_names: Cells count only if the first line names a text and a label column.
     """
     if not is_delimited(path):
         return True
@@ -103,15 +103,15 @@ def is_structured(path: Path, by_names: bool = False) -> bool:
 
 
 def known_formats() -> str:
-    """The names of the formats, for messages."""
+    """Return the names of the formats, for messages."""
     return ", ".join(
         file_format.name for file_format in FORMATS if not file_format.what.startswith("refused")
     )
 
 
 def read_tagged(path: Path) -> Part:
-    """As `read`, where a text file is words with their tags, whatever these look like: one without
-    a known suffix, or with empty lines between lines of as many cells."""
+    """Return the rows of a file like `read`, but read more text files as CoNLL with any tags: those
+    without a known suffix, or with groups of lines of as many cells between empty lines."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if is_delimited(path) and (suffix in (".txt", ".text", "") or has_sentences(path)):
         with memory.bounded(path):
@@ -120,11 +120,11 @@ def read_tagged(path: Path) -> Part:
 
 
 def read_texts(path: Path, sample_by: str) -> Part:
-    """The texts of a plain text file as rows of the column `text`.
+    """Return the texts of a plain text file as rows of the column `text`.
 
     Args:
-        sample_by: `line` (empty ones left out), `paragraph` (between empty lines) or `document`
-            (all of it).
+        sample_by: `line` (without empty ones), `paragraph` (between empty lines) or `document`
+            (the whole file).
 
     Raises:
         DataError: it cannot be read (with its line).
@@ -152,7 +152,7 @@ def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
 
 
 def _groups(lines: Iterator[tuple[int, str]], sample_by: str) -> Iterator[tuple[int, str]]:
-    """The texts that lines are, each with the number of its first line."""
+    """Yield the texts that numbered lines make up, with the number of their first lines."""
     if sample_by == "line":
         yield from lines
         return
@@ -163,7 +163,7 @@ def _groups(lines: Iterator[tuple[int, str]], sample_by: str) -> Iterator[tuple[
 
 
 def _lines_of(stream: io.TextIOBase) -> Iterator[str]:
-    """Lines, some at a time: ended by \\n or \\r\\n, not by \\r alone as the stream's own."""
+    """Yield the lines of a stream, ended by \\n or \\r\\n; its own iterator also splits at \\r."""
     rest = ""
     while read := stream.read(max(_CHARACTERS_AT_ONCE, len(rest))):
         *ended, rest = (rest + read).split("\n")
@@ -177,10 +177,9 @@ _REWRITE = "Write it again, or check that the upload is complete."
 
 
 def _read_binary(path: Path, name: str) -> Part:
-    what = f"{path} is no readable {name} file"
+    what = f"{path} cannot be read as {name}"
     try:
         if name == "save_to_disk":
-            what = f"Data set {path} cannot be read"
             dataset = datasets.load_from_disk(str(path))
             table, features = dataset.with_format("arrow")[:], dataset.features
         elif name == "parquet":
@@ -194,7 +193,7 @@ def _read_binary(path: Path, name: str) -> Part:
             features = datasets.Features.from_arrow_schema(table.schema)
     except (OutputError, DataError, MemoryError):
         raise
-    except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
+    except Exception as error:  # datasets and pyarrow raise anything on damaged files.
         raise DataError(f"{what}: {error}.", _REWRITE) from error
     return Part(path=path, format=name, table=table, class_names=class_names(features))
 
@@ -202,9 +201,8 @@ def _read_binary(path: Path, name: str) -> Part:
 def _read_parquet(path: Path) -> pa.Table:
     stored = pq.ParquetFile(path)
     if any(pa.types.is_dictionary(kind) for kind in stored.schema_arrow.types):
-        return usual_types(
-            path, stored.read()
-        )  # a file of rows has one dictionary for each column, these have more
+        # A mapped file allows one dictionary for each column; these may have more.
+        return usual_types(path, stored.read())
     rows = Spool()
     try:
         rows.add(usual_types(path, stored.schema_arrow.empty_table()))
@@ -217,7 +215,7 @@ def _read_parquet(path: Path) -> pa.Table:
 
 
 def _runs(metadata: pq.FileMetaData) -> Iterator[list[int]]:
-    """Row groups that are read together: an iteration over many keeps more of them in memory."""
+    """Yield runs of row groups to read together; reading many keeps more of them in memory."""
     run: list[int] = []
     rows = size = 0
     for number in range(metadata.num_row_groups):
@@ -232,8 +230,8 @@ def _runs(metadata: pq.FileMetaData) -> Iterator[list[int]]:
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of the classes of each column of ClassLabels, or of lists of them."""
-    # Flattened, a feature within a struct has the dotted name of its column.
+    """Return the class names of each column of ClassLabels, or of lists of them."""
+    # `flatten` gives a feature within a struct the dotted name of its column.
     flat = datasets.Features(features).flatten()
     single = {name: getattr(feature, "feature", feature) for name, feature in flat.items()}
     return {
@@ -251,7 +249,7 @@ def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
         except UnicodeDecodeError as error:
             raise undecodable(path, encoding, error) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is no readable gzip file: {error}.", _REWRITE) from error
+        raise DataError(f"{path} cannot be read as gzip: {error}.", _REWRITE) from error
 
 
 def _starts_with(*marks: bytes) -> Callable[[Path], bool]:
@@ -265,7 +263,7 @@ def _starts_with(*marks: bytes) -> Callable[[Path], bool]:
 
 
 def _is_json(path: Path, character: str) -> bool:
-    """Whether a text begins as JSON does: a bracket alone may be a word of CoNLL, or of a text."""
+    """Return whether a text file starts like JSON; a bracket alone may be a word of a text."""
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if suffixes & set(_DELIMITED_SUFFIXES):
         return False
@@ -284,7 +282,7 @@ def _read_csv(path: Path, lone_column: bool) -> Part:
 
 
 def is_delimited(path: Path) -> bool:
-    """Whether none of the formats before it in the table is the file's."""
+    """Return whether a file has none of the formats before CSV in the table."""
     return format_of(path).name == "CSV"
 
 
@@ -391,11 +389,11 @@ FORMATS: Sequence[Format] = (
 
 
 def _flat(part: Part) -> Part:
-    """Without structs, categories and bytes that are text."""
+    """Return the part without structs, categories and bytes that are UTF-8."""
     table = part.table
     while any(pa.types.is_struct(kind) for kind in table.schema.types):
         flat = table.flatten()
-        # A column that is there already keeps its name.
+        # A column that exists already keeps its name.
         kept = [
             at for at, name in enumerate(flat.column_names) if name not in flat.column_names[:at]
         ]

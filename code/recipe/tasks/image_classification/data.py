@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
 from recipe.data.column_names import LABEL, LABEL_NAMES, plain, split_of
-from recipe.data.columns import Role, check_named, first_known, unknown
+from recipe.data.columns import Role, choose, first_known, unknown
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
@@ -188,12 +188,9 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
         DataError: the column of pictures or of labels is not known, or a file is not there.
     """
     names = part.table.column_names
-    classes = [name for name in names if name in part.class_names]
-    check_named(part, settings)
-    column = settings.label_column or first_known(part, LABEL_NAMES)
-    column = column or (classes[0] if len(classes) == 1 else None)
-    if column is None:
-        raise unknown(part, [Role("label", (), "label_column")])
+    classes = [plain(name) for name in names if name in part.class_names]
+    role = Role(LABEL, (*LABEL_NAMES, *(classes if len(classes) == 1 else ())), "label_column")
+    column = choose(part, [[role]], settings)[LABEL]
     rows = part.table.num_rows
     part = labels.labelled(part, column, is_pair=False)
     if unlabelled := rows - part.table.num_rows:
