@@ -24,6 +24,7 @@ from recipe.data.column_names import (
     PAIR,
     SURE_LABELS,
     TEXT,
+    TEXT_NAMES,
     TOKEN_IDS,
     TYPE_IDS,
     plain,
@@ -150,7 +151,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
     try:
         part, chosen = _choose(part, settings, None, [])
         for column in chosen.read:
-            part = values.with_texts(part, column)
+            values.check_texts(part, column)
         part = values.with_labels(part, chosen.label)
     except DataError as error:
         if not column_content.possible_labels(part, part.table.column_names):
@@ -210,7 +211,7 @@ def _read_splits(
             if unlabelled := rows - part.table.num_rows:
                 notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
             for column in chosen.read:
-                part = values.with_texts(part, column)
+                values.check_texts(part, column)
             part = values.with_labels(part, chosen.label)
             read.setdefault(split, []).append(Read(part=part, columns=chosen))
     problems.check()
@@ -220,30 +221,14 @@ def _read_splits(
 def _choose(
     part: Part, settings: DataSettings, like: Columns | None, notes: list[str]
 ) -> tuple[Part, Columns]:
-    """The columns to read; and the rows of `part` that were accepted, with texts of its words, and
-    classes of its indicators."""
+    """Return the rows that an annotator accepted, and the columns to read of them."""
     columns.check_named(part, settings)
-    part, label = values.with_words(part), settings.label_column
-    if label is None and _are_answers_labels(part, like):
-        label = column_content.ANSWER
+    for name in part.table.column_names:
+        if plain(name) in (*TEXT_NAMES, "tokens", "words"):
+            values.check_untagged(part, name)
+    label = settings.label_column
     part, label = values.with_indicators(accepted(part, label, notes), label)
     return part, columns.of_labelled_texts(part, settings, label, like)
-
-
-def _are_answers_labels(part: Part, like: Columns | None) -> bool:
-    """Whether a tool asked one question of all texts: what was accepted and what was rejected are
-    the only classes that there are."""
-    if like is not None:
-        return like.label == column_content.ANSWER
-    classes = column_content.possible_labels(part, part.table.column_names)
-    others = [name for name in classes if not column_content.is_metadata(part, name)]
-    has_lists = any(is_list(kind) and not pa.types.is_null(kind.value_type)
-                    for kind in part.table.schema.types)  # fmt: skip
-    return (
-        others == [column_content.ANSWER]
-        and column_content.is_mark(part, *others)
-        and not has_lists
-    )
 
 
 def _distinct(read: Read, settings: DataSettings) -> _Distinct:

@@ -194,23 +194,8 @@ def choose(
     return chosen
 
 
-_EXPORTS = {
-    "tokenized_text": "GLiNER's training data. Write a tag for each token (B-PER, I-PER, O) into a "
-    "column ner_tags (task=token-classification).",
-    **dict.fromkeys(
-        ("labeled_data", "data_row.row_data"),
-        "an export of Labelbox. Write its texts and answers into a CSV with the columns text and "
-        "label.",
-    ),
-}
-"""Columns of formats that are not read: what the data is, and what to do."""
-
-
 def unknown(part: Part, missing: Sequence[Role]) -> DataError:
     """Return the refusal of a table without a known column for each role."""
-    if export := first_known(part, list(_EXPORTS)):
-        what, _, remedy = _EXPORTS[plain(export)].partition(". ")
-        return DataError(f"{part.path} is {what}.", remedy)
     plural = "s" if len(missing) > 1 else ""
     pronoun = "them" if plural else "it"
     keys = [role.key or role.what for role in missing]

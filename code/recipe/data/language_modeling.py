@@ -239,7 +239,7 @@ def _chosen(
                 "Name the column of completions in completion_column.",
             )
     if TEXT in chosen:
-        part = values.with_texts(part, chosen[TEXT])
+        values.check_texts(part, chosen[TEXT])
     tools = next((name for name in part.table.column_names if plain(name) == TOOLS), None)
     return _Read(part=part, columns=chosen, tools=tools if MESSAGES in chosen else None)
 

@@ -1,4 +1,4 @@
-"""What the values of a column are: texts, labels, lists written as strings, 0 and 1 for classes."""
+"""Check and convert the values of columns: texts, labels, lists written as strings, indicators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_content import is_something_else, is_text
-from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
+from recipe.data.column_names import LABEL_NAMES, TOKEN_IDS, plain
 from recipe.data.files.part import TAG, Part, is_list, is_number, is_string, token_data
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
@@ -25,12 +25,9 @@ _SAMPLE_ROWS = 1_000
 _AT_ONCE = 10_000
 _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
 _JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
-_PIECES = ("##", "\u2581", "\u0120")
-"""What pieces of words start with, in the vocabularies of BERT, SentencePiece and GPT-2."""
 _TAG_COLUMNS = re.compile(
     r"(ner|pos|chunk|iob|bio|entity|slot|dep)?_?(tags?|labels?|spans?|entities)"
 )
-_WORDS = ("tokens", "words")
 _WHOLE = re.compile(r"[-+]?\d+(\.0+)?")
 _COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
 _MOST_ATOMS = 200
@@ -38,122 +35,70 @@ _SEPARATORS = (";", "|", ",")
 _IDENTIFIERS = ("id", "index", "idx", "guid", "uid", "uuid", "tweet_id", "text_id", "comment_id")
 
 
-def with_words(part: Part) -> Part:
-    """`part` with its column of words as texts, where it has no column of texts.
+def check_texts(part: Part, column: str) -> None:
+    """Check that a column holds texts, or token ids.
 
     Raises:
-        DataError: the words have tags.
-    """
-    lists = []
-    for name in part.table.column_names:
-        kind = part.table.schema.field(name).type
-        if is_list(kind) and is_string(kind.value_type):
-            lists.append(name)
-        elif is_string(kind) and plain(name) in _WORDS:
-            sample = [cell for cell in part.table[name].slice(0, _SAMPLE_ROWS).to_pylist() if cell]
-            if sample and all(isinstance(container(cell), list) for cell in sample):
-                lists.append(name)
-    for name in [name for name in lists if plain(name) in (*TEXT_NAMES, *_WORDS)]:
-        _refuse_tagged(part, name)
-    names = {plain(name): name for name in part.table.column_names}
-    known = next((names[name] for name in (*TEXT_NAMES, *_WORDS) if name in names), None)
-    return with_texts(part, known) if known is not None and known in lists else part
-
-
-def with_texts(part: Part, column: str) -> Part:
-    """`part` with a column of texts as strings: lists of words are joined by spaces.
-
-    Raises:
-        DataError: the column holds something else, which is named with a remedy.
+        DataError: it holds something else; the message has the first value and the remedy.
     """
     if column == TOKEN_IDS:
-        return part
+        return
     if column in part.mixed:
         raise DataError(
-            f"{part.mixed[column]} has a list or a record in column {column!r}, where other rows "
-            "have something else.",
+            f"{part.mixed[column]} has a list or a record in column {column!r}, unlike other rows.",
             _NAME_TEXTS,
         )
     values = part.table[column]
-    kind = values.type
-    if pa.types.is_null(kind):
+    if pa.types.is_null(values.type):
         raise DataError(f"Column {column!r} of {part.path} has no value in any row.", _NAME_TEXTS)
-    are_lists = is_list(kind)
-    if not are_lists:
-        if not is_string(kind):
-            raise _no_text(part, column, f"is of type {kind}", values)
-        sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
-        if sample and all(is_number(value) for value in sample):
-            raise _no_text(part, column, "holds numbers", values)
-        if sample and all(_DATE.fullmatch(value.strip()) for value in sample):
-            raise _no_text(part, column, "holds dates", values)
-        if what := is_something_else(sample):
-            raise _no_text(part, column, what, values)
-        parsed = [container(value) for value in sample]
-        if not sample or any(value is None for value in parsed):
-            return part
-        if not all(isinstance(value, list) for value in parsed):
-            raise _no_text(part, column, "holds records written as strings", values)
-    _refuse_tagged(part, column)
-
-    def joined() -> Iterator[pa.Table]:
-        for _, piece in part.pieces(column):
-            rows = piece.table[column].to_pylist() if are_lists else _as_lists(piece, column)
-            texts = [_of_words(piece, row, words, column) for row, words in enumerate(rows)]
-            yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
-
-    schema = pa.schema([(column, pa.large_string())])
-    return part.with_column(column, spooled(schema, joined())[column])
-
-
-def _of_words(part: Part, row: int, words: list[Any] | None, column: str) -> str | None:
-    if words is not None and not all(isinstance(word, str) for word in words):
-        raise DataError(
-            f"{part.where(row)} has no text in column {column!r}, but a list of something else "
-            f"than words: {json.dumps(words, default=str)[:60]}.",
-            _NAME_TEXTS,
-        )
-    if any(word.startswith(_PIECES) for word in words or ()):
-        raise DataError(
-            f"{part.where(row)} has pieces of words in column {column!r}: "
-            f"{json.dumps(words)[:60]}.",
-            "Give the texts, or their token ids in a column called input_ids.",
-        )
-    return None if words is None else " ".join(words)
-
-
-_NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
-
-
-def _no_text(part: Part, column: str, what: str, values: pa.ChunkedArray) -> DataError:
-    first = next((value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value), None)
-    shown = first if isinstance(first, str) else json.dumps(first, default=str)
-    return DataError(
-        f"Column {column!r} of {part.path} is no text: it {what} (such as {shown[:60]!r}).",
+    sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
+    what = None
+    if not is_string(values.type):
+        what = "holds lists" if is_list(values.type) else f"is of type {values.type}"
+    elif sample and all(is_number(value) for value in sample):
+        what = "holds numbers"
+    elif sample and all(_DATE.fullmatch(value.strip()) for value in sample):
+        what = "holds dates"
+    elif sample and all(container(value) for value in sample):
+        what = "holds lists or records, written as strings"
+    else:
+        what = is_something_else(sample)
+    if what is None:
+        return
+    check_untagged(part, column)
+    shown = sample[0] if isinstance(sample[0], str) else json.dumps(sample[0], default=str)
+    raise DataError(
+        f"Column {column!r} of {part.path} is not text: it {what}, such as {shown[:60]!r}.",
         f"{_NAME_TEXTS.removesuffix('.')}, or write it as strings; the columns are "
         f"{', '.join(part.table.column_names)}.",
     )
 
 
-def _refuse_tagged(part: Part, column: str) -> None:
-    """Raises DataError where another column has a tag for each word."""
+_NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
+
+
+def check_untagged(part: Part, column: str) -> None:
+    """Raise DataError if another column has a tag for each word of this one."""
     rows = part.table[column].slice(0, _SAMPLE_ROWS).to_pylist()
-    words = [container(row) if isinstance(row, str) else row for row in rows]
-    lengths = [len(row) for row in words if isinstance(row, list)]
+    lengths = [len(row) for row in map(_parsed, rows) if isinstance(row, list)]
     for name in part.table.column_names:
-        if name == column or not _TAG_COLUMNS.fullmatch(plain(name)):
+        if not lengths or name == column or not _TAG_COLUMNS.fullmatch(plain(name)):
             continue
         others = part.table[name].slice(0, _SAMPLE_ROWS).to_pylist()
-        if others and isinstance(others[0], str):
-            others = [container(other) for other in others if other]
-        tagged = [len(row) for row in others if isinstance(row, list)]
-        if tagged and tagged == lengths:
+        if [len(row) for row in map(_parsed, others) if isinstance(row, list)] == lengths:
             what = f"column {name!r} has a tag for each word of column {column!r}"
             raise token_data(str(part.path), what)
 
 
+def _parsed(value: Any) -> Any:
+    return container(value) if isinstance(value, str) else value
+
+
 def container(value: str) -> list[Any] | dict[str, Any] | None:
-    """The list or record that a string is written from, by JSON or Python."""
+    """Return the list or record that a string holds, as JSON or Python; None for other strings.
+
+    Lists as NumPy prints them, whose items cannot be separated reliably, become [None].
+    """
     text = value.strip()
     if not (text.startswith("[") and text.endswith("]")) and not (
         text.startswith("{") and text.endswith("}")
@@ -165,15 +110,14 @@ def container(value: str) -> list[Any] | dict[str, Any] | None:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         return parsed if isinstance(parsed, (list, dict)) else None
-    # numpy writes ['a' 'b'] and [0 1 1].
     return [None] if re.fullmatch(r"\[[\d\s.]*\]", text) else None
 
 
 def _as_lists(part: Part, column: str) -> list[list[Any] | None]:
-    """The lists that the strings of a column are written from.
+    """Return the lists that the strings of a column hold.
 
     Raises:
-        DataError: a row is no list, or one that numpy wrote, whose items cannot be told apart.
+        DataError: a row is not a list, or one as NumPy prints it.
     """
     rows: list[list[Any] | None] = []
     for row, value in enumerate(part.table[column].to_pylist()):
@@ -182,7 +126,7 @@ def _as_lists(part: Part, column: str) -> list[list[Any] | None]:
         if value and (by_numpy or not isinstance(parsed, list)):
             raise DataError(
                 f"{part.where(row)} has {value[:60]!r} in column {column!r}, where other rows have "
-                "lists written as strings" + (", in numpy's way." if by_numpy else "."),
+                "lists written as strings" + (", as NumPy prints them." if by_numpy else "."),
                 'Write lists as JSON: ["a", "b"].',
             )
         rows.append(parsed if isinstance(parsed, list) else None)
@@ -190,10 +134,10 @@ def _as_lists(part: Part, column: str) -> list[list[Any] | None]:
 
 
 def with_labels(part: Part, column: str) -> Part:
-    """`part` with lists of labels that are written as strings as lists.
+    """Return the part with lists instead of the strings that hold lists of labels.
 
     Raises:
-        DataError: the labels are of words or of spans of a text.
+        DataError: these are labels of words or of spans of a text.
     """
     kind = part.table.schema.field(column).type
     if is_list(kind):
@@ -236,7 +180,7 @@ def with_labels(part: Part, column: str) -> Part:
 
 
 def _written(part: Part, column: str) -> Iterator[str]:
-    """The strings of a column that have more than spaces, each at least once."""
+    """Yield the distinct strings of a column, some repeatedly, without blank ones."""
     for _, piece in part.pieces(column):
         yield from (
             text for text in piece.table[column].unique().to_pylist() if text and text.strip()
@@ -244,16 +188,16 @@ def _written(part: Part, column: str) -> Iterator[str]:
 
 
 def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | None]:
-    """Columns of 0 and 1, one for each class, as one column of their names.
+    """Replace columns of 0 and 1, one for each class, by one column of classes.
 
-    They are those that label_column names with commas; or all columns but the texts and those of
-    identifiers, where these are two or more with a single 1 in each row, or three or more.
-
-    Args:
-        asked: The hyperparameter label_column.
+    These are the columns that label_column names, with commas; or all columns but texts and
+    identifiers, if there are three or more, or two with a single 1 in each row.
 
     Returns:
-        The part, and the name of the new column; `asked` where there are no such columns.
+        The part and the name of the new column, or label_column if there are no such columns.
+
+    Raises:
+        DataError: a column that label_column names holds other values.
     """
     names = part.table.column_names
     if label_column is not None:
@@ -280,8 +224,8 @@ def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | N
         no_texts = {name for name in others if not is_text(part, name)}
         if len(columns) < 2 or set(columns) != no_texts:
             return part, None
-    of_columns = [_indicators(part, name) for name in columns]
-    has = np.stack([each for each in of_columns if each is not None], axis=1)
+    indicators = [_indicators(part, name) for name in columns]
+    has = np.stack([column for column in indicators if column is not None], axis=1)
     counts = has.sum(axis=1)
     single = bool((counts == 1).all())
     if label_column is None and not single and len(columns) < 3:
@@ -295,7 +239,7 @@ def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | N
 
 
 def _indicators(part: Part, name: str) -> npt.NDArray[np.int8] | None:
-    """The column as integers [rows], where all its values are 0 or 1."""
+    """Return a column as integers [rows] if all its values are 0 or 1."""
     values = part.table[name]
     if pa.types.is_nested(values.type) or pa.types.is_boolean(values.type):
         return None
@@ -307,7 +251,7 @@ def _indicators(part: Part, name: str) -> npt.NDArray[np.int8] | None:
 
 
 def integers(part: Part, column: str) -> set[int] | None:
-    """The integers in a column of labels, or in its lists; None where it holds other values."""
+    """Return the integers in a column of labels, or in its lists; None if it has other values."""
     flat = _flat(part, column)
     if any(isinstance(value, (list, dict)) for value in flat):
         return None
@@ -318,12 +262,12 @@ def integers(part: Part, column: str) -> set[int] | None:
 
 
 def strings(part: Part, column: str) -> set[str]:
-    """The strings in a column of labels, or in its lists."""
+    """Return the strings in a column of labels, or in its lists."""
     return {value.strip() for value in _flat(part, column) if isinstance(value, str)}
 
 
 def _flat(part: Part, column: str) -> list[Any]:
-    """The values of a column of labels, or of its lists, each at least once."""
+    """Return the distinct values of a column of labels, or of its lists."""
     values = part.table[column]
     if not is_list(values.type):
         return [] if pa.types.is_nested(values.type) else list(values.unique().to_pylist())
@@ -333,8 +277,8 @@ def _flat(part: Part, column: str) -> list[Any]:
 
 
 def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
-    """`part` with each integer of a column of labels, or of its lists, as its position in `codes`;
-    -1 and nothing stay."""
+    """Replace each integer of a column of labels, or of its lists, by its position in `codes`; -1
+    and null stay."""
     positions = {code: at for at, code in enumerate(codes)}
 
     def position(value: Any) -> int | None:
@@ -357,11 +301,11 @@ def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
 
 
 def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
-    """See that strings that are taken for classes are not something else, where nobody said so.
+    """Check that strings are classes, if problem_type does not say so.
 
     Raises:
-        DataError: they are dates; or numbers with decimal commas; or several classes in a cell: of
-            the labels with a separator, most pieces are labels elsewhere, too.
+        DataError: they are dates, numbers with decimal commas, or several classes in one cell (most
+            pieces between separators are labels of other rows).
     """
     distinct: set[str] = set()
     for part, column in parts:
@@ -371,37 +315,37 @@ def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
         distinct |= {value.strip() for value in values.unique().to_pylist() if value}
     one_class = "or problem_type=single_label_classification if each of them is one class."
     part, column = parts[0]
-    if distinct and all(_DATE.fullmatch(each) for each in distinct):
+    if distinct and all(map(_DATE.fullmatch, distinct)):
         raise DataError(
             f"Column {column!r} of {part.path} holds dates, such as {min(distinct)!r}.",
             f"Name the column of the classes in label_column, {one_class}",
         )
-    if any("," in each for each in distinct) and all(map(_COMMAS.fullmatch, distinct)):
+    if any("," in label for label in distinct) and all(map(_COMMAS.fullmatch, distinct)):
         raise DataError(
             f"Column {column!r} of {part.path} holds numbers with commas, such as "
-            f"{next(each for each in sorted(distinct) if ',' in each)!r}.",
+            f"{next(label for label in sorted(distinct) if ',' in label)!r}.",
             "Write numbers with points; give label_separator=',' if these are several classes, "
             f"{one_class}",
         )
     for separator in _SEPARATORS:
-        cut = {each: {piece.strip() for piece in each.split(separator)} for each in distinct}
-        several = {each for each, pieces in cut.items() if len(pieces) > 1}
-        atoms = {piece for text in several for piece in cut[text]}
-        shared = [atom for atom in atoms if sum(atom in pieces for pieces in cut.values()) > 1]
+        cut = {label: {atom.strip() for atom in label.split(separator)} for label in distinct}
+        several = {label for label, atoms in cut.items() if len(atoms) > 1}
+        atoms = {atom for label in several for atom in cut[label]}
+        shared = [atom for atom in atoms if sum(atom in others for others in cut.values()) > 1]
         if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
             example = min(several)
             raise DataError(
                 f"Column {column!r} of {part.path} has labels such as {example!r}, which look like "
-                f"several with {separator!r} between.",
+                f"several separated by {separator!r}.",
                 f"Give label_separator={separator!r}, {one_class}",
             )
 
 
 def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
-    """The rows of a data set in its order, `at_once` at a time, as its format `arrow` has them.
+    """Yield the rows of a data set in its order, `at_once` at a time, as Arrow tables.
 
-    Of chosen rows (`Dataset.select`) `datasets` cuts each out of its table by itself, which takes
-    some 20 microseconds a row; here each piece of the table is asked once for all of its rows.
+    After `Dataset.select`, `datasets` slices its table once for each row, in some 20 microseconds;
+    this takes all rows of a chunk at once.
     """
     if split._indices is None:
         yield from split.with_format("arrow").iter(at_once)
@@ -412,15 +356,17 @@ def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
 
 
 class Gathering:
-    """Rows of a table by their numbers, in any order, each piece of it asked once for all of its
-    rows: Arrow's own `take` would put the pieces together first, in memory."""
+    """Gathers rows of a table by their numbers, in any order, chunk by chunk.
+
+    Arrow's own `take` would concatenate the chunks in memory first.
+    """
 
     def __init__(self, table: pa.Table) -> None:
         self._pieces = table.to_batches()
         self._ends = np.cumsum([piece.num_rows for piece in self._pieces], dtype=np.int64)
 
     def at(self, numbers: Any) -> pa.Table:
-        """The rows of some numbers, int64 [rows], one at least."""
+        """Return the rows with some numbers, int64 [rows], at least one."""
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order]
         owners = np.searchsorted(self._ends, ascending, side="right")
@@ -435,20 +381,20 @@ class Gathering:
 
 
 def column(split: datasets.Dataset, name: str) -> Any:
-    """A column of numbers [rows], or of as many numbers in each row [rows, numbers]; fractions as
+    """Return a column of numbers [rows], or of lists of one length [rows, numbers]; fractions as
     float32."""
     numbers = split.select_columns([name])
     kind = numbers.data.schema.field(name).type if len(split) else pa.null()
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        # As below, without a look at each number.
+        # The same as below, without a Python object for each number.
         chunks = [table[name].to_numpy() for table in tables(numbers, _AT_ONCE)]
         flat = np.concatenate(chunks)
         return flat.astype(np.float32 if flat.dtype.kind == "f" else np.int64, copy=False)
     if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
         lists = [table[name].combine_chunks() for table in tables(numbers, _AT_ONCE)]
-        widths = {n for each in lists for n in pc.unique(pc.list_value_length(each)).to_pylist()}
+        widths = {n for rows in lists for n in pc.unique(pc.list_value_length(rows)).to_pylist()}
         if len(widths) == 1 and None not in widths and 0 not in widths:
-            flat = np.concatenate([each.flatten().to_numpy(zero_copy_only=False) for each in lists])
+            flat = np.concatenate([rows.flatten().to_numpy(zero_copy_only=False) for rows in lists])
             return flat.astype(np.float32, copy=False).reshape(len(split), *widths)
     batches = [np.asarray(batch[name]) for batch in numbers.with_format("numpy").iter(_AT_ONCE)]
     values = np.concatenate(batches) if batches else np.empty(0, dtype=np.int64)

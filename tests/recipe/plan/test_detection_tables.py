@@ -138,14 +138,14 @@ add("doccano comments", lambda n:{"id":n,"data":s(),"label":[o("pos","neg")]},
 add("labelstudio csv ner", lambda n:{"id":n,"text":"Ada "+s(),"label":[{"start":0,"end":3,"text":"Ada","labels":["PER"]}],"annotator":1,"annotation_id":n,"created_at":"2024-01-01","lead_time":1.5},
     "token-classification")
 add("labelbox", lambda n:{"ID":f"c{n}","Labeled Data":s(),"Label":{"classifications":[{"title":"mood","answer":{"value":"good"}}]}},
-    "! an export of Labelbox & columns text and label")
+    "! its columns are ID, Labeled Data")
 add("openai classification", lambda n:{"prompt":s()+"\n\n###\n\n","completion":o(" pos"," neg")},
     "encoder,masked: ? text-classification causal-lm; decoder: causal-lm; t5: ? text-classification text2text-generation")
 # tokens
 add("conll2003", lambda n:{"id":str(n),"tokens":["Ada","saw","Rome"],"pos_tags":[22,38,22],"chunk_tags":[11,21,11],"ner_tags":[1,0,5]},
     "token-classification")
 add("gliner", lambda n:{"tokenized_text":["Ada","saw","Rome"],"ner":[[0,0,"person"],[2,2,"city"]]},
-    "! GLiNER's training data & column ner_tags")
+    "! columns are tokenized_text, ner")
 add("universal ner kaggle", lambda n:{"Sentence #":n,"Sentence":"Ada saw Rome","POS":"['NNP','VBD','NNP']","Tag":"['B-per','O','B-geo']"},
     "token-classification")
 add("spacy", lambda n:["Ada saw "+s(),{"entities":[[0,3,"PER"]]}],
@@ -285,7 +285,7 @@ add("Prodigy's spans without hashes", lambda n: {**annotated(n), "_input_hash": 
 add("Prodigy's classes", lambda n: {"text": s(), "label": o("A", "B"), "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
     'text-classification | 40 rows of FILE were not accepted')
 add("Prodigy's one class", lambda n: {"text": s(), "label": "SPORT", "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
-    'text-classification | 2 labels: accept (20 rows), reject (20 rows)')
+    '! one class only')
 add("yelp", lambda n: {"review_id": f"r{n}", "stars": 1 + n % 5, "useful": n % 6, "funny": n % 3, "text": s(), "date": "2018-07-07"},
     '! label_column=stars or label_column=useful')
 add("airline tweets", lambda n: {"tweet_id": n, "airline_sentiment": o("neutral", "positive"), "name": f"u{n}", "airline": o("United", "Delta"), "retweet_count": n % 2, "text": s()},

@@ -21,7 +21,6 @@ from recipe.runtime import memory
 
 _METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPACE = re.compile(r"[ \t\n\r]*")
 _LINES = (".jsonl", ".ndjson")
 _OF_FILES = ("data", "rows", "records", "examples", "instances", "items", "samples")
 """What a list of all rows is called."""
@@ -48,21 +47,14 @@ Read = Callable[[], Iterator[_Block]]
 """Each call reads all rows from the first one on."""
 
 
-class _NoList(Exception):
-    """A document is no list of values, or not a whole one."""
-
-
 def read_json(path: Path, encoding: str) -> Part:
     """The rows of one JSON document.
 
     Raises:
         DataError: it is no JSON, or no rows (with its line).
     """
-    try:
-        return _part(path, "json", lambda: _items(path, encoding))
-    except _NoList:
-        with open_text(path, encoding) as stream:
-            text = stream.read()
+    with open_text(path, encoding) as stream:
+        text = stream.read()
     _tell_if_short(path, len(text))
     try:
         document = json.loads(text)
@@ -70,47 +62,6 @@ def read_json(path: Path, encoding: str) -> Part:
         raise _bad_json(path, getattr(error, "lineno", 1), error) from error
     rows = _rows_of(path, document)
     return _part(path, "json", lambda: iter([_Block(rows, None)]))
-
-
-def _items(path: Path, encoding: str) -> Iterator[_Block]:
-    """Yield the items of a document that is a list of some, a few megabytes at a time.
-
-    Raises:
-        _NoList: at any time; what came before is of no use then.
-    """
-    decode, rest, opening = json.JSONDecoder().raw_decode, "", "["
-    with open_text(path, encoding) as stream:
-        while read := stream.read(max(_CHARACTERS_AT_ONCE, len(rest))):
-            text, done, values = rest + read, 0, list[Any]()
-            while True:
-                at = _no_space(text, done)
-                if at < len(text) and text[at] == "]" and opening == ",":
-                    if (text[at + 1 :] + stream.read()).strip():
-                        raise _NoList
-                    yield _Block(values, None)
-                    return
-                if at < len(text) and text[at] != opening:
-                    raise _NoList
-                try:
-                    value, end = decode(text, _no_space(text, at + 1))
-                except json.JSONDecodeError:
-                    break  # it ends further on, if at all
-                except (RecursionError, ValueError) as error:
-                    raise _NoList from error
-                if _no_space(text, end) == len(text):
-                    break  # so may a number
-                values.append(value)
-                done, opening = end, ","
-            rest = text[done:]
-            if values:
-                yield _Block(values, None)
-    raise _NoList
-
-
-def _no_space(text: str, at: int) -> int:
-    """Where the first character from `at` on is that is no space, or the end of the text."""
-    match = _SPACE.match(text, at)
-    return len(text) if match is None else match.end()
 
 
 def _rows_of(path: Path, document: Any) -> list[Any]:

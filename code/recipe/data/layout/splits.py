@@ -44,7 +44,7 @@ def by_names(
     """
     notes: list[str] = []
     paths = _of_configurations(root, paths, requested, notes)
-    named = {path: _split_of_path(root, path, paths) for path in paths}
+    named = {path: _split_of_path(root, path) for path in paths}
     present = {split for split in named.values() if split is not None}
     unnamed = [path for path, split in named.items() if split is None]
     files = {
@@ -84,29 +84,25 @@ def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
     return named_parts
 
 
-def _split_of_path(root: Path, path: Path, paths: Sequence[Path]) -> str | None:
-    """The split that a path names; the innermost name counts, unless it would train on what an
-    outer one keeps from training."""
+def _split_of_path(root: Path, path: Path) -> str | None:
+    """Return the split that a path names: the innermost name counts.
+
+    Raises:
+        DataError: a file named after training lies in a folder of another split.
+    """
     named = _named_parts(root, path)
     if not named:
         return None
     *outer, (_, innermost) = named
     kept = next((at for at, split in outer if split != TRAIN), None)
-    if innermost != TRAIN or kept is None:
-        return innermost
-    # my-test-run/train.csv beside my-test-run/test.csv: the outer name is of all of it.
-    prefix = path.relative_to(root).parts[: kept + 1]
-    inside = [each for each in paths if each.relative_to(root).parts[: kept + 1] == prefix]
-    inner = {named[-1][1] for each in inside if (named := _named_parts(root, each))[-1][0] > kept}
-    outside = {split for each in paths if each not in inside
-               for _, split in _named_parts(root, each)[-1:]}  # fmt: skip
-    if len(inner) > 1 and TRAIN not in outside:
-        return innermost
-    raise DataError(
-        f"{path}: {prefix[-1]!r} says that it is {split_of(prefix[-1])} data, and its own name "
-        "that it is for training.",
-        "Rename one of them.",
-    )
+    if innermost == TRAIN and kept is not None:
+        folder = path.relative_to(root).parts[kept]
+        raise DataError(
+            f"{path}: the folder {folder!r} names {split_of(folder)} data, and the file training "
+            "data.",
+            "Rename one of them.",
+        )
+    return innermost
 
 
 def _of_configurations(

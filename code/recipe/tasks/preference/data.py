@@ -91,7 +91,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     tables: dict[str, list[pa.Table]] = {}
     like: dict[str, str] = {}
     kinds: dict[bool, Path] = {}
-    is_prefixed = True
     for split, part in read_parts(places, notes):
         with problems.noted():
             columns = choose(part, [_ROLES], settings, like)
@@ -100,7 +99,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
             kinds.setdefault(usable.are_talks, part.path)
             read.setdefault(split, []).append(part)
             tables.setdefault(split, []).append(usable.table)
-            is_prefixed = is_prefixed and usable.is_prefixed
             for why, (count, first) in usable.left_out.items():
                 notes.append(
                     f"{count} of {part.table.num_rows} pairs are not used: {why} (the first: "
@@ -114,9 +112,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
         )
     whole = {split: pa.concat_tables(of_split) for split, of_split in tables.items()}
     are_talks = True in kinds
-    if not are_talks and is_prefixed:
-        notes.append("Every answer begins with its prompt, which is read once.")
-        whole = {split: spooled(_SCHEMA, _without_prompts(each)) for split, each in whole.items()}
     if empty := [split for split in read if not whole[split].num_rows]:
         told = " ".join(note for note in notes if "not used" in note)
         raise DataError(
@@ -145,8 +140,6 @@ class _Usable:
     table: pa.Table
     """Of texts; of lists of messages as JSON."""
     are_talks: bool
-    is_prefixed: bool
-    """Whether each answer is a text that begins with its prompt."""
     left_out: Mapping[str, tuple[int, int]]
     """By the reason: how many rows, and the first of them."""
 
@@ -177,10 +170,10 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
     names: list[str] = part.table.column_names
     status = [name for name in names if plain(name) == _STATUS and name not in columns.values()]
     left_out: dict[str, tuple[int, int]] = {}
-    is_prefixed = True
+    prefixed = 0
 
     def triples() -> Iterator[pa.Table]:
-        nonlocal is_prefixed
+        nonlocal prefixed
         for first, batch in part.batches([*columns.values(), *status]):
             cells = {
                 what: _values(part, first, batch[name].to_pylist(), name, what in talks)
@@ -201,13 +194,19 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
                     continue
                 if talks:
                     parted = json.dumps(parted[0]), json.dumps(parted[1]), json.dumps(parted[2])
-                elif not all(answer.startswith(parted[0]) for answer in parted[1:]):
-                    is_prefixed = False
+                else:
+                    prefixed += all(answer.startswith(parted[0]) for answer in parted[1:])
                 usable.append(parted)
             of_columns = list(zip(*usable, strict=True)) or [(), (), ()]
             yield pa.table(dict(zip(_SCHEMA.names, of_columns, strict=True)), _SCHEMA)
 
     table = spooled(_SCHEMA, triples())
+    if PROMPT in columns and table.num_rows == prefixed > 0:
+        raise DataError(
+            f"Every answer of {part.path} begins with its prompt in column {columns[PROMPT]!r}, "
+            "which would be read twice.",
+            "Remove the column of prompts: what both answers begin with is the prompt.",
+        )
     without, _ = left_out.get(NO_PROMPT, (0, 0))
     if PROMPT not in columns and without > _MOST_WITHOUT_PROMPT * part.table.num_rows:
         raise DataError(
@@ -216,7 +215,7 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
             f"{', '.join(part.table.column_names)}.",
             "Name the column of prompts in the hyperparameter prompt_column.",
         )
-    return _Usable(table=table, are_talks=bool(talks), is_prefixed=is_prefixed, left_out=left_out)
+    return _Usable(table=table, are_talks=bool(talks), left_out=left_out)
 
 
 def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bool) -> list[Any]:
@@ -239,16 +238,6 @@ def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bo
         else:
             cells[row - first] = str(value)
     return cells
-
-
-def _without_prompts(table: pa.Table) -> Iterator[pa.Table]:
-    """Rows whose answers begin with their prompt without that beginning; and without those rows of
-    which nothing follows it."""
-    for batch in table.to_batches(_AT_ONCE):
-        texts = zip(*(batch[name].to_pylist() for name in _SCHEMA.names), strict=True)
-        rows = [(p, a[len(p) :], b[len(p) :]) for p, a, b in texts if p not in (a, b)]
-        of_columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        yield pa.table(dict(zip(_SCHEMA.names, of_columns, strict=True)), _SCHEMA)
 
 
 def _is_talk(value: Any) -> bool:

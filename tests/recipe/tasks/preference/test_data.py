@@ -56,8 +56,6 @@ GOOD, BAD = said("a:so"), said("a:no idea")
         ),
         # rm-static: a prompt that the answers do not repeat
         ({"prompt": HH, "chosen": " A", "rejected": " B"}, (HH, " A", " B")),
-        # ... and one that they do
-        ({"prompt": "Q?", "chosen": "Q? yes", "rejected": "Q? no"}, ("Q?", " yes", " no")),
         # texts with one beginning: a word is not cut in two, and a space goes with the answer
         ({"chosen": "Is it? It can.", "rejected": "Is it? It cannot."}, ("Is it? It", " can.", " cannot.")),
         ({"chosen": "Q:\nyes", "rejected": "Q:\nno"}, ("Q:\n", "yes", "no")),
@@ -155,6 +153,7 @@ def test_conversations_that_are_no_preference(given: tuple[Any, Any, Any], why: 
         ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "images": ["a.png"]}],
          ["'images'", "TRL"]),
         ([{"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}], ["status", "tie"]),
+        ([{"prompt": "Q?", "chosen": "Q? yes", "rejected": "Q? no"}], ["begins with its prompt"]),
         ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}],
          ["'tools'", "remove the column 'tools'"]),
         ([{"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}],
