@@ -215,9 +215,7 @@ def _refuse_entailment(columns: RelevanceColumns, table: pa.Table) -> None:
         )
 
 
-def choose(
-    part: Part, settings: DataSettings, like: RelevanceColumns | None
-) -> RelevanceColumns:
+def choose(part: Part, settings: DataSettings, like: RelevanceColumns | None) -> RelevanceColumns:
     """Return the columns of a part: those of the training data (`like`), those that
     hyperparameters name, or those with known names.
 
