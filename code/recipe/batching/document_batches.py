@@ -1,11 +1,11 @@
-"""Documents to batches for learning the next token; which tokens are learned is said for each.
+"""Make batches of documents for next-token prediction. Each token says whether it is learned.
 
-A batch is laid out as that of any samples (`batches`), and beside it has, of one size for all
-batches but a rare fuller one: `places`, where in the flattened blocks a token stands whose
-successor is learned; `targets`, that successor (`NOT_LEARNED` where a place is unused); `owners`,
-the number of its document in the batch. So a model's head runs on these places only. `answers`
-[documents, 2] has the shape of their sums; whole numbers, as inputs with a fraction are rounded by
-a model that is sharded in bfloat16.
+A batch has the tensors of any samples (`batches`), and these, whose size is the same for all
+batches but a rare fuller one: `places`, the positions in the flattened blocks of tokens whose
+successors are learned; `targets`, these successors (`NOT_LEARNED` in unused places); `owners`, the
+number of the document in the batch. The model's head is computed for these places only. `answers`
+[documents, 2] has the shape of the model's sums. It holds integers, since a model sharded in
+bfloat16 rounds inputs with fractions.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ NOT_LEARNED = -100
 
 @dataclass(frozen=True)
 class Documents(Samples):
-    """Samples that are documents. The label of each is how many of its tokens are learned."""
+    """Samples that are documents. The label of a document is its number of learned tokens."""
 
     learned: Rows
     """Whether each of `token_ids` is learned; the first one of a document never is."""
 
     def weight(self, rows: Rows) -> int:
-        """Learned tokens of the documents at `rows`: the loss is the mean over these."""
+        """Return the learned tokens of the documents at `rows`, over which the loss is the mean."""
         return int(self.labels[rows].sum())
 
     def successors(self, row: int) -> tuple[Rows, Rows]:
-        """Offsets in a document whose successor is learned, and these successors."""
+        """Return the offsets in a document whose successors are learned, and these successors."""
         span = self.span(row)
         at = np.flatnonzero(self.learned[span])
         return at - 1, self.token_ids[span.start + at]
@@ -44,7 +44,7 @@ class DocumentLayout(Beside):
     """A layout of documents."""
 
     learned: int
-    """Most learned tokens in a batch, but for a rare one."""
+    """Most learned tokens in a batch; a rare batch has more."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return the tensors of the documents, and what is learned."""
@@ -52,15 +52,15 @@ class DocumentLayout(Beside):
         batch, first = self.laid(samples, rows)
         source, owner, within = samples.places(rows)
         at = np.flatnonzero(samples.learned[source])
-        # Where the token before it stands: the first one of a document is never learned.
+        # The position of the token before it; the first token of a document is never learned.
         places = (first[owner] + within)[at] - 1
         targets = samples.token_ids[source[at]]
         return batch | of_places(places, targets, owner[at], len(first), self.learned)
 
 
 def of_places(places: Rows, targets: Rows, owners: Rows, documents: int, learned: int) -> Batch:
-    """Return `places`, `targets` and `owners` in `learned` places; in more, by steps of a quarter,
-    where that is more; and `answers` for so many documents."""
+    """Return `places`, `targets` and `owners` of size `learned`, enlarged in steps of a quarter if
+    there are more, and `answers` for the documents."""
     step = max(1, learned // 4)
     size = learned + step * max(0, -(-(len(places) - learned) // step))
     arrays = {

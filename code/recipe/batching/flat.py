@@ -1,5 +1,5 @@
-"""One row of tokens in which samples stand end to end: the shape of a batch for attention of
-varying lengths (`recipe.models.flat_attention`), in the place of blocks of one shape."""
+"""The shape of a batch for variable-length attention (`recipe.models.flat_attention`): one row with
+all samples end to end, instead of blocks."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Row:
         return np.zeros(len(lengths), dtype=np.int64)
 
     def fitting(self, lengths: Rows) -> Row:
-        """This row, or a longer one if samples of these lengths need it."""
+        """Return this row, or a longer one if samples of these lengths need it."""
         step = max(_MULTIPLE, _rounded(self.length // 8))
         lacking = max(0, int(lengths.sum()) - self.length)
         longest = max(self.longest, int(lengths.max(initial=1)))
         return replace(self, length=self.length + -(-lacking // step) * step, longest=longest)
 
     def starts(self, lengths: Rows, size: int) -> npt.NDArray[np.int32]:
-        """Return where each sample begins, and where the row ends; always as many for batches of at
-        most `size` samples.
+        """Return where each sample begins, and where the row ends; as many numbers for all batches
+        of at most `size` samples.
 
-        What no sample fills is cut into pieces of at most `longest` tokens: attention computes no
-        more of a piece, and what it leaves out may be no number.
+        The unused end is cut into pieces of at most `longest` tokens, since attention computes no
+        more tokens of a piece, and those that it skips may be NaN.
         """
         ends = np.cumsum(lengths)
         real = int(ends[-1]) if len(ends) else 0
@@ -56,7 +56,7 @@ class Row:
 
 
 def row(lengths: list[Rows]) -> Row:
-    """Return a row that each of some batches fits into.
+    """Return a row into which each of the batches fits.
 
     Args:
         lengths: Tokens of each sample of each batch.

@@ -1,12 +1,11 @@
-"""Which samples make an optimizer step, and where each of them lies. Numbers only, no tensors.
+"""Choose the samples of each optimizer step, and their places in blocks. No tensors.
 
-Everything here is a pure function of its arguments. A step has exactly as many samples as was
-asked for, as in any other Trainer. What is chosen is *which* ones: samples are dealt out so that
-the steps of an epoch have nearly equal sums of tokens. So one block shape fits every step with
-little padding, and the number of steps in an epoch, the schedule and the loss stay those of
-unpacked training.
+Everything here is a pure function of its arguments. A step has exactly the requested number of
+samples, as in any other Trainer, but *which* samples is chosen so that the steps of an epoch have
+nearly equal sums of tokens. So one block shape fits every step with little padding, and the number
+of steps in an epoch, the schedule and the loss are those of unpacked training.
 
-All of it takes time in proportion to the samples (but for sorting), whatever the size of a step.
+Apart from sorting, the time is proportional to the number of samples, for any size of a step.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 VERSION = 6
-"""Of the rules in this module. Others would go on with a checkpoint's epoch in another order."""
+"""The version of the rules in this module: a resumed epoch needs the same order of samples."""
 PORTION = 1 << 21
-"""Samples that are planned together: an epoch of more is planned as it goes on."""
+"""Samples that are planned together; a larger epoch is planned portion by portion."""
 ALIGNMENT = 4
-"""Block lengths are multiples of this, as matrix units and attention kernels like it."""
+"""Block lengths are multiples of this, which suits matrix units and attention kernels."""
 _JITTER = 0.1
 _WANTED_FILL = 0.95
 _OF_THE_POSSIBLE = 0.99
@@ -42,8 +41,8 @@ _BUCKETS_TRIED = 1_024
 # Attention and its mask cost more the longer a block is: at this length as much as all the rest
 # (measured with MiniLM's shape and dropout, see docs/LAB.md).
 _EVEN_LENGTH = 320
-# The same with the attention of recipe.models.cpu_kernels, by which padding is weighed: so little
-# is padded only where it surely pays.
+# The same with the attention of recipe.models.cpu_kernels, by which padding is judged, so that
+# samples are padded only if that is certainly faster.
 _EVEN_LENGTH_OF_KERNELS = 900
 _SURELY = 0.95
 
@@ -55,15 +54,15 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> Se
     """Return the rows of each optimizer step of an epoch: each row once, `size` in all steps but
     the last.
 
-    Of more rows than `PORTION` each step has rows of one of as large portions, drawn at random, and
-    a portion is planned when the first of its steps is asked for.
+    More than `PORTION` rows are divided at random into portions of that size, each of which is
+    planned when its first step is requested.
 
     Args:
         lengths: Tokens of each sample.
         size: Samples in a step, over all processes and accumulated batches.
-        balanced: Whether steps get like sums of tokens, to be packed; else they are drawn at
-            random, each with its longest samples first, to be padded. Of steps of samples that are
-            alike, what goes with length is learned worse (docs/LAB.md).
+        balanced: Whether steps get similar sums of tokens, for packing; else they are drawn at
+            random and sorted by length, for padding. Steps of samples of one length would learn
+            worse what correlates with length (docs/LAB.md).
     """
     if len(lengths) > PORTION:
         return _Portions(lengths, size, seed, epoch, balanced)
@@ -74,8 +73,7 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> Se
 def _planned(
     order: Rows, lengths: Rows, size: int, random: np.random.Generator, balanced: bool
 ) -> list[Rows]:
-    """Return the steps of the rows in `order`, which is random; with fewer rows only the last
-    one."""
+    """Return the steps of the rows in `order`, which is random; only the last may be smaller."""
     if balanced:
         dealt = _deal(order, lengths, size, random)
     else:
@@ -162,7 +160,7 @@ def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> li
     random = np.random.default_rng(seed)
     order = random.permutation(len(lengths))
     if balanced:
-        # As if all steps had as many, some of them a sample without tokens, which is then left out.
+        # Empty samples make all steps equally large; they are removed afterwards.
         size = -(-len(order) // count)
         none = np.arange(len(order), size * count)
         filled = np.append(lengths, np.zeros_like(none))
@@ -187,13 +185,13 @@ def split(step: Rows, lengths: Rows, parts: int, size: int, balanced: bool) -> l
     """Return the rows of each of the `parts` batches of a step, `size` at most in each; some may be
     empty.
 
-    Batches get like sums of tokens, or (not balanced) neighbours in length.
+    Batches get similar sums of tokens, or (not balanced) samples of similar lengths.
     """
     if not balanced:
         return np.array_split(step, parts)
     if parts == 1:
         return [step]
-    # Each of the rows, longest first, to the batch with the fewest tokens that has room for one.
+    # Longest first, each row goes to the batch with the fewest tokens that is not full.
     batches: list[list[int]] = [[] for _ in range(parts)]
     heap = [(0, number) for number in range(parts)]
     rows = _longest_first(step, lengths)
@@ -229,7 +227,7 @@ def _cut(rows: Rows, size: int) -> list[Rows]:
 
 
 def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
-    """Return lengths to sort by. By length alone, the same samples would meet in every epoch."""
+    """Return lengths to sort by. By exact lengths, every epoch would have the same steps."""
     if random is None:
         return lengths
     jittered: Rows = lengths * random.uniform(1 - _JITTER, 1 + _JITTER, len(lengths))
@@ -237,27 +235,26 @@ def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
 
 
 def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | None) -> list[Rows]:
-    """Return steps with like sums of tokens: one sample of each of `size` length classes in each
-    step.
+    """Return steps with similar sums of tokens: each has one sample of each of `size` length
+    classes.
 
-    In a class, the longest goes to the step that has the fewest tokens so far. Classes whose
-    samples are all of one length need no such choice, so that the work does not grow with `size`.
-    Sums that are more equal can be had from small steps by giving short samples to the step of a
-    long one, but a model learns worse from these: the composition of a step then depends on its
-    longest sample (docs/LAB.md).
+    In a class, the longest sample goes to the step with the fewest tokens so far. Classes of one
+    length need no choice, so that the work does not grow with `size`. Adding short samples to the
+    step of a long one would make the sums of small steps more equal, but a model learns worse from
+    such steps, whose composition depends on their longest sample (docs/LAB.md).
 
     Args:
         order: Positions of samples, in random order.
         lengths: Tokens of each sample.
         size: Samples in a step; the last one may have fewer.
-        random: Draws the steps; without it they are the same each time.
+        random: Draws the steps; None for steps that are the same each time.
     """
     rows = _longest_first(order, lengths)
     if len(rows) <= size:
         return [rows] if len(rows) else []
     count, rest = divmod(len(rows), size)
     starts = np.arange(size + 1) * len(rows) // size
-    larger = np.flatnonzero(np.diff(starts) > count)  # these give one to the last step, too
+    larger = np.flatnonzero(np.diff(starts) > count)  # each of these gives one to the last step
     for_last = starts[larger]
     if random is not None:
         for_last = for_last + random.integers(0, count + 1, len(larger))
@@ -275,22 +272,22 @@ def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | N
 
 @dataclass(frozen=True)
 class Shape:
-    """`rows` blocks of `length` tokens: what one packed batch is."""
+    """The shape of a packed batch: `rows` blocks of `length` tokens."""
 
     rows: int
     length: int
 
     @property
     def tokens(self) -> int:
-        """Return the places for tokens in a batch."""
+        """Return the tokens of a batch, padding included."""
         return self.rows * self.length
 
     def place(self, lengths: Rows) -> Rows:
-        """Return the number of the block that each sample is laid into.
+        """Return the number of the block of each sample.
 
-        Longest first, each into the fullest block that has room for it; where that takes more than
-        `rows` blocks, in other orders, the same each time. Where all do, in more blocks: no sample
-        is longer than a block, so that there is always a place.
+        Longest first, each sample goes into the fullest block with room for it. If that takes more
+        than `rows` blocks, other orders are tried, the same ones each time; if all take more, more
+        blocks are used.
 
         Raises:
             ValueError: a sample is longer than a block.

@@ -1,8 +1,8 @@
-"""A data set in tokens, and which host has which of its rows.
+"""A tokenised data set, and which host has which of its rows.
 
-What a task adds to `Samples` it adds in a subclass, whose arrays have a value for each token
-(beside `token_ids`: look them up by `places` or `span`) or for each row (`labels`: look them up by
-the number of the row). So they hold too where each host has rows of its own.
+Tasks extend `Samples` by subclasses. Their arrays have a value for each token, indexed by `places`
+or `span` like `token_ids`, or a value for each row, indexed by the number of the row like `labels`.
+Code that indexes them so also works if the data is sharded over hosts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPARE = 1 << 30
 
 
 class Exchange(Protocol):
-    """What `recipe.runtime.device.everyones` does: a value of each process, by rank."""
+    """The type of `recipe.runtime.device.everyones`, which gathers a value of each process."""
 
     def __call__(self, value: Any, /) -> list[Any]: ...
 
@@ -41,13 +41,13 @@ class Shards:
     """Which host has which rows: those of the first host come first, then those of the next."""
 
     starts: tuple[int, ...]
-    """[hosts + 1]: the number of each host's first row, and at last that of all rows."""
+    """[hosts + 1]: the number of each host's first row, then the number of all rows."""
     host_of: tuple[int, ...]
     """[processes]: the number of the host of each process."""
     lengths: Rows
     """[rows]: tokens of each row of all hosts."""
     digest: str
-    """Tells the data of all hosts apart from others."""
+    """A digest of the data of all hosts."""
 
     @property
     def hosts(self) -> int:
@@ -72,14 +72,14 @@ class Samples:
 
     token_ids: Rows
     starts: Rows
-    """Where each sample starts in `token_ids`, and at last where the data ends; of a sharded data
-    set, of this host's samples only: `span` and `places` look them up."""
+    """Where each sample starts in `token_ids`, then the end of the data; if sharded, of this host's
+    samples only, which `span` and `places` take into account."""
     labels: Any
     """An array [samples] or [samples, labels]; of a sharded data set, of all hosts' samples."""
     types: Rows | None = field(default=None, kw_only=True)
-    """The type of each of `token_ids`, where a tokenizer tells them apart: the texts of a pair."""
+    """The token type of each of `token_ids`, if the tokenizer has types (texts of a pair)."""
     shards: Shards | None = field(default=None, kw_only=True)
-    """Who has which rows, where each host has rows of its own."""
+    """The rows of each host, if the data is sharded over hosts."""
     first: int = field(default=0, kw_only=True)
     """The number of this host's first row."""
 
@@ -105,11 +105,11 @@ class Samples:
         return self.lengths
 
     def weight(self, rows: Rows) -> int:
-        """Return what the samples at `rows` weigh in a mean of losses: one each."""
+        """Return the weight of the samples at `rows` in the mean loss: 1 for each sample."""
         return len(rows)
 
     def in_epoch(self, seed: int, epoch: int) -> Samples:
-        """As an epoch of a training sees them: the same each time, for the same arguments."""
+        """Return the samples as masked or augmented in an epoch; a function of the arguments."""
         return self
 
     def fingerprint(self) -> str:
@@ -135,7 +135,7 @@ class Samples:
         return ids
 
     def types_of(self, row: int) -> Rows:
-        """Return the types of the tokens of one sample, of `types` that are there."""
+        """Return the token types of one sample; `types` must not be None."""
         assert self.types is not None
         types: Rows = self.types[self.span(row)]
         return types
@@ -156,10 +156,9 @@ class Samples:
 def sharded(
     samples: Some, hosts: Sequence[str], rank: int, exchange: Exchange
 ) -> tuple[Some, list[int]]:
-    """Return the samples of all hosts, of which this host has its own; all processes call it
-    together.
+    """Return the samples of all hosts, with the tokens of this host's samples only.
 
-    Lengths and labels of all rows are on each process then (2 to 12 bytes a row), tokens are not.
+    Lengths and labels of all rows (2 to 12 bytes a row) are exchanged; all processes call it.
 
     Args:
         hosts: The name of the host of each process.
@@ -170,11 +169,11 @@ def sharded(
     """
     names = list(dict.fromkeys(hosts))
     host = names.index(hosts[rank])
-    # The processes of a host have the same rows: one of them tells.
-    tells = hosts.index(hosts[rank]) == rank
+    # The processes of a host have the same rows, so one of them sends them.
+    sends = hosts.index(hosts[rank]) == rank
     lengths = np.diff(samples.starts)
     narrow = lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
-    of_hosts = exchange((narrow, samples.labels, samples.fingerprint()) if tells else None)
+    of_hosts = exchange((narrow, samples.labels, samples.fingerprint()) if sends else None)
     by_host = [of_hosts[hosts.index(name)] for name in names]
     rows = [len(part) for part, *_ in by_host]
     digests = " ".join(digest for *_, digest in by_host)
@@ -197,12 +196,12 @@ def sharded(
 
 
 def ragged(split: datasets.Dataset, name: str, kind: Any) -> tuple[Rows, Rows]:
-    """Return a column of lists: its items one after the other, and where each list starts and the
-    last one ends.
+    """Return the concatenated items of a column of lists, and the start of each list with the end
+    of the last one.
 
-    Of a data set that lies in files itself and is large, the items are a file beside these, which
-    all processes of a host map, and which is there when a job is started again; in memory where
-    the disk has no room for it, which a line says.
+    The items of a large data set in files are written to a file next to them, which all processes
+    of a host map and a restarted job finds. Without disk space they are kept in memory, which a log
+    line reports.
     """
     counts = [np.zeros(1, dtype=np.int64)]
     if not len(split):  # which `datasets` does not map: it may lack the column

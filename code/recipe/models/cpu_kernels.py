@@ -1,10 +1,10 @@
-"""Training on a CPU: dropout and attention that cost a fraction of PyTorch's, and memory kept.
+"""Faster dropout and attention for training on a CPU, and memory that is kept between steps.
 
-PyTorch draws a dropout mask number by number, and its attention with dropout and a mask takes the
-long way round; both together cost a third of a step of packed tweets, and giving each step's
-memory back to the system a fifth. Its attention's backward pass in bfloat16 takes several times
-as long as products of matrices do (docs/LAB.md). What is computed stays the same function, drawn
-from the same generator, whose state a checkpoint holds.
+PyTorch draws a dropout mask number by number, and its attention with dropout and a mask is not
+fused. Both together cost a third of a step of packed tweets, and returning the memory of each step
+to the system costs a fifth. The backward pass of its attention in bfloat16 takes several times as
+long as matrix products (docs/LAB.md). Results are those of the same functions, and random numbers
+come from the same generator, whose state is in checkpoints.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from recipe.models import lora
 
 ATTENTION = "cpu_packed"
-"""What `config._attn_implementation` says of a model with `attend`, for packed blocks."""
+"""The `config._attn_implementation` of a model with `attend`, for packed blocks."""
 PADDED_ATTENTION = "cpu_padded"
-"""What it says of one with `attend_padded`."""
+"""The same with `attend_padded`."""
 _LONGEST = 256
 """Tokens: the scores that `attend` keeps for the backward pass grow with their square."""
 _VECTOR, _MOST_SPARE = 32, 15
-"""PyTorch's softmax in bfloat16 takes 2 to 5 times as long for keys that are no multiple of 32; up
-to so many more, which nothing attends to, cost less (docs/LAB.md)."""
+"""PyTorch's softmax in bfloat16 takes 2 to 5 times as long if the number of keys is not a multiple
+of 32. Up to 15 additional, masked keys cost less (docs/LAB.md)."""
 _LEVELS = 1 << 16
 _LOWEST = -(1 << 15)
 _ALL_BITS = -(1 << 63)
@@ -40,9 +40,9 @@ _dropout = functional.dropout
 
 
 def keep_memory() -> None:
-    """Let the C library keep freed memory for the next step, where it is glibc.
+    """Let glibc keep freed memory for the next step.
 
-    Else it maps and unmaps each gradient of an embedding anew, 4 kB at a time.
+    By default it maps and unmaps each gradient of an embedding again, 4 kB at a time.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -53,10 +53,10 @@ def keep_memory() -> None:
 
 
 def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = False) -> None:
-    """Give this process the dropout below, and `model` an attention below where its class allows.
+    """Use the dropout below in this process, and an attention below in `model` if its class allows.
 
-    All of the process: BART and its like call PyTorch's function and have no layer for it, and what
-    gradient checkpointing computes again must be dropped as it was before.
+    The whole process uses it, since BART and similar models call PyTorch's function instead of a
+    layer, and recomputation by gradient checkpointing needs the same dropout.
 
     Args:
         packed_attention: Whether it gets `attend`, for masks among samples in blocks.
@@ -75,14 +75,14 @@ def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = F
 
 
 def _can_be_set(model: Any) -> bool:
-    """Return whether the attention of `model` is one of a table, from which it takes what has its
-    name: BART and T5, which do not say that they support other backends, are models like that."""
+    """Return whether `model` looks its attention up by name in transformers' table; BART and T5 do,
+    although they do not declare that they support other backends."""
     can_be = getattr(model, "_can_set_attn_implementation", None)
     return can_be is not None and bool(can_be())
 
 
 def noise(like: Tensor, p: float) -> Tensor:
-    """Return 0 with a chance of p (to 16 bits), else 1 / (1 - p), for each element of `like`.
+    """Return 0 with probability p (to 16 bits), else 1 / (1 - p), for each element of `like`.
 
     16 random bits decide on an element: four of them come from one draw of the generator.
     """
@@ -101,7 +101,7 @@ def noise(like: Tensor, p: float) -> Tensor:
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As functional.dropout, which nn.Dropout calls, too; on a CPU with `noise`."""
+    """Replace functional.dropout, which nn.Dropout calls too; on a CPU it uses `noise`."""
     if not training or not 0 < p <= 1 or input.device.type != "cpu":
         return _dropout(input, p, training, inplace)
     return input.mul_(noise(input, p)) if inplace else input * noise(input, p)
@@ -123,7 +123,7 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention as transformers' AttentionInterface asks for it.
+    """Return attention in the form of transformers' AttentionInterface.
 
     Args:
         query, key, value: [rows, heads, length, width].

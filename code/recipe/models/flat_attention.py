@@ -1,13 +1,13 @@
-"""Attention among samples that stand end to end in one row: each token sees its own sample only.
+"""Attention of samples that are end to end in one row; each token attends to its sample only.
 
-On a CUDA device of compute capability 8.0 and later this is PyTorch's own flash attention for
-samples of varying length, which has dropout, windows, grouped queries and gradients: no blocks, no
-mask, and no place where a sample does not fit. Everywhere else the same interface is computed
-sample by sample, which is slow and is what tests hold the models to.
+On CUDA devices of compute capability 8.0 and later, this is PyTorch's variable-length flash
+attention, with dropout, windows, grouped queries and gradients: no blocks, no mask, and no sample
+that does not fit. Other devices compute the same interface sample by sample, which is slow; tests
+compare models with it.
 
-A model gets it by `use`; a call is flat if it has `cu_seq_lens_q`, the offset of each sample in the
-row and the row's end, as transformers' own flash attention takes them. All other calls (a padded
-batch, generation) are scaled dot product attention with its mask.
+A model gets it by `use`. A call is flat if it has `cu_seq_lens_q`, the offset of each sample in the
+row and the end of the row, as transformers passes them to flash attention. All other calls (padded
+batches, generation) use scaled dot product attention with a mask.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from transformers.masking_utils import sdpa_mask
 from recipe.models import lora
 
 ATTENTION = "flat"
-"""What `config._attn_implementation` says of a model that takes flat batches."""
+"""The `config._attn_implementation` of a model that takes flat batches."""
 _LOWEST_CAPABILITY = (8, 0)
 _WIDEST_HEAD = 256
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def why_not(config: Any, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why a model is not given flat batches on a device; None if it can be.
+    """Return why a model cannot take flat batches on a device; None if it can.
 
     Args:
         config: Of the model.
         device: Where it is trained.
-        dtype: What attention is computed in: that of autocast, if it is on.
+        dtype: The precision of attention: that of autocast, if it is on.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return "attention of varying lengths is for CUDA devices"
@@ -58,7 +58,7 @@ def why_not(config: Any, device: torch.device, dtype: torch.dtype) -> str | None
 
 
 def use(model: Any) -> None:
-    """Let `model` take flat batches beside those that it always took."""
+    """Let `model` also take flat batches."""
     AttentionInterface.register(ATTENTION, attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     inner = lora.bare(model)
@@ -72,8 +72,7 @@ def is_used(config: Any) -> bool:
 
 @contextlib.contextmanager
 def by_flash() -> Iterator[None]:
-    """A block in which flat batches are computed by flash attention on every device: for tensors
-    that have no numbers."""
+    """Compute flat batches by flash attention on every device in this block, for fake tensors."""
     AttentionInterface.register(ATTENTION, functools.partial(attend, is_flash=True))
     try:
         yield
@@ -82,7 +81,7 @@ def by_flash() -> Iterator[None]:
 
 
 def as_taken(mask: Tensor, config: Any) -> Tensor:
-    """Return a mask of what is attended to as a model takes it: boolean for scaled dot product
+    """Return an attention mask in the form that a model takes: boolean for scaled dot product
     attention, added to the scores for all others."""
     if config._attn_implementation in ("sdpa", ATTENTION):
         return mask
@@ -90,10 +89,9 @@ def as_taken(mask: Tensor, config: Any) -> Tensor:
 
 
 def inputs_of(starts: Tensor, longest: int) -> dict[str, Any]:
-    """Return what a model's forward is called with beside its `input_ids` and `position_ids` [1,
-    tokens].
+    """Return a model's inputs besides its `input_ids` and `position_ids` [1, tokens].
 
-    The mask is never looked at: it keeps transformers from making one of all tokens by all tokens.
+    The mask is never read. It keeps transformers from making one of all tokens by all tokens.
 
     Args:
         starts: int32 [samples + 1], offsets of samples in the row, and its end; a sample may be

@@ -1,4 +1,4 @@
-"""The loss of each sample, so that what is optimised is a mean over samples, however they lie."""
+"""The loss of each sample, so that the optimised mean does not depend on the batch layout."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch.nn import functional
 
 
 def of_samples(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Return [samples], in float32.
+    """Return the losses [samples] in float32.
 
     Args:
         logits: [samples, labels].
         labels: Class ids [samples]; or floats: one target [samples] for each sample (mean squared
             error), or several [samples, labels] between 0 and 1 (binary cross-entropy).
-        smoothing: Share of the target that goes to all classes alike; for class ids only.
+        smoothing: Share of the target spread evenly over all classes; for class ids only.
     """
     logits = logits.float()
     if not torch.is_floating_point(labels):
@@ -28,17 +28,17 @@ def of_samples(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 def of_preferences(
     changes: Tensor, tokens: Tensor, kind: str, beta: float, smoothing: float
 ) -> Tensor:
-    """Return [pairs]: as TRL's DPOTrainer has them; `sigmoid` smoothed as in its earlier releases.
+    """Return the losses [pairs] of TRL's DPOTrainer; `sigmoid` smoothed as in its older releases.
 
     Args:
-        changes: [pairs, 2], by how much the log-probability of the chosen answer and that of the
-            rejected one have risen since before training.
+        changes: [pairs, 2], the increase of the log-probabilities of the chosen and of the rejected
+            answer since the start of training.
         tokens: [pairs, 2], how many tokens each answer has.
         kind: The hyperparameter loss_type.
-        smoothing: How likely it is that both answers were mistaken for each other.
+        smoothing: The probability that the two answers are swapped.
     """
     if kind == "ipo":
-        # Of means over tokens, as the authors have it; the square aims at a margin of 1 / 2 beta.
+        # Means over tokens, as in the paper; the square aims at a margin of 1 / (2 beta).
         means = changes / tokens.clamp(min=1)
         return (means[:, 0] - means[:, 1] - 1 / (2 * beta)).square()
     margins = beta * (changes[:, 0] - changes[:, 1])

@@ -48,7 +48,7 @@ def can_be_packed(config: PretrainedConfig) -> bool:
 
 
 def take_documents(model: Any) -> None:
-    """Let `model` take batches of documents beside what it always took.
+    """Let `model` also take batches of documents.
 
     Its answer to them has, in the place of logits, [documents, 2] in float32: the sum of the
     losses of a document's learned tokens, and how many of these the model would have said.
@@ -107,7 +107,7 @@ def _masks(config: Any, segments: Tensor) -> Any:
 
 
 def as_it_is(logits: Tensor) -> Tensor:
-    """Return the head of `of_tokens` where a model gives logits, not states."""
+    """Return the logits unchanged: the head of `of_tokens` for a model that returns logits."""
     return logits
 
 

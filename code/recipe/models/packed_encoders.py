@@ -153,7 +153,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(config: PretrainedConfig) -> Family | None:
-    """Return the family of a model with this configuration; None where it cannot be packed."""
+    """Return the family of a model with this configuration; None if it cannot be packed."""
     if config._attn_implementation not in ("sdpa", "eager", flat_attention.ATTENTION):
         return None
     family = FAMILIES.get(config.model_type)
@@ -217,7 +217,7 @@ def _of_each_length(
 
 
 def take_packed(model: Any) -> None:
-    """Let `model`, of one of FAMILIES, take packed batches beside those it always took."""
+    """Let `model`, of one of FAMILIES, also take packed batches."""
     inner = lora.bare(model)
     family = family_of(inner.config)
     assert family is not None

@@ -1,6 +1,6 @@
-"""Encoders with a head for tokens, packed or not: tags of words, and spans that answer questions.
+"""Encoders with a head for tokens, packed or not: tags of words, and answer spans.
 
-What such a model says of a batch stands in the place of logits, in float32, as is drawn up here.
+Instead of logits, such a model returns losses and predictions of a batch, in float32.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from recipe.data.column_names import TYPE_IDS
 from recipe.models import lora, packed_encoders
 
 NO_TAG = -1
-"""In the place of a true tag, where there is no word."""
+"""Stands for the true tag where there is no word."""
 _LOWEST = -1e9
 """The logit of a token that cannot be part of an answer."""
 
 
 def take_tags(model: Any, smoothing: float) -> None:
-    """Let `model` take batches of tagged samples beside what it always took.
+    """Let `model` also take batches of tagged samples.
 
-    It says [samples, 1 + 3 * words]: the sum of the losses of a sample's learned tokens; then the
-    tag that it gives each word, then this tag's probability, then the true one (NO_TAG for none).
+    It returns [samples, 1 + 3 * words]: the sum of the losses of a sample's learned tokens, the
+    predicted tag of each word, its probability, and the true tag (NO_TAG for none).
 
     Args:
-        smoothing: Share of the target that goes to all tags alike, in training.
+        smoothing: Share of the target spread evenly over all tags in training.
     """
     _replace_forward(model, functools.partial(_tags, smoothing))
 
 
 def take_spans(model: Any) -> None:
-    """Let `model` take batches of windows beside what it always took.
+    """Let `model` also take batches of windows.
 
-    It says [windows, 1 + 2 * length]: its loss; then the logits of each token being the first of
-    the answer, then those of being the last (_LOWEST where there is no token).
+    It returns [windows, 1 + 2 * length]: the loss, the logits of each token as the first of the
+    answer, and those as the last (_LOWEST where there is no token).
     """
     _replace_forward(model, _spans)
 
@@ -47,7 +47,7 @@ def take_spans(model: Any) -> None:
 def _replace_forward(model: Any, forward: Callable[..., Any]) -> None:
     inner = lora.bare(model)
     usual = inner.forward
-    # With the signature of before, which peft and others look at.
+    # Keeps the signature, which peft and others read.
     inner.forward = functools.update_wrapper(functools.partial(forward, inner, usual), usual)
 
 

@@ -41,22 +41,22 @@ def score_classes(predicted: Integers, true: Integers) -> dict[str, float]:
 
 
 class Scores:
-    """What the Trainer calls with the outputs and labels of a whole evaluation.
+    """Computes scores from the outputs and labels of a whole evaluation, as compute_metrics.
 
-    Logits [N, classes] go with class ids [N] or, where a text has several labels, with floats 0 or
-    1 [N, classes]; outputs [N, 1] with numbers [N].
+    Logits [N, classes] go with class ids [N] or, with several labels for each text, with floats 0
+    or 1 [N, classes]; outputs [N, 1] go with numbers [N].
     """
 
     def __init__(self, thresholds: Floats | None = None) -> None:
         self.thresholds = thresholds
-        """Probability [classes] from which each of several labels counts as given; None: 0.5."""
+        """Probability [classes] from which each of several labels is predicted; None: 0.5."""
         self.last: tuple[Floats, Floats] | None = None
         """Outputs and labels of the last evaluation."""
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of one evaluation."""
         outputs = prediction.predictions
-        # Some models answer with their hidden states beside the logits.
+        # Some models return hidden states in addition to the logits.
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
         true = np.asarray(prediction.label_ids)
         self.last = outputs, true
@@ -70,19 +70,16 @@ class Scores:
 
 
 def sets_of(logits: Floats, thresholds: Floats | None) -> npt.NDArray[np.bool_]:
-    """Return which labels [N, classes] reach their thresholds [classes], which are 0.5 where
-    None."""
+    """Return which labels [N, classes] reach their thresholds [classes]; None: 0.5."""
     if thresholds is None:
         return np.asarray(logits >= 0)
     return np.asarray(expit(logits.astype(np.float64)) >= thresholds)
 
 
 def best_thresholds(logits: Floats, true: Floats) -> Floats:
-    """Return the probability [classes] from which each label's F1 is highest, midway between two
-    rows'.
+    """Return the threshold [classes] with the highest F1 of each label, midway between two rows.
 
-    It is 0.5 where none is better, where no row has the label, or all have, and where an output is
-    no number.
+    It is 0.5 if no other is better, if no row or every row has the label, and if an output is NaN.
 
     Args:
         logits: [N, classes].
@@ -94,7 +91,7 @@ def best_thresholds(logits: Floats, true: Floats) -> Floats:
         if has.all() or not has.any() or np.isnan(scores).any():
             continue
         precision, recall, reached = precision_recall_curve(has, scores)
-        # The last point is that of no row at all, and has no threshold.
+        # The last point predicts no row, and has no threshold.
         f1 = 2 * precision[:-1] * recall[:-1] / np.maximum(precision[:-1] + recall[:-1], 1e-12)
         if f1.max() <= f1_score(has, scores >= 0.5, zero_division=0) + 1e-9:
             continue
@@ -105,14 +102,14 @@ def best_thresholds(logits: Floats, true: Floats) -> Floats:
 
 
 def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
-    """Return perplexity, and the share of learned tokens that the model would have said.
+    """Return perplexity, and the share of learned tokens that the model predicts.
 
-    Takes for each document the sum of its tokens' losses and how many the model would have said
-    [N, 2], and how many are learned [N].
+    Predictions are, for each document, the sum of its tokens' losses and the number of correct
+    tokens [N, 2]; label ids are the numbers of learned tokens [N].
     """
     sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64)
     loss, is_right = sums / np.asarray(prediction.label_ids).sum()
-    # What is no finite number is left out of the metrics: a perplexity may be too large for one.
+    # Metrics leave out values that are not finite; a perplexity may be too large for a float.
     perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
     return {"perplexity": perplexity, "token_accuracy": float(is_right)}
 
@@ -123,7 +120,7 @@ def score_sets(logits: Floats, true: Floats, thresholds: Floats | None = None) -
     Args:
         logits: [N, classes].
         true: [N, classes], 0 or 1.
-        thresholds: [classes]; 0.5 where None.
+        thresholds: [classes]; None: 0.5.
     """
     predicted, true_sets = sets_of(logits, thresholds), true > 0.5
     return {
@@ -136,8 +133,8 @@ def score_sets(logits: Floats, true: Floats, thresholds: Floats | None = None) -
 def score_numbers(predicted: Floats, true: Floats) -> dict[str, float]:
     """Return mean squared error and both correlations of predicted numbers [N].
 
-    Correlations are NaN where either side is constant: no metric line shows them, and no weights
-    are the best ones by them.
+    Correlations are NaN if either side is constant; then no metric line shows them, and they do not
+    choose the best weights.
     """
     scores = {"mse": float(np.square(predicted - true).mean())}
     scores |= {"pearson": math.nan, "spearman": math.nan}

@@ -1,4 +1,4 @@
-"""Queries and their texts by numbers: how many, how well they belong, each text once."""
+"""Numbers of queries and their texts: counts, scores, and an index of distinct texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipe.data.relevance import QUERY, SCORES, TEXTS
 
 _AT_ONCE = 10_000
 _OTHER_KEY = "numbers of texts"
-"""Of a second hash, which is asked for sixteen characters."""
+"""The key of a second hash, which must have 16 characters."""
 Array = npt.NDArray[Any]
 
 
@@ -40,22 +40,21 @@ def scores(split: datasets.Dataset) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered:
-    """The texts of a data set by numbers, queries among them."""
+    """The distinct texts of a data set, queries included, and their numbers."""
 
     texts: datasets.Dataset
-    """Each text once, with its prompt, as they first come; with a column `label` of one number."""
+    """Distinct texts with their prompts, in order of first appearance; `label` is one number."""
     members: Array
     """[rows, most]: the texts of each row, its query first; -1 for none."""
     identities: Array
-    """[texts]: the same number, from 1, for those that are the same without their prompts."""
+    """[texts]: a number from 1, equal for texts that are equal without their prompts."""
 
 
 def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> Numbered:
-    """Return the texts of a data set, told apart by 128 bits of each; what a text takes in memory
-    is that and some numbers.
+    """Return the distinct texts of a data set, compared by 128-bit hashes to save memory.
 
     Args:
-        prompts: What stands before each query, and before each other text.
+        prompts: The prompt of each query, and that of each other text.
     """
     widths = counts(split) + 1
     ends = np.cumsum(widths)
@@ -85,7 +84,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
 
 
 def _in_rows(split: datasets.Dataset) -> Iterator[pa.Array]:
-    """Yield the texts of some rows at a time, each row's query before its texts."""
+    """Yield the texts in chunks of rows, each query before its texts."""
     for some in values.tables(split, _AT_ONCE):
         queries, texts = (some[name].combine_chunks() for name in (QUERY, TEXTS))
         widths = pc.list_value_length(texts).to_numpy() + 1

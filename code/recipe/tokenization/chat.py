@@ -1,4 +1,4 @@
-"""Conversations to token ids by a chat template, and which of them the assistant says."""
+"""Tokenise conversations by a chat template, and mark the assistant's tokens."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SIMPLE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
 )
-"""The template where a tokenizer has none: a line with the role, then what is said; the
-assistant's turns end with the end token."""
+"""The template of tokenizers without one: a line with the role, then the content. The assistant's
+turns end with the end token."""
 _MARKS = re.compile(r"{%-?\s*generation\b")
 Message = dict[str, Any]
 
@@ -34,13 +34,13 @@ class Conversation:
 
     ids: list[int]
     learned: list[bool]
-    """For each token whether it is the assistant's."""
+    """Whether each token is the assistant's."""
     is_guessed: bool = False
-    """Whether the template does not tell whose the tokens are; all are learned then."""
+    """Whether the template does not mark the assistant's tokens, so that all are learned."""
 
 
 def see_to_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give `tokenizer` a simple chat template, which is saved with it, where it has none."""
+    """Give a tokenizer without a chat template a simple one, which is saved with it."""
     if tokenizer.chat_template is None:
         tokenizer.chat_template = SIMPLE
         say("chat template: a simple one (`role:`, what is said), as the tokenizer has none")
@@ -48,11 +48,11 @@ def see_to_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """A conversation as its chat template writes it, in pieces that are encoded apart, as a prompt
-    is that is to be answered."""
+    """A conversation rendered by its chat template, in pieces that are encoded separately, as a
+    prompt is in serving."""
 
     parts: list[tuple[str, bool]]
-    """Each with whether it is learned."""
+    """Each piece, and whether it is learned."""
     is_guessed: bool
 
 

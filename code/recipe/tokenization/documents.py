@@ -1,4 +1,4 @@
-"""Documents to learn to token ids, in pieces that fit, and which of their tokens are learned."""
+"""Tokenise documents in pieces that fit, and mark the tokens that are learned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Batch = Mapping[str, list[Any]]
 
 @dataclass(frozen=True)
 class Marked:
-    """Documents in tokens, one after the other."""
+    """Tokenised documents, concatenated."""
 
     ids: store.Column
     """[tokens]"""
@@ -35,7 +35,7 @@ class Marked:
     lengths: store.Column
     """[documents]"""
     is_guessed: store.Column
-    """[documents]: whether that is a guess."""
+    """[documents]: whether the chat template does not mark the assistant's tokens."""
 
 
 def tokenise(
@@ -45,8 +45,7 @@ def tokenise(
     max_length: int,
     long_texts: str | None,
 ) -> Documents:
-    """Return the documents of a split of `causal_data.Texts`, cached; a line says what became of
-    them.
+    """Return the cached documents of a split of `language_modeling.Texts`, and log a summary.
 
     Each ends with the end token. A text longer than `max_length` is truncated, or split into
     pieces, each of which starts with the last token of the one before, so that every token but
@@ -95,8 +94,7 @@ def tokenise(
 
 
 def splits(split: datasets.Dataset, long_texts: str | None) -> bool:
-    """Return whether long documents are split, not truncated: texts are, where long_texts says
-    nothing."""
+    """Return whether long documents are split, not truncated; by default, texts are split."""
     are_texts = bool({TEXT, TOKEN_IDS} & set(split.column_names))
     return long_texts == SPLIT or (long_texts is None and are_texts)
 
@@ -120,7 +118,7 @@ def _pieces_of(
     lengths = np.fromiter((one.stop for some in cut for one in some), np.int64, len(owners))
     lengths = np.minimum(lengths, read.lengths[owners]) - begins
     begins += (np.cumsum(read.lengths) - read.lengths)[owners]
-    # Nothing comes before the first token of a piece by which it could be told.
+    # The first token of a piece has no token before it from which it could be predicted.
     learned_before = np.concatenate([[0], np.cumsum(read.learned)])
     inner = begins + np.minimum(1, lengths)
     labels = learned_before[begins + lengths] - learned_before[inner]
@@ -141,7 +139,7 @@ def _pieces_of(
 
 
 def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
-    """Yield where the pieces of a document of `length` tokens are in it."""
+    """Yield the pieces of a document of `length` tokens, as slices."""
     if not is_split:
         yield slice(longest)
         return

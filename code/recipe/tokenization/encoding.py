@@ -1,4 +1,4 @@
-"""Texts to token ids, the same way in training and in serving."""
+"""Tokenise texts, in the same way for training and serving."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipe.errors import ModelError
 
 Tokens = npt.NDArray[Any]
 _CHARACTERS = 64
-"""Of a text, for each token that is read; most tokens have 4 to 8."""
+"""Characters of a text that are tokenised for each token that is kept; most tokens have 4 to 8."""
 _USUAL_CHARACTERS = 16
 _FEW_CHARACTERS = 8
 UNCUT = 10**6
@@ -28,11 +28,11 @@ UNCUT = 10**6
 def beginning(
     tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
 ) -> str:
-    """Return as much of a text as decides its first `max_length` tokens.
+    """Return a beginning of a text that has the same first `max_length` tokens as the whole text.
 
-    Tokenizers read all of a text before they cut it: of one of megabytes, for seconds. Only a
-    Unigram model may split a run of thousands of characters without a space otherwise than in the
-    whole text: it weighs the run's splits against each other, and many weigh the same.
+    Tokenizers read the whole text before they truncate it, which takes seconds for megabytes. Only
+    a Unigram model may split a run of thousands of characters without a space differently than in
+    the whole text, since many splits of such a run have equal scores.
 
     Args:
         tokenizer: The model's.
@@ -96,21 +96,20 @@ def encode(
 
 
 def types_alone(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether tokens of a text without a pair have types that are not all 0 (XLNet's,
-    Funnel's)."""
+    """Return whether tokens of a single text have types other than 0 (XLNet, Funnel)."""
     return TYPE_IDS in tokenizer.model_input_names and any(tokenizer("a b")[TYPE_IDS])
 
 
 def refuse_types(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """For a task that learns without types of tokens, which what serves its model would show it.
+    """Check a model for a task whose training passes no token types, while serving would.
 
     Raises:
-        ModelError: tokens of a text have types that are not all 0, and the model takes them.
+        ModelError: Tokens of a single text have types other than 0, and the model takes types.
     """
     if types_alone(tokenizer) and takes_token_types(model):
         raise ModelError(
-            f"The tokenizer gives the tokens of a text types, which a model of type "
-            f"{model.config.model_type} heeds, and this task does not learn with them.",
+            "The tokenizer assigns token types to single texts, which a model of type "
+            f"{model.config.model_type} takes as inputs, and this task trains without them.",
             "Give a model of another kind (BERT, RoBERTa, DeBERTa, ModernBERT ...).",
         )
 
@@ -118,7 +117,7 @@ def refuse_types(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 def encode_alone(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """Return as `encode`, and the type of each token, where `types_alone`."""
+    """Return the same as `encode`, and the type of each token if `types_alone`."""
     if not types_alone(tokenizer):
         return encode(tokenizer, texts, max_length), None
     heads = [beginning(tokenizer, text, max_length) for text in texts]
@@ -127,16 +126,16 @@ def encode_alone(
 
 
 class Encoder:
-    """Many texts, or pairs of texts, to arrays of tokens: what `encode_alone` and `encode_pairs`
-    give; or without a longest length, what the tokenizer gives that is asked for all of each text.
+    """Tokenises many texts or pairs into arrays, with the results of `encode_alone` and
+    `encode_pairs`; without `max_length`, of the tokenizer without truncation.
 
-    Asks the tokenizers library itself, which then keeps no places of tokens in their texts and
-    fills no lists of them: three quarters of the time. Where a tokenizer's class changes what the
-    library answers, which a few texts tell, transformers is asked as ever.
+    It calls the tokenizers library directly, without offsets and their lists, which takes three
+    quarters of the time. If the class of the tokenizer changes the library's results, which a few
+    texts show, it calls transformers instead.
 
     Args:
-        max_length: Where texts are cut; None for nowhere, which pairs cannot be.
-        with_specials: Whether with the model's special tokens; asked for where texts are not cut.
+        max_length: The length to truncate to; None for whole texts, but not for pairs.
+        with_specials: Whether to add the model's special tokens, if texts are not truncated.
     """
 
     _TRIED = 32
@@ -173,7 +172,7 @@ class Encoder:
     def rows(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """Return as `encode`, the token ids and the types of each text."""
+        """Return the token ids and the token types of each text, as lists."""
         if self._is_plain is None:
             some = slice(self._TRIED)
             few = texts[some], None if pairs is None else pairs[some]
@@ -207,7 +206,7 @@ class Encoder:
     def _quickly(
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> tuple[list[list[int]], list[list[int]] | None] | None:
-        """Return None where a pair is so long that `encode_pairs` has to look at its beginnings."""
+        """Return None for pairs so long that `encode_pairs` has to shorten them first."""
         tokenizer, backend = self._tokenizer, self._tokenizer.backend_tokenizer
         heads: Any = list(texts)
         wanted = None
@@ -221,7 +220,7 @@ class Encoder:
                 if max(map(len, (*texts, *pairs))) > longest:
                     return None
                 heads = list(zip(texts, pairs, strict=True))
-        # What `beginning`, or another call, asked of it may have changed how it cuts.
+        # `beginning`, or another call, may have changed the truncation.
         if wanted is None and backend.truncation is not None:
             backend.no_truncation()
         elif wanted is not None and backend.truncation != wanted:
@@ -241,7 +240,7 @@ def encode_pairs(
 ) -> tuple[list[list[int]], list[list[int]] | None]:
     """Return the token ids of each (text, pair) as the tokenizer joins the two, cut at `max_length`
     by taking tokens from the longer one (`longest_first`), not padded; and the type of each token,
-    where the tokenizer tells its texts apart so."""
+    if the tokenizer has types."""
     call: Any = tokenizer
     options = {"truncation": "longest_first", "return_attention_mask": False, "verbose": False}
     heads = [beginning_of_two(tokenizer, text, max_length) for text in texts]
@@ -256,8 +255,8 @@ def encode_pairs(
         owners = encoded.sequence_ids(row)
         if abs(owners.count(0) - owners.count(1)) != 1:
             continue
-        # Of an odd number of tokens the longer text keeps one more, and which that is, the
-        # beginnings do not tell. So both keep as many, and the shorter one gives its last.
+        # Of an odd number of tokens the longer text keeps one more, and the beginnings do not show
+        # which text is longer. So both keep as many, and the shorter one loses its last token.
         even = call([head[0]], [head[1]], max_length=max_length + 1, **options)
         owners = even.sequence_ids(0)
         if owners.count(0) != owners.count(1):
@@ -273,10 +272,10 @@ def encode_pairs(
 
 
 def beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
-    """Return as much of a text of a pair as decides the tokens that it may keep.
+    """Return a beginning of a text of a pair that decides which of its tokens may be kept.
 
-    Of what they cut off, tokenizers make every combination of pieces of both texts: of two texts
-    of 20 times the length, 1,600 pairs.
+    Tokenizers build every combination of the truncated pieces of both texts: 1,600 pairs for two
+    texts of 20 times the length.
     """
     text = beginning(tokenizer, text, max_length)
     if len(text) <= _FEW_CHARACTERS * max_length or not tokenizer.is_fast:
@@ -291,7 +290,7 @@ def beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: 
 
 
 def takes_token_types(model: PreTrainedModel) -> bool:
-    """Return whether the types that a tokenizer gives its tokens say anything to `model`."""
+    """Return whether `model` uses token types."""
     wrapped: Any = model
     inner = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
     if getattr(inner.config, "type_vocab_size", 2) == 0:

@@ -1,7 +1,7 @@
-"""The tokens of a data set in files, made once for a host, which its processes map.
+"""Tokens of a data set in files, made once on each host and mapped by its processes.
 
-Rows are read, tokenised and written some at a time, so that neither their texts nor their tokens
-are ever all in a process's own memory. A job that is started again finds the files.
+Rows are read, tokenised and written in chunks, so that a process never holds all texts or tokens in
+memory. A restarted job finds the files.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Column = npt.NDArray[Any]
 LENGTHS, STARTS = "lengths", "starts"
 _AT_ONCE = 10_000
 _BYTES_AT_ONCE = 1 << 20
-"""Of the rows that are tokenised together; the answers of the tokenizer take a hundred times that
-and more, where they say which characters each token is of."""
+"""Bytes of rows that are tokenised together. With offsets, the tokenizer's output takes more than
+a hundred times as many."""
 _HASHED_AT_ONCE = 1_000
 _FORMAT = "number files 2"
 _LOOKED_AT, _DOUBT = 1 << 24, 3
-"""Bytes of tokens after which it is asked whether the others have room, and again after twice as
-many; and how many times less than these suggest the others may take, and one."""
+"""Bytes of tokens after which free space is first checked, then again after twice as many; and the
+uncertainty of the estimate of the remaining bytes at the start."""
 
 
 def tokens_of(
@@ -45,21 +45,22 @@ def tokens_of(
     key: str,
     make: Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]],
 ) -> dict[str, Column]:
-    """Return what `make` makes of the rows of a data set, a row at least, mapped; and `starts`.
+    """Return the columns that `make` makes of the rows of a data set, mapped from files.
 
     Args:
-        key: What the result is kept by: see `key`.
-        make: Gives, for the columns of some rows and the numbers of these, the same columns each
-            time: `lengths` [samples], how many tokens each of its samples has; of other columns,
-            values for the tokens [tokens] or for the samples [samples, ...].
+        split: At least one row.
+        key: The name of the files: see `key`.
+        make: Takes the columns of some rows and their numbers, and returns the same columns each
+            time: `lengths` [samples], the tokens of each sample, and others with a value for each
+            token [tokens] or sample [samples, ...].
 
     Returns:
-        The columns; in place of `lengths`, `starts` int64 [samples + 1]: where the tokens of each
-        sample begin, and the last ones end.
+        The columns; instead of `lengths`, `starts` int64 [samples + 1]: where the tokens of each
+        sample begin, and where the last ones end.
 
     Raises:
-        DataError: what was kept is not whole any more.
-        OutputError: there is no room for the tokens.
+        DataError: The files are damaged.
+        OutputError: The disk has no room for the tokens.
     """
     folder = tokens_folder() / key
     if not folder.is_dir():
@@ -83,15 +84,14 @@ def _parts(
         written += ends.nbytes + sum(column.nbytes for column in columns.values())
         if written >= looked_at:
             looked_at = 2 * written
-            # Those that come may be shorter, the less likely so the more there were.
+            # Later rows may be shorter, which is less likely the more rows have been read.
             left = 1 - row / len(split)
             check_room(written / row * left * len(split), len(split), 1 + _DOUBT * left)
         end = int(ends[-1]) if len(ends) else end
 
 
 def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
-    """Yield the rows of a data set, at most some thousands and some megabytes at a time; of a
-    longer row, that row."""
+    """Yield the rows of a data set in chunks of limited rows and bytes; at least one row each."""
     bytes_of_row = split.data.nbytes / max(1, split.data.num_rows)
     at_once = int(min(_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, bytes_of_row))))
     for gathered in values.tables(split, at_once):
@@ -102,32 +102,32 @@ def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
 
 
 def flat(rows: Sequence[Sequence[Any]], kind: Any) -> Column:
-    """Return the items of lists, one list after the other."""
+    """Return the concatenated items of lists."""
     return np.fromiter(itertools.chain.from_iterable(rows), kind, sum(map(len, rows)))
 
 
 def lengths_of(rows: Sequence[Sequence[Any]]) -> Column:
-    """Return how many items each of some lists has."""
+    """Return the lengths of lists."""
     return np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def tokens_folder() -> Path:
-    """Return the folder that tokens are kept in."""
+    """Return the folder of the tokens of all data sets."""
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def check_room(needed: float, rows: int, doubt: float) -> None:
-    """See that the tokens that are still to be kept have room.
+    """Check that the disk has room for the remaining tokens.
 
     Args:
-        needed: Bytes that they take, as those before them suggest.
-        rows: Of the data, for the message.
-        doubt: How many times less they may take; a line says what is uncertain.
+        needed: Their bytes, estimated from the tokens written so far.
+        rows: All rows, for the message.
+        doubt: By which factor the estimate may be too high; within it, a warning is logged.
 
     Raises:
-        OutputError: there is no room for them even so.
+        OutputError: They do not fit even if the estimate is too high.
     """
     folder = tokens_folder()
     free = shutil.disk_usage(folder).free
@@ -165,13 +165,13 @@ def room(folder: Path, rows: int) -> Iterator[None]:
 def key(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *how: str
 ) -> str:
-    """Return the same for the same texts, labels, tokenizer, length and ways only."""
+    """Return a digest of the texts, labels, tokenizer, length and ways of tokenising."""
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
     digest.update(_identity(tokenizer))
-    # The same rows are of the same batches, however they lie in files.
+    # Equal rows give equal batches, in whatever files they are.
     for table in values.tables(split, _HASHED_AT_ONCE):
-        # A batch may be of several chunks, and a slice of one: as Arrow writes it, it is neither.
+        # Written by Arrow, a batch no longer depends on its chunks and slices.
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
             stream.write_table(table.replace_schema_metadata().combine_chunks())
@@ -180,17 +180,17 @@ def key(
 
 
 _identities: dict[str, bytes] = {}
-"""The last answer of `_identity`, which each data set of a job asks for: of a vocabulary of 250,000
-it is some seconds of work."""
+"""A cache of the last result of `_identity`, which every data set of a job needs. For a vocabulary
+of 250,000 tokens it takes some seconds."""
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """Return what tells the rules and the vocabulary of a tokenizer apart from those of others."""
+    """Return the rules and the vocabulary of a tokenizer."""
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "{}"
     known_by = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
     if known_by not in _identities or not tokenizer.is_fast:
         parts = json.loads(rules)
-        # How it was called last, not what it is.
+        # The options of its last call are not part of a tokenizer.
         parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
         _identities.clear()
         _identities[known_by] = json.dumps(parts, sort_keys=True).encode()

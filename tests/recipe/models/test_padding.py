@@ -182,7 +182,7 @@ def test_single_texts_keep_the_types_of_their_tokens(
         assert made.tokens(row).tolist() == expected["input_ids"][row]
         assert made.types_of(row).tolist() == expected["token_type_ids"][row]
     assert made.types_of(1).tolist() == [0, 0, 2]
-    with pytest.raises(ModelError, match="which a model of type xlnet heeds"):
+    with pytest.raises(ModelError, match="which a model of type xlnet takes"):
         refuse_types(with_head("xlnet"), typed_tokenizer)
     in_windows = text_tokens.windows("train", split, typed_tokenizer, 12)
     assert len(in_windows) > 3

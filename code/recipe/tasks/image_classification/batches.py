@@ -1,7 +1,7 @@
-"""Pictures to batches of one shape; how each is cropped and mirrored in training is drawn here.
+"""Make batches of images of one shape, which are cropped and mirrored at random in training.
 
-What is drawn is a pure function of (seed, epoch, row), so that it does not depend on how pictures
-are dealt out to steps and processes, nor on where a job was resumed.
+The random numbers are a pure function of (seed, epoch, row): they do not depend on how images are
+divided among steps and processes, or where a job was resumed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ CROP, FLIP = "crop", "flip"
 
 @dataclass(frozen=True)
 class PictureSamples(Samples):
-    """Samples that are pictures, each a token to what deals them out."""
+    """Samples that are images, each of which counts as one token."""
 
     pixels: Pixels
     """[pictures, 3, height, width]"""
     digest: str
-    """Of the files and of what was made of them."""
+    """A digest of the files, and of how they are processed."""
     augmentation: frozenset[str] = frozenset()
     drawn_with: tuple[int, int] | None = None
-    """Seed and epoch; None where nothing is drawn."""
+    """Seed and epoch; None without augmentation."""
 
     def in_epoch(self, seed: int, epoch: int) -> PictureSamples:
         """Return the images as this epoch crops and mirrors them."""
@@ -46,7 +46,7 @@ class PictureSamples(Samples):
         return f"{labels}-{self.digest}"
 
     def picture(self, row: int) -> Pixels:
-        """Return [3, height, width]"""
+        """Return the pixels of a row [3, height, width]."""
         pixels: Pixels = self.pixels[row]
         if self.drawn_with is None or not self.augmentation:
             return pixels

@@ -1,12 +1,12 @@
-"""Texts to batches for learning to fill in what is masked; which tokens are masked is drawn here.
+"""Make batches of masked texts, and choose the masked tokens.
 
-A batch is laid out as that of any samples (`batches`), with some tokens replaced, and has beside it
-what `document_batches` says of learned tokens: here `places` are those of the masked tokens
-themselves, and `targets` what stood there.
+A batch has the tensors of any samples (`batches`) with some tokens replaced, and those of
+`document_batches` for learned tokens: `places` are the positions of the masked tokens, and
+`targets` the original tokens.
 
-What is drawn is a pure function of (seed, epoch, position in the data), so that it does not depend
-on how samples are dealt out to steps and processes, nor on where a job was resumed. An evaluation
-draws the same each time, whatever the seed, so that models can be compared.
+Masks are a pure function of (seed, epoch, position in the data): they do not depend on how samples
+are divided among steps and processes, or where a job was resumed. Evaluations always have the same
+masks, for any seed, so that models can be compared.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from recipe.batching.document_batches import of_places
 from recipe.batching.packing import Rows
 
 BACK = "back"
-"""The column (int16) that says how many tokens before each token its word begins; NEVER of some."""
+"""The column (int16) with the number of tokens from the start of a token's word; or NEVER."""
 NEVER = -1
-"""Of a token that is not masked: one that the tokenizer added."""
+"""The value of a token that is never masked: a special token."""
 _REPLACED, _RANDOM = 0.8, 0.1
 _STREAMS = 3
 _AT_ONCE = 1 << 22  # tokens
@@ -36,25 +36,25 @@ _DEVIATIONS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How tokens are masked: 80 % by the mask, 10 % by any token, 10 % stay as they are."""
+    """How tokens are masked: 80 % become the mask, 10 % a random token, 10 % are unchanged."""
 
     probability: float
-    """Of each word (a token may be one) to be masked."""
+    """The probability that a word (or, without whole words, a token) is masked."""
     mask_id: int
     vocabulary: int
-    """Tokens that one may be replaced by, but for padding: some models see positions in it."""
+    """Size of the vocabulary of random tokens; never padding, from which models infer positions."""
     pad_id: int
 
 
 @dataclass(frozen=True)
 class MaskedTexts(Samples):
-    """Samples of which some tokens are masked. The label of each is how many an evaluation masks;
-    of training data it says nothing."""
+    """Samples with masked tokens. The label of a sample is its number of masked tokens in
+    evaluations; for training data it is unused."""
 
     back: Rows
     masking: Masking
     key: int
-    """What is drawn with."""
+    """The key of the random numbers."""
 
     @classmethod
     def drawn_from(
@@ -64,15 +64,15 @@ class MaskedTexts(Samples):
 
         Args:
             back: Of each token: see BACK.
-            is_fixed: Whether it is evaluated on: labels are counted, and at least one token is
-                masked.
+            is_fixed: Whether this is evaluation data, for which masked tokens are counted, and at
+                least one is masked.
         """
         none = np.zeros(len(starts) - 1, dtype=np.int64)
         drawn = cls(token_ids, starts, none, back, masking, _key(0))
         return drawn._counted() if is_fixed else drawn
 
     def _counted(self) -> MaskedTexts:
-        """With a label for each sample; where nothing would be masked, the likeliest word is."""
+        """Return the samples with labels; if nothing would be masked, the likeliest word is."""
         labels, least = self._draws_below(self.masking.probability)
         if least < self.masking.probability:
             return dataclasses.replace(self, labels=labels)
@@ -81,7 +81,7 @@ class MaskedTexts(Samples):
         return dataclasses.replace(self, labels=labels, masking=masking)
 
     def _draws_below(self, probability: float) -> tuple[Rows, float]:
-        """Return how many tokens of each sample draw less, and the least that any draws."""
+        """Return how many tokens of each sample draw a lower number, and the lowest draw."""
         labels, least = np.zeros(len(self), dtype=np.int64), 1.0
         for start in range(0, len(self.back), _AT_ONCE):
             source = start + np.flatnonzero(self.back[start : start + _AT_ONCE] != NEVER)
@@ -109,14 +109,13 @@ class MaskedTexts(Samples):
         return at, np.where(kind < _REPLACED, self.masking.mask_id, kept)
 
     def weight(self, rows: Rows) -> int:
-        """Return the masked tokens of the samples at `rows`: the loss is the mean over these. At
-        least 1, so that a step without any has a loss, of 0."""
+        """Return the number of masked tokens at `rows`, over which the loss is the mean; at least
+        1, so that the loss of a step without any is 0."""
         source, _, _ = self.places(rows)
         return max(1, len(self.masked(source)[0]))
 
     def room(self, rows: Rows) -> int:
-        """Return the masked tokens of a batch of the samples at `rows`, hardly ever exceeded in any
-        epoch."""
+        """Return a number of masked tokens of the samples at `rows` that is rarely exceeded."""
         source, _, _ = self.places(rows)
         back, probability = self.back[source], self.masking.probability
         words, tokens = int((back == 0).sum()), int((back != NEVER).sum())
@@ -147,13 +146,13 @@ def _uniform(key: int, positions: Rows, stream: int) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class MaskedLayout(Beside):
-    """A layout of texts, some of whose tokens are masked."""
+    """A layout of masked texts."""
 
     learned: int
-    """Most masked tokens in a batch, but for a rare one."""
+    """Most masked tokens in a batch; a rare batch has more."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return the tensors of the masked texts, and what is learned."""
+        """Return the tensors of the masked texts, with the places that are learned."""
         assert isinstance(samples, MaskedTexts)
         batch, first = self.laid(samples, rows)
         source, owners, within = samples.places(rows)

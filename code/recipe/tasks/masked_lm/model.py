@@ -60,7 +60,7 @@ def load(
 
 
 def take_masked(model: Any) -> None:
-    """Let `model` take batches of masked texts beside what it always took.
+    """Let `model` also take batches of masked texts.
 
     Its answer to them has, in the place of logits, [samples, 2] in float32: the sum of the losses
     of a sample's masked tokens, and how many of these it would have said.

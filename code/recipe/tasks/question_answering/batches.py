@@ -1,10 +1,9 @@
-"""Windows of contexts with their questions to batches; where an answer starts and ends.
+"""Make batches of windows of contexts with their questions, and of the spans of the answers.
 
-A batch is laid out as that of any samples (`batches`), and beside it has, for each window:
-`first`, where in the flattened blocks its first token is; `lengths`, how many tokens it has (0 for
-a place that holds none); `spans` [size, 2], the first and the last token of the answer. `answers`
-[size, 1 + 2 * tokens] has the shape of what the model says of a batch, `at` [tokens] that of the
-longest window.
+A batch has the tensors of any samples (`batches`), and for each window: `first`, the position of
+its first token in the flattened blocks; `lengths`, its tokens (0 in an unused place); `spans`
+[size, 2], the first and the last token of the answer. `answers` [size, 1 + 2 * tokens] has the
+shape of the model's outputs, `at` [tokens] that of the longest window.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ class Windows(Samples):
     the number of the example, the token that stands for no answer]."""
 
     begins: Rows
-    """Where each of `token_ids` begins in its context, in characters; NOWHERE for one that is none
-    of the context's."""
+    """The first character in the context of each of `token_ids`; NOWHERE for other tokens."""
     ends: Rows
-    """Where it ends there."""
+    """The end of each in the context."""
     judged: bool = False
     """Whether the model's answers are wanted, not only its losses."""
 
@@ -45,7 +43,7 @@ class WindowLayout(Beside):
     """Whether the model's answers are wanted, not only its losses."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return the tensors of the texts, and where their answers are."""
+        """Return the tensors of the texts, and the spans of their answers."""
         batch, first = self.laid(samples, rows)
         lengths = np.zeros(self.texts.size, dtype=np.int64)
         lengths[: len(rows)] = samples.lengths[rows]

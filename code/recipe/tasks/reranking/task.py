@@ -52,7 +52,7 @@ _SPLITS = ("evaluation", "test")
 
 
 class Relevant(EncoderObjective):
-    """The objective: a number for each pair, by itself or beside those of its list."""
+    """The objective: a score for each pair, alone or compared within its list."""
 
     def __init__(self, listwise: bool) -> None:
         self._listwise = listwise

@@ -148,7 +148,7 @@ def take_texts(model: Any, parts: int) -> None:
     """
     packed_encoders.take_lengths(model)
     inner = lora.bare(model)
-    # Now: whoever changes the attention of a model that is packed changes its name, too.
+    # Looked up now, since changing the attention of a packed model also changes its type.
     family = packed_encoders.family_of(inner.config)
     vectors = functools.partial(_vectors, inner, family, inner.forward)
     inner.forward = functools.partial(_forward, vectors, parts)
@@ -160,8 +160,8 @@ def _forward(
     present = {name: value for name, value in inputs.items() if value is not None}
     if parts == 1 or not torch.is_grad_enabled():
         return SequenceClassifierOutput(logits=vectors_of(present))
-    # Kept are the inputs and the state of the dropout of each part, as in sentence-transformers'
-    # Cached losses, whose gradients these are: all vectors first, then each part's own again.
+    # Only the inputs and the dropout state of each part are kept, as in the Cached losses of
+    # sentence-transformers: the backward pass computes the vectors of each part again.
     rows, length = present["input_ids"].shape
     bounds = [rows * number // parts for number in range(parts + 1)]
     embedded = []
@@ -170,8 +170,8 @@ def _forward(
         if (first := present.get("first")) is None:
             embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
             continue
-        # Of all texts, those of other parts at any place: how many are this part's own, a process
-        # would have to wait for its device to know.
+        # Computed for all texts, with any vector for those of other parts: selecting this part's
+        # texts would need their number, for which the process would wait for the device.
         is_own = (first >= start * length) & (first < end * length)
         part["first"] = torch.where(is_own, first - start * length, 0)
         vectors = checkpoint(vectors_of, part, use_reentrant=False)
@@ -241,7 +241,7 @@ def save(
     """Write what was trained as a folder of sentence-transformers, an AutoModel's too.
 
     Args:
-        weights: Those of a model that is sharded, gathered; None where `model` has them itself.
+        weights: The gathered weights of a sharded model; None if it is not sharded.
     """
     inner = lora.bare(lora.whole(model, weights, settings))
     after = list(getattr(inner, AFTER))

@@ -1,4 +1,4 @@
-"""Sentence embedding: vectors of texts, alike where the texts belong together."""
+"""Sentence embedding: similar vectors for texts that belong together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 
 SIMILARITY = ("spearman", "pearson")
-"""What an evaluation gives of scored pairs."""
+"""The scores of an evaluation of scored pairs."""
 _AT_ONCE = 10_000
 _CONTRASTED = 64
 """Rows that an evaluation's loss contrasts with each other, at most: a number of its own, so that
@@ -66,9 +66,9 @@ class _Judged:
     members: Array
     """[rows, most]: the texts of each row; -1 for none."""
     labels: Array
-    """[rows, ...]: what the losses take beside the vectors."""
+    """[rows, ...]: the inputs of the losses besides the vectors."""
     corpus: Corpus | None
-    """Of pairs; none where they are scored."""
+    """The corpus to search, for pairs; None for scored pairs."""
     texts: Dataset
 
 

@@ -45,7 +45,7 @@ SCORES_OF: Mapping[str, Sequence[str]] = {
     SEVERAL: ("accuracy", "f1_micro", "f1_macro"),
     NUMBER: ("mse", "pearson", "spearman"),
 }
-"""What an evaluation gives beside the loss, by the kind of labels."""
+"""The scores of an evaluation besides the loss, by kind of labels."""
 
 
 class _Classes(EncoderObjective):
@@ -68,11 +68,11 @@ class _Classes(EncoderObjective):
 
 
 def _check_is_of_classes(class_weight: str | None, smoothing: float | None, problem: str) -> None:
-    """See that what is for one class in each row is given for nothing else, where it would change
-    nothing.
+    """Check that hyperparameters for single classes are not given for other kinds of labels, where
+    they would have no effect.
 
     Raises:
-        HyperparameterError: it is.
+        HyperparameterError: One is.
     """
     values = {"class_weight": class_weight, "label_smoothing_factor": smoothing}
     for name, value in values.items():

@@ -1,8 +1,8 @@
-"""Pairs of a source, which is read, and a target, which is written, to batches.
+"""Make batches of pairs of sources and targets.
 
-A sample's tokens are its source's, then its target's. A batch has `input_ids` and `attention_mask`
-[rows, source length], `decoder_input_ids` [rows, target length], and beside them what
-`document_batches` says of learned tokens: all of the targets, in their places of the decoder.
+The tokens of a sample are those of its source, then those of its target. A batch has `input_ids`
+and `attention_mask` [rows, source length], `decoder_input_ids` [rows, target length], and the
+tensors of `document_batches` for learned tokens: all targets, at their positions in the decoder.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ def token_of(tokenizer: Any, language: str) -> int:
 
 
 def named(tokenizer: Any, requested: str) -> str | None:
-    """Return the one of `languages` that `asked` names, as `en` names `en_XX`; None where none
-    is."""
+    """Return the requested one of `languages`, such as `en_XX` for `en`; None if it has none."""
     known = languages(tokenizer)
     if requested in known:
         return requested

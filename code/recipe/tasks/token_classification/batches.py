@@ -1,9 +1,8 @@
-"""Words with tags to batches: the model's head runs on the places that have one, and on no other.
+"""Make batches of words with tags. The model's head is computed for tokens with tags only.
 
-A batch is laid out as that of any samples (`batches`), and beside it has, as that of documents
-(`document_batches`), `places`, `targets` (NOT_LEARNED where unused) and `owners`; and `slots`, the
-number of each place's word in its sample. `answers` [samples, 1 + 3 * words] has the shape of what
-the model says of a batch, whole numbers like the rest.
+A batch has the tensors of any samples (`batches`), `places`, `targets` (NOT_LEARNED in unused
+places) and `owners` as in `document_batches`, and `slots`, the number of each place's word in its
+sample. `answers` [samples, 1 + 3 * words] has the shape of the model's outputs, in integers.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class TaggedSamples(Samples):
     """Whether the model's answers for each word are wanted, not only its losses."""
 
     def weight(self, rows: Rows) -> int:
-        """Learned tokens of the samples at `rows`: the loss is the mean over these."""
+        """Return the learned tokens of the samples at `rows`, over which the loss is the mean."""
         return int(self.labels[rows, 0].sum())
 
     def words(self) -> int:
-        """No sample has more words whose answers are wanted; the same on every host."""
+        """Return a bound on the judged words of a sample, which is the same on every host."""
         return int(self.lengths.max(initial=0)) if self.judged else 0
 
 
@@ -47,12 +46,12 @@ class TagLayout(Beside):
     """A layout of tagged samples."""
 
     learned: int
-    """Most learned tokens in a batch, but for a rare one."""
+    """Most learned tokens in a batch; a rare batch has more."""
     words: int
-    """Most words of a sample whose answers are wanted."""
+    """Most judged words of a sample."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return the tensors of the texts, and what is learned."""
+        """Return the tensors of the texts, with the places that are learned."""
         batch, first = self.laid(samples, rows)
         return batch | _places(samples, rows, first, self.learned, self.words)
 
@@ -63,7 +62,7 @@ def _places(samples: Samples, rows: Rows, first: Rows, learned: int, words: int)
     at = np.flatnonzero(samples.tags[source] != NOT_LEARNED)
     source, owner, within = source[at], owner[at], within[at]
     batch = of_places(first[owner] + within, samples.tags[source], owner, len(first), learned)
-    # What is no head, or not wanted, goes where nobody looks.
+    # Tokens that are not judged go to a slot behind the last word, which is cut off.
     slots = np.full(len(batch["places"]), words, dtype=np.int64)
     heads = np.flatnonzero(samples.heads[source])
     if words and len(heads):
