@@ -184,7 +184,3 @@ def test_single_texts_keep_the_types_of_their_tokens(
     assert made.types_of(1).tolist() == [0, 0, 2]
     with pytest.raises(ModelError, match="which a model of type xlnet takes"):
         refuse_types(with_head("xlnet"), typed_tokenizer)
-    in_windows = text_tokens.windows("train", split, typed_tokenizer, 12)
-    assert len(in_windows) > 3
-    for row in range(len(in_windows)):
-        assert in_windows.types_of(row).tolist() == [0] * (len(in_windows.tokens(row)) - 1) + [2]
