@@ -209,7 +209,7 @@ def _longest_first(rows: Rows, lengths: Rows, parts: Rows | None = None) -> Rows
     Args:
         rows: Numbers of samples.
         lengths: Tokens of each sample.
-        parts: For each of `rows` the part it belongs to, ascending: each part by itself.
+        parts: The part of each of `rows`, ascending. Each part is laid out separately.
     """
     of_rows = lengths[rows]
     shorter = of_rows.max(initial=0) - of_rows

@@ -1,7 +1,7 @@
 """List the private parts of transformers, accelerate and torch that the recipe uses.
 
 The recipe overrides methods of the Trainer and reads attributes whose names begin with an
-underscore. Any release may drop one, and an override of a method that is gone is never called. So
+underscore. Any release may drop one, and an override of a dropped method is never called. So
 `check` looks for each part before training. A test compares this list with the code, and
 `make test-versions` with each supported version.
 """
@@ -116,7 +116,7 @@ PARTS = (
         for name in ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
     ),
     Seam("torch", "_dynamo", "serving by torch.compile: as many graphs as there are shapes"),
-    Seam("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
+    Seam("torch.nn:Module", "_parameters", "whole weights instead of shards", inside=True),
 )  # fmt: skip
 """All of them."""
 

@@ -1,4 +1,4 @@
-"""Names of columns: those that data comes with, and those that the recipe goes on with."""
+"""Names of columns: those in files, and those that the recipe uses."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ _ENDING = re.compile(r"(set|data|file|split)?s?")
 
 
 def splits_in(name: str) -> set[str]:
-    """The splits that the words of a name speak of: `imdb_train-00001` and `trainSet` of train."""
+    """Return the splits that a name mentions: train for `imdb_train-00001` and `trainSet`."""
     spaced = _HUMP.sub(" ", name).lower()
     words = _AMONG_WORDS.split(re.sub(r"h(o|e)ld[-_ ]out", "holdout", spaced))
     return {
@@ -147,6 +147,6 @@ def splits_in(name: str) -> set[str]:
 
 
 def split_of(name: str) -> str | None:
-    """The one split that a name speaks of."""
+    """Return the split that a name mentions, or None if there are none or several."""
     splits = splits_in(name)
     return splits.pop() if len(splits) == 1 else None

@@ -3,7 +3,7 @@
 A hyperparameter decides, then the columns of the training data, then known names (`by_name`). Text
 and label of a classifier may also be found by their content, if nothing else could be meant. A
 column that belongs to a sample and would not be read ends the job (`check_parts`): a text that is
-left out without a word makes a wrong model.
+silently left out makes a wrong model.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def assign(
     hosts: Hosts = shards.ONE,
     sharded: frozenset[str] = frozenset(),
 ) -> tuple[dict[str, Any], str]:
-    """Return the fields of `DataSets` but `found`, and a line that says how they were chosen.
+    """Return the fields of `DataSets` except `found`, and a line that explains the choice.
 
     Args:
         built: The data sets by split; `train` is one of them.

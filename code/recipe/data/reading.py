@@ -81,12 +81,12 @@ def read_parts(
 def describe(
     split: str, parts: Sequence[Part], count: str, read: str, columns_read: Collection[str]
 ) -> str:
-    """A line that says where the data of a split is from, and what is read of it.
+    """Return a line about a split: its files, and which columns are read or not.
 
     Args:
-        count: How much there is, in words: `12 rows`.
-        read: The columns that are read, in words.
-        taken: Their names, and those of others that are not missed.
+        count: The number of samples as text: `12 rows`.
+        read: The columns that are read, as text.
+        columns_read: Their names, and names that are not listed as unread.
     """
     where = str(parts[0].path) if len(parts) == 1 else f"{len(parts)} files"
     kinds = ", ".join(sorted({part.format for part in parts}))
@@ -143,14 +143,14 @@ def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> lis
 
     Args:
         split: That of the part by its name.
-        is_unclear: Whether that name speaks of several.
+        is_unclear: Whether that name mentions several.
         notes: How many rows are of which split is added to it.
     """
     column = next((name for name in part.table.column_names if _names_splits(part, name)), None)
     if column is None:
         if is_unclear:
             raise DataError(
-                f"The name of {part.path} speaks of several splits, and no column says which rows "
+                f"The name of {part.path} mentions several splits, and no column says which rows "
                 "are of which.",
                 "Rename it after one, or add a column called split.",
             )

@@ -80,7 +80,7 @@ def task_of(origin: Origin) -> str:
             else than it was trained for.
     """
     if origin.adapter:
-        # Beside an adapter lies the configuration of its base, whose class is another.
+        # The configuration next to an adapter is that of its base, which has another class.
         kind = origin.adapter.get("task_type") or ""
         # If peft has no name for the task, it notes the class of what it was trained around.
         around = (origin.adapter.get("auto_mapping") or {}).get("base_model_class") or ""

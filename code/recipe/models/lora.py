@@ -110,7 +110,7 @@ def tied(adapted: Any) -> str:
 
 
 def whole(model: Any, weights: Mapping[str, Any] | None, settings: ModelSettings) -> Any:
-    """Return a trained model as it is saved: gathered, and merged unless lora_save=adapter.
+    """Return a trained model in its saved form: gathered, and merged unless lora_save=adapter.
 
     Args:
         weights: The gathered weights of a sharded model; None if it is not sharded.

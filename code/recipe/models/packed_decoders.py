@@ -50,8 +50,8 @@ def can_be_packed(config: PretrainedConfig) -> bool:
 def take_documents(model: Any) -> None:
     """Let `model` also take batches of documents.
 
-    Its answer to them has, in the place of logits, [documents, 2] in float32: the sum of the
-    losses of a document's learned tokens, and how many of these the model would have said.
+    Its answer to them has, instead of logits, [documents, 2] in float32: the sum of the losses of a
+    document's learned tokens, and how many of these the model predicts.
     """
     inner = lora.bare(model)
     usual = inner.forward

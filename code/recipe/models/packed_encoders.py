@@ -161,8 +161,10 @@ def family_of(config: PretrainedConfig) -> Family | None:
 
 
 def take_lengths(model: Any) -> None:
-    """Let a model of one of UNMASKED compute each text of a padded batch as by itself; others heed
-    the mask, and stay as they are."""
+    """Let a model of one of UNMASKED compute each text of a padded batch as if it were alone.
+
+    Other models apply the mask, and are not changed.
+    """
     inner = lora.bare(model)
     if inner.config.model_type in UNMASKED:
         forward = functools.partial(_of_each_length, inner.forward, inner.config)
@@ -248,16 +250,16 @@ def states(
         model: With any head, which is not computed.
         inputs: `input_ids`, `position_ids` and maybe `token_type_ids`; of a row without blocks also
             `starts` and `longest` (`recipe.batching.flat`).
-        encode: What is called in the place of the model below its head, if not that itself.
+        encode: Is called instead of the model below its head, if given.
     """
     types = {name: inputs[name] for name in (TYPE_IDS,) if name in inputs}
     if IS_OLDER:
-        # By itself transformers 4 has token types for as many tokens as a sample may have only.
+        # transformers 4 has default token types only for as many tokens as a sample may have.
         types = {TYPE_IDS: torch.zeros_like(segments), **types}
     if "starts" in inputs:
         attention = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
         if family.has_windows:
-            # Flat attention knows its layer's by itself.
+            # Flat attention knows the window of its layer.
             mask = attention["attention_mask"]
             attention["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
     else:

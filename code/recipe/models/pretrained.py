@@ -161,7 +161,7 @@ def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
         name = "bf16" if bf16 else "fp16"
         raise HyperparameterError(
             f"A model of type {kind} is not computed in {'bfloat16' if bf16 else 'float16'}, and "
-            f"{name} is on, as it is by default where the device computes in bfloat16.",
+            f"{name} is on, which is the default if the device computes in bfloat16.",
             f"Give {name}=False.",
         )
 

@@ -244,10 +244,10 @@ class Task(ABC):
 
     @abstractmethod
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of some rows of `train`, special tokens included, uncut."""
+        """Count the tokens of rows of `train` before truncation, special tokens included."""
 
     def pieces(self, length: int, longest: int) -> int:
-        """Return how many samples a text of `length` tokens becomes; 1 if it is cut."""
+        """Return how many samples a text of `length` tokens becomes; 1 if it is truncated."""
         return 1
 
     @abstractmethod

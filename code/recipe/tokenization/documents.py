@@ -56,7 +56,7 @@ def tokenise(
         long_texts: The hyperparameter.
 
     Raises:
-        DataError: nothing is left to learn, or a conversation is none for the chat template.
+        DataError: Nothing is left to learn, or the chat template rejects a conversation.
     """
     is_split = splits(split, long_texts)
     if MESSAGES in split.column_names:
@@ -83,12 +83,12 @@ def tokenise(
     line = f"{name}: {kept} documents in {len(documents)} pieces, {total} tokens, {learned}"
     line += " of them learned"
     if left_out := len(split) - kept:
-        line += f"; {left_out} documents are left out, as nothing in them is to be learned"
+        line += f"; {left_out} documents have no tokens to learn and are left out"
     say(line)
     if guessed := int(made[_GUESSED].sum()):
         say(
-            f"{name}: the chat template does not tell the assistant's turns apart in {guessed} "
-            "pieces: all their tokens are learned"
+            f"{name}: in {guessed} of {len(documents)} pieces, the chat template does not mark the "
+            "assistant's turns; all their tokens are learned"
         )
     return documents
 
@@ -159,8 +159,8 @@ class Reader:
         """Return all of the documents of some rows.
 
         Raises:
-            DataError: tokenised data is not this tokenizer's, or a conversation is none for the
-                chat template.
+            DataError: The token ids are not this tokenizer's, or the chat template rejects a
+                conversation.
         """
         is_guessed = np.zeros(len(rows), bool)
         if TOKEN_IDS in batch:
@@ -203,7 +203,7 @@ class Reader:
     def completed(
         self, prompts: Sequence[str], completions: Sequence[str]
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the token ids of each prompt, as it is read alone, and of what follows it, with the
+        """Yield the token ids of each prompt, tokenized alone, and those of its completion with the
         end token."""
         end = self._tokenizer.eos_token_id
         read, following = self._whole.rows(prompts)[0], self.following.rows(completions)[0]

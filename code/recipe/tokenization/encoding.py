@@ -36,7 +36,7 @@ def beginning(
 
     Args:
         tokenizer: The model's.
-        text: It is returned as it is if no beginning of it decides.
+        text: It is returned unchanged if no beginning of it determines its tokens.
         max_length: Tokens.
         most: Characters that may become tokens to find out.
     """

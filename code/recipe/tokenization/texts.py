@@ -77,9 +77,9 @@ def tokenise(
     With `token_type_ids` where the tokenizer has them: of pairs (`text` and `text_pair`), and of
     single texts if they are not all 0.
 
-    Kept in the cache of data sets (HF_DATASETS_CACHE), so that of several processes on a host the
-    first one tokenises and the others read; so does a job that is started again. A tokenizer in
-    Rust uses every core by itself, one in Python gets a process for each.
+    Kept in the cache of data sets (HF_DATASETS_CACHE), so that the first process of a host
+    tokenizes, and the others and a restarted job read. A tokenizer in Rust uses all cores; one in
+    Python gets a process for each core.
 
     Raises:
         OutputError: there is no room for the tokens.

@@ -156,7 +156,7 @@ def mask_shapes(text: str) -> str:
 
 def _masked_setting(found: re.Match[str]) -> str:
     option, name = found["option"], found["name"]
-    # "token: x" may speak of a vocabulary; "HF_TOKEN_1: x" does not.
+    # "token: x" may be about a vocabulary; "HF_TOKEN_1: x" is not.
     is_secret = is_secret_name(option or name) and (option or len(_WORD.findall(name)) > 1)
     return found["head"] + MASK if is_secret else found[0]
 

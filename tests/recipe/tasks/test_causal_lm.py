@@ -134,7 +134,7 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
     documents = tokenise(tokenizer, "split", 128, messages=[json.dumps(TALK)])
     assert shown(tokenizer, documents) == expected
     said = capsys.readouterr().out
-    assert ("does not tell the assistant's turns apart in 1" in said) == (template == ODD)
+    assert ("in 1 of 1 pieces, the chat template does not mark" in said) == (template == ODD)
     assert ("a simple one" in said) == (template is None)
     assert tokenizer.chat_template, "it is saved with the model"
 

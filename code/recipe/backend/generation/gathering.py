@@ -94,7 +94,7 @@ class Gathering:
         return [written[place] for place in sorted(written)]
 
     def _of_piece(self, piece: Piece[Input], write: Write[Input, Written]) -> list[Written]:
-        """Return what is generated for a piece; by itself, if its group fails."""
+        """Return what is generated for a piece; generate it alone if its group fails."""
         if piece.group is None and self._has_to_wait(piece):
             try:
                 turns.pause(lambda: piece.group is not None or not self._has_to_wait(piece))

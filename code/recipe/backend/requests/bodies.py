@@ -81,7 +81,7 @@ def read_request(body: bytes, content_type: str) -> Request:
     request = _READERS[kind](body)
     if not request.texts and not request.faults:
         raise BadRequest(f"The request holds no text. {EXAMPLE}")
-    # Only escapes make half of a pair of what is UTF-8 otherwise, and an NPY array has it as it is.
+    # In valid UTF-8 only escapes can be unpaired surrogates; an NPY array may contain them.
     if kind == NPY or _ESCAPED_HALF.search(body):
         check_encodable([request.texts, dict(request.parameters)])
     return request

@@ -275,7 +275,7 @@ class Answers(list[Any]):
     ) -> None:
         super().__init__(answers)
         self.single = single
-        """Whether JSON holds the only entry by itself, as pipelines answer an input in no list."""
+        """Whether the JSON answer is the single entry, not a list of it, as in pipelines."""
         self.truncated = truncated
         """Places of the texts that were cut."""
         self.failed: Sequence[int] = ()
@@ -290,7 +290,7 @@ class Answers(list[Any]):
 
 
 def with_faults(prediction: Any, request: Request) -> Any:
-    """Return `prediction` with an error in the place of each record that could not be read."""
+    """Return `prediction` with an error instead of each record that could not be read."""
     if not request.faults or isinstance(prediction, Exception):
         return prediction
     count = len(prediction) + len(request.faults)

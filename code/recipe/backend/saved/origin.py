@@ -152,7 +152,7 @@ def _base_of(
     """Return the base model of an adapter: the one that HF_MODEL_ID names, else what the adapter's
     base_model_name_or_path stands for.
 
-    A path is looked up as it is and inside the adapter's folder, its last part (or that of a name
+    A path is looked up unchanged and inside the adapter's folder, its last part (or that of a name
     on the Hub) inside that folder and among the endpoint's additional model data; then the Hub.
 
     Raises:

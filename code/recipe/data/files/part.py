@@ -155,7 +155,7 @@ def usual_types(path: Path, table: pa.Table) -> pa.Table:
     Views of strings become strings, maps lists, and extension types what they store.
 
     Raises:
-        DataError: a name stands for two columns, or a column is of a type without a usual one.
+        DataError: Two columns have one name, or the library knows no type for a column.
     """
     if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
         raise DataError(f"{path} has two columns called {twice[0]!r}.", "Rename one.")

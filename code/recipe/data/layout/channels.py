@@ -31,7 +31,7 @@ class ChannelLayout:
     partitions: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     """The columns that the folders of a file stand for: `label=pos/part-0.parquet`."""
     unclear: frozenset[Path] = frozenset()
-    """Files whose names speak of several splits: only a column can say which."""
+    """Files whose names mention several splits: only a column can decide."""
     sharded: frozenset[str] = frozenset()
     """Splits with files of sharded channels: this host has its own part of them, maybe none."""
 

@@ -108,7 +108,7 @@ def _split_of_path(root: Path, path: Path) -> str | None:
 def _of_configurations(
     root: Path, paths: Sequence[Path], requested: Sequence[str], notes: list[str]
 ) -> Sequence[Path]:
-    """The files of the configurations that are asked for, or of the only one.
+    """Return the files of the requested configurations, or of the only one.
 
     A configuration is a folder that holds its own training data: `mrpc/train-00000.parquet`.
     """

@@ -1,7 +1,7 @@
 """The functions of Hugging Face's image that a file may leave out.
 
 `model_fn` makes a pipeline for the task of the model's head, or of HF_TASK; `input_fn` reads JSON
-as it is, CSV and images as a dict with "inputs", NPY as an array.
+unchanged, CSV and images as a dict with "inputs", NPY as an array.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
         task: The pipeline's task, if it is known: two take no CSV.
 
     Returns:
-        JSON as it is; {"inputs": [...]} of CSV with a header; an array of NPY, which is read
+        JSON unchanged; {"inputs": [...]} of CSV with a header; an array of NPY, which is read
         without pickle; {"inputs": image} of an image; {"inputs": bytes} of a sound.
 
     Raises:
@@ -72,7 +72,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
     if kind.startswith("audio/"):
         return {"inputs": bytes_of(body)}
     raise UnsupportedContentType(
-        f"Content-Type {content_type!r} is not supported without an input_fn of your own."
+        f"Content-Type {content_type!r} is not supported without your own input_fn."
         " Send application/json, text/csv, application/x-npy, image/* or audio/*."
     )
 
@@ -217,7 +217,7 @@ class TaskPipeline:
 
 
 def as_values(answer: Any) -> Any:
-    """Return an answer of the image's own tasks as lists and dicts; a stream of texts as it is."""
+    """Return an answer of the image's own tasks as lists and dicts; a stream of texts unchanged."""
     if isinstance(answer, Iterator):
         return answer
     entries = serialization.plain(answer)

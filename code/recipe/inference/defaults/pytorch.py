@@ -85,9 +85,9 @@ def decode(body: str | bytes, content_type: str, model: Any) -> Any:
     """Return a request's data as PyTorch's image passes it to `predict_fn`, on the model's device.
 
     Returns:
-        A tensor: float32 of JSON and CSV, of NPY in the dtype that it has. Of CSV it has one
-        dimension if there is one row or one column, as numpy.genfromtxt has it. JSON that is not
-        numbers, of which PyTorch's image makes nothing, as it is: a dict, texts.
+        A tensor: float32 for JSON and CSV, the array's dtype for NPY. For CSV with one row or one
+        column it has one dimension, as in numpy.genfromtxt. JSON that is not numbers (a dict,
+        texts), which PyTorch's image refuses, is returned unchanged.
 
     Raises:
         BadRequest: (400) The body is not of its type, or its rows have several lengths.
@@ -116,7 +116,7 @@ def decode(body: str | bytes, content_type: str, model: Any) -> Any:
         array = read_npy(bytes_of(body))
     else:
         raise UnsupportedContentType(
-            f"Content-Type {content_type!r} is not supported without an input_fn of your own."
+            f"Content-Type {content_type!r} is not supported without your own input_fn."
             f" Send {JSON}, {CSV} or {NPY}."
         )
     try:

@@ -49,10 +49,9 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
     - JSON Lines: an entry of a list, or a row of a table, on each line.
     - CSV: a row for each entry; of records with a line of their names first.
     - NPY: the array that the prediction is.
-    - Plain text: a string as it is, other values as JSON.
-    - bytes are sent as they are; an image (PIL) as the type that is asked for.
-    - A generator or iterator is streamed: pieces of str and bytes as they are, other ones as JSON
-      Lines.
+    - Plain text: a string unchanged, other values as JSON.
+    - bytes are sent unchanged; an image (PIL) in the requested type.
+    - A generator or iterator is streamed: pieces of str and bytes unchanged, others as JSON Lines.
 
     Raises:
         NotAcceptable: (406) None of these types is accepted, or those that are cannot hold it.
@@ -94,7 +93,7 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
 
 
 def stream(pieces: Iterator[Any], accepted: str) -> tuple[Iterator[bytes], str]:
-    """Return the pieces and their type, which is that of the first: this waits for it."""
+    """Wait for the first piece, and return all pieces and their content type."""
     first = next(pieces, None)
     whole = itertools.chain([] if first is None else [first], pieces)
     if not isinstance(first, (str, bytes)):
@@ -147,8 +146,8 @@ def plain(value: Any, rounded: bool = False) -> Any:
 
     Args:
         value: What a handler returned.
-        rounded: Whether numbers of arrays and tensors have the shortest digits that tell them apart
-            in their own precision: 0.1 for the float32 nearest to it, not 0.10000000149011612.
+        rounded: Whether numbers of arrays and tensors have the shortest digits that are exact
+            in their precision: 0.1 for the float32 nearest to it, not 0.10000000149011612.
 
     Raises:
         Unencodable: A value has a type that no answer can hold.

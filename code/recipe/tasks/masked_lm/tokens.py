@@ -33,15 +33,14 @@ def tokenise(
     max_length: int,
     settings: DataSettings,
 ) -> MaskedTexts:
-    """Return the samples of a split of `language_modeling.Texts`, cached; a line says what became
-    of them.
+    """Return the samples of a split of `language_modeling.Texts`, cached; log how many they are.
 
-    A text longer than `max_length` is split into pieces of nearly one length, between words; each
-    has the tokenizer's special tokens around it. With long_texts=truncate the first is kept.
+    A text longer than `max_length` is split between words into pieces of nearly equal length, each
+    with the tokenizer's special tokens. With long_texts=truncate, only the first piece is kept.
 
     Raises:
-        DataError: nothing is left to learn, or tokenised data is not this tokenizer's.
-        HyperparameterError: whole words were asked for, and the tokenizer does not tell them apart.
+        DataError: Nothing is left to learn, or the token ids are not this tokenizer's.
+        HyperparameterError: Whole words are requested, and the tokenizer does not mark words.
     """
     whole_words = settings.whole_word_masking
     if whole_words:

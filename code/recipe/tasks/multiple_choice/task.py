@@ -95,7 +95,7 @@ class MultipleChoice(Task):
         self.objective = Choices()
 
     def load(self, source: Source) -> Model:
-        """Return the model with a head of one number for each choice."""
+        """Load the model with a head that scores each choice."""
         return pretrained.load_head(
             AutoModelForMultipleChoice,
             source,

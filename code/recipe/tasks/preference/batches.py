@@ -47,7 +47,7 @@ class AnswerPairs(Samples):
         return self.documents.lengths
 
     def fingerprint(self) -> str:
-        """Return what tells this data apart from other data, whatever a model says of it."""
+        """Return a hash of the tokens, without the log-probabilities that a model gives them."""
         return self.documents.fingerprint()
 
     def both(self, rows: Rows) -> Rows:

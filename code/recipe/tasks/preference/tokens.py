@@ -34,18 +34,18 @@ def tokenise(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> AnswerPairs:
-    """Return the pairs of a split of `Preferences`, cached; a line says what became of them.
+    """Return the pairs of a split of `Preferences`, cached; log how many are left out.
 
-    A text is an answer to its prompt with the end token behind it; a conversation is as the chat
-    template writes it, of which the assistant's turns after the prompt are the answer. Both are cut
-    at their end. A pair of which an answer is gone then, or the difference, is left out.
+    The end token follows each answer. In a conversation, formatted by the chat template, the answer
+    is the assistant's turns after the prompt. Both are truncated at their end. A pair whose answer
+    or difference was truncated completely is left out.
 
     Args:
         name: Of the split, for messages.
         are_talks: Whether the rows are conversations.
 
     Raises:
-        DataError: no pair is left, or a conversation is none for the chat template.
+        DataError: No pair is left, or the chat template rejects a conversation.
     """
     if are_talks:
         chat.see_to_template(tokenizer)

@@ -88,9 +88,7 @@ def load(
     say(f"pooling: {_mode(sentences[1])} ({why}){others}")
     named = getattr(sentences, "similarity_fn_name", None)
     if named not in (None, "cosine"):
-        say(
-            f"similarity: cosine, which the losses learn, in the place of the model's own ({named})"
-        )
+        say(f"similarity: cosine, for which the losses train, instead of the model's own ({named})")
     sentences.similarity_fn_name = "cosine"
     setattr(encoder, AFTER, nn.ModuleList(list(sentences)[1:]))
     wrapped = lora.wrap(encoder, settings, (), "FEATURE_EXTRACTION", trains_head=False)

@@ -145,11 +145,11 @@ class SentenceVectors:
         return int((get or self.model.get_sentence_embedding_dimension)() or 0)
 
     def count(self, request: Request) -> list[int]:
-        """Return the tokens of each text with its prompt, and note the texts that are cut.
+        """Count the tokens of each text with its prompt, and note the texts that are truncated.
 
         Raises:
             BadRequest: The model does not have the `prompt_name`, a prompt is named twice, or a
-                text is too long and is not to be cut.
+                text is too long and may not be truncated.
         """
         if request.token_ids is None:
             name, prompts = request.parameters.get("prompt_name"), self.model.prompts

@@ -251,7 +251,9 @@ class Pool:
         if self._closing:
             return
         LOG.warning(
-            "Model worker %d is gone, with %d requests.", connection.pid, len(connection.calls)
+            "Model worker %d has ended with %d requests in it.",
+            connection.pid,
+            len(connection.calls),
         )
         begun = [call for call in connection.calls.values() if 0 < call.batch <= connection.begun]
         # A request that was at work alone is taken for the cause of the worker's death.

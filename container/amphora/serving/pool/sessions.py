@@ -99,13 +99,13 @@ class Sessions:
         return known
 
     def end(self, session_id: str) -> None:
-        """Forget a session, which its handler has closed or whose worker is gone."""
+        """Forget a session that its handler has closed or whose worker has ended."""
         session = self._open.pop(session_id, None)
         if session is not None:
             self._held[session.worker] -= 1
 
     def lose(self, worker: int) -> None:
-        """Forget the sessions of a worker that is gone."""
+        """Forget the sessions of a worker that has ended."""
         if self._held.pop(worker, 0):
             self._open = {name: it for name, it in self._open.items() if it.worker != worker}
 

@@ -49,7 +49,7 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
     """Return the cheapest way to cut the requests, sorted by length, into calls.
 
     A call costs `call_tokens` plus its padded tokens, and holds at most `most_tokens` of them,
-    except for a single request that is larger by itself. Exact: dynamic programming over the cuts.
+    except for a single request that is larger. Exact: dynamic programming over the cuts.
     """
     order = sorted(range(len(sizes)), key=lambda place: sizes[place].longest)
     best = [0.0]

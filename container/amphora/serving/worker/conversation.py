@@ -223,7 +223,7 @@ class Conversation:
         return True
 
     def _answer_alone(self, item: Item) -> None:
-        """Read, predict and answer one request by itself."""
+        """Read, predict and answer one request alone."""
         runner = self._runner
         if runner.handlers.predict_batch_fn is not None and not item.session:
             if self._read(item):

@@ -2,7 +2,7 @@
 
 Started as `python -m amphora.serving.worker.main FD`. After `load` it may be asked to `fork`: each
 child then serves on a socket of its own, and shares the loaded model's pages with its parent. If a
-fork is not safe (an accelerator, or threads that already run), the process serves by itself.
+fork is not safe (an accelerator, or threads that already run), the process itself serves.
 """
 
 from __future__ import annotations
