@@ -64,7 +64,7 @@ def decide(
             flat_attention.use(model)
         elif args.device.type == "cuda":
             table.add("attention", "a mask separates the samples of a block", why_not)
-    # do_train=False computes no training batch, but needs a layout all the same.
+    # do_train=False computes no training batch, but needs a layout.
     of_training = table if args.do_train else Table()
     size = args.eval_batch_size
     train_layout, eval_layout = layouts(

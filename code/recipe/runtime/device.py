@@ -91,7 +91,7 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     )
     if environment_threads and not set_by_torchrun:
         threads = None
-    # cuDNN's attention comes first on recent GPUs: with a mask its gradients may be no number
+    # Recent GPUs would use cuDNN's attention: with a mask its gradients may be NaN
     # (pytorch#196678), and each new shape costs half a second. The others are as fast.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return Device(
@@ -132,7 +132,7 @@ def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
             f"This host has Neuron cores, but torch {torch.__version__} has no Neuron device: it "
             "would use the CPU.",
             "Check that torch-neuronx can be imported in this image, and that no requirements.txt "
-            "has replaced its torch. For training, use_cpu=True uses the CPU all the same.",
+            "has replaced its torch. To train on the CPU, set use_cpu=True.",
         )
     counted, visible = environ.get("SM_NUM_GPUS", ""), environ.get("CUDA_VISIBLE_DEVICES", " ")
     is_hidden = not visible or visible.startswith("-")
@@ -142,7 +142,7 @@ def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
             f"SM_NUM_GPUS is {counted}, but torch {torch.__version__} {why}: it would train on "
             "the CPU.",
             "Check whether a requirements.txt has replaced the image's torch, or whether the "
-            "host's driver is too old for it. use_cpu=True uses the CPU all the same.",
+            "host's driver is too old for it. To train on the CPU, set use_cpu=True.",
         )
     built = torch.cuda.get_arch_list() if kind == "cuda" else []
     if not built or torch.version.hip is not None:
@@ -151,14 +151,14 @@ def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
     for name in built:
         of, _, number = name.rstrip("af").partition("_")
         theirs = divmod(int(number), 10)
-        # A program of a GPU runs on those of its generation, its source on all that came later.
+        # A binary runs on GPUs of its generation, PTX (compute) on all later ones, too.
         same = of == "compute" or theirs[0] == major
         if theirs <= (major, minor) and same:
             return
     raise DeviceError(
-        f"This GPU has compute capability {major}.{minor}, for which torch {torch.__version__} "
-        f"(CUDA {torch.version.cuda}) has no kernels: it has those of {', '.join(built)}.",
-        "Take an instance type with another GPU, or an image with an older CUDA.",
+        f"This GPU has compute capability {major}.{minor}, but torch {torch.__version__} "
+        f"(CUDA {torch.version.cuda}) has kernels for {', '.join(built)} only.",
+        "Use an instance type with another GPU, or an image with an older CUDA.",
     )
 
 
@@ -208,7 +208,7 @@ def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> No
 
 
 class Kind:
-    """Everything in which the recipe treats a kind of device differently from the others."""
+    """The properties of a kind of device on which the recipe depends."""
 
     backend = "its own"
     """The backend of torch.distributed, for the log."""
@@ -232,7 +232,7 @@ class Kind:
 
     def bf16(self) -> tuple[bool, str]:
         """Return whether it computes in bfloat16, and the evidence for that."""
-        return False, f"nothing is known of bfloat16 on {self._name}: set bf16=True to use it"
+        return False, f"bfloat16 is not known to work on {self._name}: set bf16=True to use it"
 
 
 class _Cuda(Kind):

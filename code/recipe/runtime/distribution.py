@@ -44,7 +44,7 @@ def choose(
     chosen: Device,
     environ: Mapping[str, str],
 ) -> Distribution:
-    """Choose what the hyperparameters and SM_FRAMEWORK_PARAMS ask for.
+    """Choose the arguments that the hyperparameters and SM_FRAMEWORK_PARAMS request.
 
     Raises:
         HyperparameterError: mp_parameters is neither `key=value,...` nor a JSON object, or the
@@ -68,8 +68,8 @@ def choose(
     compilation = _compilation(is_compiled, by_compiler, compiler, chosen, environ)
     if sharding.arguments and compilation.arguments and not kind.compiles_shards:
         raise HyperparameterError(
-            "mp_parameters asks for sharded weights (FSDP2), and compile for torch.compile, which "
-            "TorchNeuron supports with SimpleFSDP only.",
+            "mp_parameters requests sharded weights (FSDP2), and compile torch.compile: "
+            "TorchNeuron supports both only with SimpleFSDP.",
             "Leave out compile, or mp_parameters.",
         )
     parts = (sharding, compilation, smddp)
@@ -124,17 +124,17 @@ def _compilation(
     compiler = kind_of(chosen.kind).compiler
     if compiler is None:
         return Distribution(said=("torch.compile is off: torch-xla compiles without it",))
-    why = "SageMaker Training Compiler was" if by_training_compiler else "compile was"
+    why = "SageMaker Training Compiler" if by_training_compiler else "compile"
     backend = requested or compiler
     if chosen.kind == "cpu" and backend == "inductor" and not by_hyperparameter:
         # Measured: a step takes 1.4 times as long (docs/LAB.md).
-        said = f"torch.compile is off, though {why} asked for: it does not pay on a CPU"
+        said = f"torch.compile is off, although {why} is set: it does not pay on a CPU"
         return Distribution(said=(f"{said}; compile=True turns it on",))
     cxx = environ.get("CXX") or "g++"
     if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:
-        said = f"torch.compile is off, though {why} asked for: on a CPU it needs {cxx}, not here"
+        said = f"torch.compile is off, although {why} is set: it needs {cxx} on a CPU"
         return Distribution(said=(said,))
-    said = f"torch.compile is on: {why} asked for; batch size and learning rate stay as given"
+    said = f"torch.compile is on: {why} is set; batch size and learning rate do not change"
     compiled: dict[str, Any] = {"torch_compile": True}
     if compiler != "inductor":  # the default of transformers
         compiled["torch_compile_backend"] = compiler

@@ -76,7 +76,7 @@ def test_training_compiler_keys_compile(tmp_path: Path, tiny_model: Path) -> Non
     asked = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER), "TORCH_LOGS": "dynamo"}
     done = train(tmp_path, channels, *arguments, environment=asked)
     assert done.returncode == 0, done.stderr
-    assert "SageMaker Training Compiler was asked for; batch size and learning rate" in done.stdout
+    assert "SageMaker Training Compiler is set; batch size and learning rate" in done.stdout
     assert "start tracing" in done.stderr
     names = load_file(tmp_path / "model" / "model.safetensors")
     assert not [name for name in names if "_orig_mod" in name]
@@ -148,7 +148,7 @@ def test_native_neuron_compiles_by_its_own_backend_and_not_what_is_sharded() -> 
     assert compiled.arguments == {"torch_compile": True, "torch_compile_backend": "neuron"}
     sharded = choose(parse(["--mp_parameters", "a=2"]), device(2, "neuron"), {})
     assert sharded.arguments["fsdp"]
-    with pytest.raises(HyperparameterError, match="with SimpleFSDP only"):
+    with pytest.raises(HyperparameterError, match="only with SimpleFSDP"):
         both = parse(["--mp_parameters", "a=2", "--compile"])
         choose(both, device(2, "neuron"), {})
 
