@@ -1,8 +1,9 @@
 """Causal language models that take several documents in one block of tokens.
 
-A packed batch has `input_ids`, `position_ids` and `segments` as in `families`; tokens attend to
-earlier ones of their own segment, by a 4-D mask: by position ids alone, GPT-2 sees other documents
-with some attention kernels. `places`, `targets` and `owners` are those of `causal_batches`.
+A packed batch has `input_ids`, `position_ids` and `segments` as in `packed_encoders`. A 4-D mask
+lets tokens attend to earlier tokens of their segment only: with position ids alone, GPT-2 sees
+other documents in some attention kernels. `places`, `targets` and `owners` are those of
+`document_batches`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DECODERS = (
     "smollm3",
     "starcoder2",
 )
-"""Each `model_type` that is packed; held to unpacked logits, loss and gradients by a test."""
+"""Every packed `model_type`; a test compares logits, loss and gradients with unpacked ones."""
 _MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
 _GPU_SHARE = 32  # what logits take at once of a GPU's memory, where that is more
 _elsewhere: torch.device | None = None
@@ -55,7 +56,7 @@ def take_documents(model: Any) -> None:
     """
     inner = lora.bare(model)
     usual = inner.forward
-    # With the signature of before, by which generate() checks its arguments.
+    # Keeps the signature, by which generate() checks its arguments.
     inner.forward = functools.update_wrapper(functools.partial(_forward, inner, usual), usual)
 
 
@@ -92,8 +93,7 @@ def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def _masks(config: Any, segments: Tensor) -> Any:
-    """Return what may attend to what, [rows, 1, length, length]; by kind of layer where there are
-    two."""
+    """Return the attention mask [rows, 1, length, length], by kind of layer if there are two."""
     at = torch.arange(segments.shape[1], device=segments.device)
     before = at[:, None] - at[None, :]
     visible = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
@@ -112,8 +112,8 @@ def as_it_is(logits: Tensor) -> Tensor:
 
 
 def sums_of(tokens: Tensor, owners: Tensor, answers: Tensor) -> Tensor:
-    """Return what `of_tokens` gave, summed over the tokens of each document, as `answers` is
-    shaped: [documents, 2], or of documents that belong together [..., 2]."""
+    """Return the results of `of_tokens` summed over each document, in the shape of `answers`:
+    [documents, 2], or [..., 2] for documents that belong together."""
     documents = answers.numel() // 2
     sums = torch.zeros((documents, 2), dtype=tokens.dtype, device=tokens.device)
     return sums.index_add(0, owners, tokens).view(answers.shape)
@@ -126,17 +126,15 @@ def of_tokens(
     vocabulary: int,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Return [places, 2]: each token's loss, and whether it would have been said; 0 for an unused
-    place.
+    """Return [places, 2]: the loss of each token, and whether it is predicted; 0 in unused places.
 
-    In parts where there are more logits than `most_logits`; a part's are computed again for its
-    gradient.
+    More logits than `most_logits` are computed in parts, and again in the backward pass.
 
     Args:
         states: [places, hidden].
         head: States to logits over `vocabulary` tokens.
         targets: [places], NOT_LEARNED where one is unused.
-        smoothing: Share of the target that goes to all tokens alike.
+        smoothing: Share of the target spread evenly over all tokens.
     """
     parts = -(-len(targets) * vocabulary // most_logits(_elsewhere or states.device))
     if parts <= 1:
@@ -149,10 +147,10 @@ def of_tokens(
 
 
 def most_logits(device: torch.device) -> int:
-    """Return how many logits are held at once.
+    """Return how many logits are in memory at once.
 
-    By a GPU's whole memory, not by what is free of it, so that a training that goes on after a stop
-    adds its sums in the same order.
+    It depends on a GPU's total memory, not on its free memory, so that a resumed training adds its
+    sums in the same order.
     """
     if device.type != "cuda":
         return _MOST_LOGITS
@@ -162,8 +160,7 @@ def most_logits(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def parts_as_on(device: torch.device) -> Iterator[None]:
-    """A block in which losses are computed in the parts of another device: for tensors that have no
-    numbers."""
+    """Compute losses in the parts of another device in this block, for fake tensors."""
     global _elsewhere
     _elsewhere = device
     try:

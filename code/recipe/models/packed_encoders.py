@@ -1,9 +1,9 @@
-"""Models that take several samples in one block of tokens, each with its own head for each sample.
+"""Encoders that take several samples in one block of tokens.
 
-A packed batch is: `input_ids`, `position_ids` (restarting with each sample) and `segments` (the
-number of each token's sample in its block, 0 where there is none), of pairs `token_type_ids`, all
-[rows, length]; and `first` [samples], where each sample's first token is in the flattened blocks.
-Tokens attend to their own segment only, by a 4-D mask: position ids alone let these encoders see
+A packed batch has `input_ids`, `position_ids` (restarting with each sample), `segments` (the number
+of each token's sample in its block, 0 for padding) and, for pairs, `token_type_ids`, all [rows,
+length]; and `first` [samples], the position of each sample's first token in the flattened blocks. A
+4-D mask lets tokens attend to their segment only: with position ids alone, these encoders would see
 other samples.
 """
 
@@ -24,13 +24,13 @@ from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, lora
 
 IS_OLDER = transformers.__version__.startswith("4.")
-"""Whether models take masks as in transformers 4: [rows, length, length], and not all kinds do."""
+"""Whether masks are those of transformers 4: [rows, length, length], which not all types take."""
 
 UNMASKED = frozenset(
     ("canine", "convbert", "fnet", "funnel", "mobilebert", "nystromformer", "xlnet", "yoso")
 )
-"""Types of models whose answer to a text is another one where it is padded, whatever the mask says:
-they mix or pool neighbours or all tokens without it, or read the last place."""
+"""Types of models whose results change with padding in spite of the mask: they mix or pool tokens
+without it, or read the last position."""
 
 _OF_TEXTS, _OF_TOKENS = (
     ("logits", "pooler_output"),
@@ -39,30 +39,30 @@ _OF_TEXTS, _OF_TOKENS = (
 
 
 class Family:
-    """How one kind of model is packed: as BERT, but for what it does otherwise.
+    """How one type of model is packed: like BERT, apart from what subclasses override.
 
-    Hidden states are [..., hidden], and become logits by the model's own modules.
+    Hidden states are [..., hidden]; the model's modules compute logits from them.
     """
 
     has_windows = False
-    """Whether some layers see the tokens nearby only."""
+    """Whether some layers have local attention."""
     in_older = True
-    """Whether transformers 4 can give this kind of model a mask for each token."""
+    """Whether this type takes a mask for each token in transformers 4."""
 
     def head(self, model: Any, hidden: Tensor) -> Any:
-        """Return the logits of samples, by their pooled states [samples, hidden]."""
+        """Return the logits of samples from their pooled states [samples, hidden]."""
         return model.classifier(model.dropout(model.bert.pooler(hidden[:, None])))
 
     def masked(self, model: Any, hidden: Tensor) -> Any:
-        """Of the model with a head for masked tokens: logits over the vocabulary."""
+        """Return logits over the vocabulary, for a model with a head for masked tokens."""
         return model.cls(hidden)
 
     def tags(self, model: Any, hidden: Tensor) -> Any:
-        """Of the model with a head for tags of tokens: their logits."""
+        """Return logits over the tags, for a model with a head for tags of tokens."""
         return model.classifier(model.dropout(hidden))
 
     def spans(self, model: Any, hidden: Tensor) -> Any:
-        """Of the model that answers questions: logits [..., 2] of the first token, and the last."""
+        """Return logits [..., 2] of first and last tokens, for a question answering model."""
         return model.qa_outputs(hidden)
 
     def first_position(self, config: Any) -> int:
@@ -70,15 +70,14 @@ class Family:
         return 0
 
     def pools_mean(self, config: Any) -> bool:
-        """Return whether `head` takes the mean of a sample's states, not that of its first
-        token."""
+        """Return whether `head` takes the mean of a sample's states, not the first state."""
         return False
 
     def masks(self, config: Any, visible: Tensor) -> Any:
-        """Return the masks that the model takes for `visible` [rows, 1, length, length]: which
-        tokens each token may attend to."""
+        """Return the model's masks for `visible` [rows, 1, length, length], the tokens that each
+        token may attend to."""
         if IS_OLDER:
-            return visible[:, 0]  # which the model makes an added one of
+            return visible[:, 0]  # which the model converts to an additive mask
         return flat_attention.as_taken(visible, config)
 
 
@@ -149,7 +148,7 @@ FAMILIES: Mapping[str, Family] = {
     "camembert": _Roberta(),
     "modernbert": _ModernBert(),
 }
-"""By `model_type`. Each is held to the unpacked model's logits and gradients by a test."""
+"""By `model_type`. A test compares logits and gradients of each with those of unpacked models."""
 
 
 def family_of(config: PretrainedConfig) -> Family | None:
@@ -172,7 +171,7 @@ def take_lengths(model: Any) -> None:
 
 
 def least_of(config: PretrainedConfig) -> int:
-    """Return the tokens that a model of UNMASKED computes at least: Funnel halves a text in each
+    """Return the fewest tokens that a model of UNMASKED can take; Funnel halves a text in each
     block."""
     return 1 + 2 ** (len(config.block_sizes) - 1) if config.model_type == "funnel" else 1
 
@@ -180,15 +179,15 @@ def least_of(config: PretrainedConfig) -> int:
 def _of_each_length(
     padded: Callable[..., Any], config: PretrainedConfig, *args: Any, **inputs: Any
 ) -> Any:
-    """Return texts of one length at a time, which need no padding; shorter ones than the model
-    computes are padded to as many tokens as that is.
+    """Compute texts of equal length together, without padding; texts with fewer tokens than the
+    model can take are padded to that number.
 
     Args:
         padded: The model's own forward pass.
         inputs: `attention_mask` and other tensors [rows, length], padded on the right; settings.
 
     Returns:
-        What the model says of texts and of tokens (_OF_TEXTS, _OF_TOKENS), 0 behind each text.
+        The model's outputs for texts and tokens (_OF_TEXTS, _OF_TOKENS), 0 behind each text.
     """
     mask: Tensor | None = inputs.get("attention_mask")
     if mask is None:
@@ -244,7 +243,7 @@ def states(
     segments: Tensor,
     encode: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """Return [rows, length, hidden] of a packed batch, each token's by its own sample alone.
+    """Return the states [rows, length, hidden] of a packed batch, each from its sample alone.
 
     Args:
         model: With any head, which is not computed.

@@ -1,4 +1,4 @@
-"""Scores of rankings: how high right texts stand among a whole corpus, or in a query's list."""
+"""Scores of rankings: the ranks of relevant texts in a corpus, or in the list of a query."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from torch.nn import functional
 CUT = 10
 RECALLS = (1, 10, 100)
 RETRIEVAL = (f"ndcg_at_{CUT}", f"mrr_at_{CUT}", *(f"recall_at_{cut}" for cut in RECALLS))
-"""What an evaluation gives of queries and a corpus."""
+"""The scores of an evaluation of queries and a corpus."""
 RERANKING = RETRIEVAL[:2]
-"""What it gives of lists."""
+"""The scores of an evaluation of lists."""
 _AT_ONCE = 1 << 24
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Queries, and the texts among which theirs are to be found; all by numbers of texts."""
+    """Queries, and the documents to search; both are numbers of texts."""
 
     queries: Array
     documents: Array
     relevant: Sequence[Array]
-    """Of each query, which of `documents` belong to it (positions)."""
+    """The positions in `documents` of the relevant texts of each query."""
     same: Array
-    """Of each query, which of `documents` is the same text and does not belong to it; -1: none.
-    It is not looked for."""
+    """The position in `documents` of a text that equals the query and is not relevant, which the
+    search leaves out; -1 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Where the texts of each query were found."""
+    """The ranks and scores of the texts of each query."""
 
     ranks: Sequence[Array]
-    """Of each query, the ranks of what belongs to it, best first, from 1. Among equal scores what
-    does not belong comes first: a model that cannot tell texts apart is to score nothing."""
+    """The ranks of the relevant texts of each query, from 1, in ascending order. Of equal scores,
+    irrelevant texts come first, so that a model with constant scores gets the lowest result."""
     right: Array
-    """The highest score of what belongs to each query."""
+    """The highest score of a relevant text of each query."""
     wrong: Array
-    """That of what does not."""
+    """The highest score of an irrelevant text."""
     wrong_at: Array
-    """Which document (or text of the list) that is; -1 where there is none."""
+    """The position of that document (or text of the list); -1 for none."""
 
 
 def search(vectors: Array, corpus: Corpus) -> Found:
@@ -71,7 +71,7 @@ def search(vectors: Array, corpus: Corpus) -> Found:
         for row, positions in enumerate(relevant):
             hits = scores[row, torch.from_numpy(positions)].sort(descending=True).values
             others[row, torch.from_numpy(positions)] = -torch.inf
-            # What is no number is below nothing.
+            # Negated, so that texts whose score is NaN rank above.
             above = [int((~(scores[row] < hit)).sum() - (~(hits < hit)).sum()) for hit in hits]
             ranks.append(np.asarray(above) + np.arange(1, len(hits) + 1))
             best_right[row] = hits[0]
@@ -83,8 +83,7 @@ def search(vectors: Array, corpus: Corpus) -> Found:
 
 
 def of_search(results: Found, corpus: Corpus) -> dict[str, float]:
-    """Return the scores RETRIEVAL, as sentence-transformers' InformationRetrievalEvaluator gives
-    them."""
+    """Return the scores RETRIEVAL of sentence-transformers' InformationRetrievalEvaluator."""
     gains, firsts = [], []
     recalled: dict[int, list[float]] = {cut: [] for cut in RECALLS}
     for ranks in results.ranks:
@@ -100,15 +99,15 @@ def of_search(results: Found, corpus: Corpus) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedLists:
-    """Queries, each with texts of its own; all samples of a split, one list after the other."""
+    """The lists of texts of all queries of a split, concatenated."""
 
     starts: Array
-    """Where each list starts, and at last where the samples end."""
+    """The start of each list, then the number of samples."""
     labels: Array
     """[samples]: how relevant each text is."""
 
     def judged(self) -> list[int]:
-        """Return the lists that tell rankings apart: in which not all texts are as relevant."""
+        """Return the lists whose texts are not all equally relevant; only these are scored."""
         spans = zip(self.starts, self.starts[1:], strict=False)
         return [at for at, (start, end) in enumerate(spans) if np.ptp(self.labels[start:end]) > 0]
 
@@ -135,8 +134,8 @@ def rank(scores: Array, lists: JudgedLists) -> Found:
 
 
 def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]:
-    """Return the scores RERANKING, as sentence-transformers' CrossEncoderRerankingEvaluator gives
-    them; none where no list can be judged."""
+    """Return the scores RERANKING of sentence-transformers' CrossEncoderRerankingEvaluator; none if
+    no list can be scored."""
     judged = lists.judged()
     if not judged:
         return {}
@@ -150,14 +149,13 @@ def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]
 
 
 def in_batches(count: int, size: int) -> list[slice]:
-    """Return the samples of an evaluation in the batches that its loss is a mean over: as few as
-    there can be of at most `size`, all of nearly one size, so that none has nothing to be
-    contrasted with."""
+    """Return the batches over which the loss of an evaluation is a mean: as few as possible, of at
+    most `size` samples and nearly equal sizes, so that each has samples to contrast."""
     batches = -(-count // size)
     ends = [number * count // batches for number in range(batches + 1)]
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def mean(losses: Sequence[tuple[float, int]]) -> Mapping[str, float]:
-    """Return the loss of an evaluation, of (sum, samples) of each batch."""
+    """Return the loss of an evaluation from (sum, samples) of each batch."""
     return {"loss": sum(loss for loss, _ in losses) / sum(count for _, count in losses)}

@@ -1,4 +1,4 @@
-"""Models that tell classes of pictures apart: loading one, with its image processor."""
+"""Load a model that classifies images, with its image processor."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def load(source: Source, labels: Labels, settings: ModelSettings) -> tuple[PreTr
 
 
 def check_size(model: PreTrainedModel, height: int, width: int) -> None:
-    """See that `model` has positions for pictures of this size.
+    """Check that `model` has positions for images of this size.
 
     Raises:
-        ModelError: it has not.
+        ModelError: It does not.
     """
     config: Any = model.config
     size = getattr(config, "image_size", None)

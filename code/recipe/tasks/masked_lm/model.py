@@ -1,4 +1,4 @@
-"""Masked language models: loading one, and letting it take batches of `masked_batches`."""
+"""Masked language models: loading one, and letting it take batches of `masked_lm.batches`."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def load(
 def take_masked(model: Any) -> None:
     """Let `model` also take batches of masked texts.
 
-    Its answer to them has, in the place of logits, [samples, 2] in float32: the sum of the losses
-    of a sample's masked tokens, and how many of these it would have said.
+    Instead of logits, it then returns [samples, 2] in float32: the sum of the losses of a sample's
+    masked tokens, and how many of these it predicts.
     """
     inner = lora.bare(model)
     family = packed_encoders.family_of(inner.config)

@@ -1,4 +1,4 @@
-"""Texts to token ids whose words can be masked, in pieces that fit."""
+"""Tokenise texts in pieces that fit, and record the words to mask."""
 
 from __future__ import annotations
 

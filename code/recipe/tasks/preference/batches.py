@@ -1,7 +1,7 @@
-"""Pairs of answers to one prompt to batches: a chosen document and a rejected one.
+"""Make batches of pairs of answers to one prompt: a chosen and a rejected document.
 
-A batch is laid out as that of twice as many documents (`document_batches`), each pair's chosen one
-before its rejected one; `answers` is [pairs, 2, 2].
+A batch is one of twice as many documents (`document_batches`), the chosen one of each pair before
+the rejected one; `answers` is [pairs, 2, 2].
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ Floats = npt.NDArray[np.float32]
 class AnswerPairs(Samples):
     """Samples that are pairs of answers, each with its prompt.
 
-    Labels are float32 [pairs, 4]: the log-probabilities of the chosen and of the rejected answer by
-    the model before it is trained, which are no numbers until `refer` tells them; and how many
-    tokens each answer has.
+    Labels are float32 [pairs, 4]: the log-probabilities of the chosen and of the rejected answer
+    before training, which are NaN until `refer` sets them; and the tokens of each answer.
     """
 
     documents: Documents
-    """The chosen and the rejected document of each pair, one after the other."""
+    """The chosen and the rejected document of each pair, concatenated."""
     rows: Rows
     """The row of each pair in the data."""
 
     @classmethod
     def of_documents(cls, documents: Documents, rows: Rows) -> AnswerPairs:
-        """Return the pairs of documents number 0 and 1, 2 and 3, ..., of these rows."""
+        """Return the pairs of documents 0 and 1, 2 and 3, ..., of these rows."""
         labels = np.full((len(rows), 4), np.nan, dtype=np.float32)
         labels[:, 2:] = documents.labels.reshape(-1, 2)
         starts = documents.starts[::2]
@@ -64,7 +63,7 @@ class AnswerPairs(Samples):
         return Documents(self.documents.token_ids[source], starts, counts, learned)
 
     def refer(self, log_probabilities: Floats) -> None:
-        """Take what the model says before it is trained [pairs, 2]."""
+        """Set the log-probabilities [pairs, 2] of the model before training."""
         self.labels[:, :2] = log_probabilities
 
 

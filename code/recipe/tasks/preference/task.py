@@ -1,4 +1,4 @@
-"""Preferences: a language model learns which of two answers is the better one (DPO)."""
+"""Preferences (DPO): a language model learns which of two answers is better."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ Array = npt.NDArray[Any]
 
 
 class Preferring(Objective):
-    """The objective: how much more likely than before the chosen answers became, beside the
-    rejected ones."""
+    """The objective: the increase in log-probability of chosen answers over that of rejected
+    ones."""
 
     packable: Collection[str] = packed_decoders.DECODERS
     has_references = True
@@ -74,7 +74,7 @@ class Preferring(Objective):
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         packed_decoders.take_documents(model)
-        # Of an answer's many tokens, dropout's noise would be larger than what is learned.
+        # Summed over the tokens of an answer, the noise of dropout would exceed what is learned.
         for name, module in model.named_modules():
             if isinstance(module, nn.Dropout) and "lora_dropout" not in name:
                 module.p = 0.0
@@ -112,19 +112,19 @@ class Preferring(Objective):
         }
 
     def refer(self, ask: Callable[[Samples], Any]) -> None:
-        """Note the log-probabilities of all answers; see `Objective.refer`."""
+        """Store the log-probabilities of all answers; see `Objective.refer`."""
         for samples in self.pairs.values():
             samples.refer(-np.asarray(ask(samples))[..., 0])
 
     def references(self) -> bytes:
-        """Return the log-probabilities of each split, by what its data is told by."""
+        """Return the log-probabilities of each split, by the name and digest of its data."""
         return save({
             self._keys[name]: np.ascontiguousarray(samples.labels[:, :2])
             for name, samples in self.pairs.items()
         })  # fmt: skip
 
     def restore(self, content: bytes) -> None:
-        """Take back what `references` gave."""
+        """Restore the log-probabilities that `references` returned."""
         kept = load(content)
         for name, samples in self.pairs.items():
             if self._keys[name] not in kept:
@@ -138,13 +138,12 @@ class Preferring(Objective):
 
     @functools.cached_property
     def _keys(self) -> Mapping[str, str]:
-        """Return the name of each split with what its data is told by, which takes time to
-        compute."""
+        """Return the name of each split with the digest of its data, which takes time."""
         return {name: f"{name} {samples.fingerprint()}" for name, samples in self.pairs.items()}
 
 
 class Preference(Task):
-    """Which of two answers to a prompt is the better one."""
+    """Which of two answers to a prompt is better."""
 
     objective: Preferring
     data: preferences.Preferences

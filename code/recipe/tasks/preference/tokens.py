@@ -1,4 +1,4 @@
-"""Prompts with a chosen and a rejected answer to token ids, cut where they do not fit."""
+"""Tokenise prompts with a chosen and a rejected answer, truncated if they do not fit."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _documents_of(
             continue
         for (ids, learned), (whole, _) in zip(cut, both, strict=True):
             all_ids.append(ids)
-            # Nothing comes before the first token by which it could be told.
+            # The first token has no token before it from which it could be predicted.
             all_learned.append([False, *learned[1:]])
             of_documents.append((row, len(whole) > max_length, guessed))
     of_all = np.array(of_documents, np.int64).reshape(-1, 3)

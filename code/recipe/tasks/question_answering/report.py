@@ -1,6 +1,6 @@
-"""The words that answer questions: found in what a model says of windows, scored, and shown.
+"""Find the answers to questions in the model's outputs for windows, score them, and show them.
 
-The scores are those of SQuAD's official scripts (1.1, and 2.0 where questions have no answer).
+The scores are those of SQuAD's official scripts (1.1, and 2.0 if questions may have no answer).
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What is said of a question."""
+    """The model's answer to a question."""
 
     question: str
     context: str
     text: str
     """Empty for none."""
     start: int
-    """Where it begins in the context; -1 for none."""
+    """Its first character in the context; -1 for none."""
     margin: float
     """By how much its logits are better than those of no answer (or of the next best)."""
     true: Sequence[str]
 
     @property
     def exact(self) -> float:
-        """Return 1 where it is one of the true ones, but for case, articles and punctuation."""
+        """Return 1 if it equals a true answer, apart from case, articles and punctuation."""
         return max(float(normal(text) == normal(self.text)) for text in self.true or [""])
 
     @property
     def f1(self) -> float:
-        """Of its words, against the true one that is nearest."""
+        """Return the F1 of its words, compared with the closest true answer."""
         return max(f1_of(text, self.text) for text in self.true or [""])
 
 
 def normal(text: str) -> str:
-    """Return a text as SQuAD's scripts compare it."""
+    """Return a text normalised as in SQuAD's scripts."""
     bare = "".join(
         character for character in text.lower() if character not in set(string.punctuation)
     )
@@ -218,7 +218,7 @@ class FoundAnswers:
 
 
 def _around(answer: Answer) -> str:
-    """Return the part of the context in which the answer stands."""
+    """Return the part of the context around the answer."""
     start = max(0, answer.start - _SHOWN_CHARS // 2)
     shown = answer.context[start : start + _SHOWN_CHARS]
     return f"{'... ' * bool(start)}{shown}{' ...' * (start + len(shown) < len(answer.context))}"

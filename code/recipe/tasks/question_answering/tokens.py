@@ -1,4 +1,4 @@
-"""Questions with their contexts to token ids, in windows that share tokens."""
+"""Tokenise questions with their contexts, in overlapping windows."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def _windows_of(
 
 
 def _span(begins: Sequence[int], ends: Sequence[int], start: int, stop: int) -> list[int] | None:
-    """Return the first and the last token of the characters `start` to `stop`, where all are
-    here."""
+    """Return the first and the last token of the characters `start` to `stop`; None if the window
+    lacks some."""
     inside = [at for at, begin in enumerate(begins) if begin != NOWHERE]
     if not inside or begins[inside[0]] > start or ends[inside[-1]] < stop:
         return None

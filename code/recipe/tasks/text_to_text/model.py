@@ -1,4 +1,4 @@
-"""Encoder-decoder models: loading one, and letting it take batches of `pair_batches`."""
+"""Encoder-decoder models: loading one, and letting it take batches of `text_to_text.batches`."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def load(
 
 
 def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """Return the model's own function of labels [rows, length], -100 where there are none, to what
-    its decoder reads."""
+    """Return the model's function from labels [rows, length], with -100 for none, to the inputs of
+    its decoder."""
     inner = lora.bare(model)
     if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
         return functools.partial(_prepared, inner.prepare_decoder_input_ids_from_labels)
@@ -92,17 +92,17 @@ def _shifted(shift: Callable[..., Tensor], pad: int, start: int, labels: Tensor)
 
 
 def take_pairs(model: Any, smoothing: float) -> None:
-    """Let `model` take batches of pairs beside what it always took.
+    """Let `model` also take batches of pairs.
 
-    Its answer to them has, in the place of logits, [samples, 2] in float32: the sum of the losses
-    of a target's tokens, and how many of these it would have said.
+    Instead of logits, it then returns [samples, 2] in float32: the sum of the losses of a target's
+    tokens, and how many of these it predicts.
 
     Args:
-        smoothing: Share of the target that goes to all tokens alike, where it trains.
+        smoothing: Share of the target spread evenly over all tokens in training.
     """
     inner = lora.bare(model)
     usual = inner.forward
-    # With the signature of before, by which generate() checks its arguments.
+    # Keeps the signature, by which generate() checks its arguments.
     forward = functools.partial(_forward, inner, usual, smoothing)
     inner.forward = functools.update_wrapper(forward, usual)
 
@@ -134,7 +134,7 @@ def _states(
 
     def keep(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         captured.append(inputs[0])
-        return (inputs[0][:, :1],)  # the model's own logits are not looked at
+        return (inputs[0][:, :1],)  # the model's own logits are not used
 
     handle = output.register_forward_pre_hook(keep)
     try:

@@ -1,4 +1,4 @@
-"""Pairs of texts to token ids, as the model reads and writes them."""
+"""Tokenise pairs of texts, for the encoder and the decoder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokenise(
     """Return the samples of a split of `TextPairs`, cached; a line says how many are cut.
 
     Args:
-        prefix: What stands before each source.
+        prefix: The text before each source.
         longest_source: Tokens at which sources are cut.
         longest_target: Tokens at which targets are cut.
     """

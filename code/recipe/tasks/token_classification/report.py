@@ -32,12 +32,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """The words of a sentence that are judged, in their order."""
+    """The judged words of a sentence, in order."""
 
     number: int
     """Of its row in the data."""
     said: list[str]
-    """The tag that the model gives each word."""
+    """The predicted tag of each word."""
     sure: list[float]
     """The probability of each."""
     true: list[str]
@@ -49,7 +49,7 @@ class Sentence:
 
 
 def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Sentence]:
-    """Return what the model says of whole sentences, put together from that of their windows.
+    """Return the predictions for whole sentences, combined from those for their windows.
 
     Args:
         outputs: [windows, 1 + 3 * words], as `recipe.models.token_heads.take_tags` has them.
@@ -115,7 +115,7 @@ class TaggedAnswers:
     split: str
     sentences: Sequence[Sentence]
     words: Mapping[int, Sequence[str]] | None
-    """The judged words of each sentence by its number; None where they are on other hosts."""
+    """The judged words of each sentence by its number; None if they are on other hosts."""
     are_entities: bool
 
     def lines(self) -> Iterator[dict[str, Any]]:

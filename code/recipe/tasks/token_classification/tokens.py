@@ -1,4 +1,4 @@
-"""Words with tags to token ids, in windows that fit, each word's tag learned in exactly one."""
+"""Tokenise words with tags, in windows that fit; each tag is learned in exactly one window."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Batch = Mapping[str, list[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging:
-    """How tags are laid on tokens."""
+    """How words' tags become tokens' tags."""
 
     names: tuple[str, ...]
     """The tags; a tag's id is its position."""
     all_pieces: bool
-    """Whether each piece of a word has its tag (an entity's goes on as I-), not the first only."""
+    """Whether every piece of a word has its tag (I- after the first), not only the first piece."""
     long_texts: str | None
-    """The hyperparameter: what is not truncated is split."""
+    """The hyperparameter; by default, sentences are split."""
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
@@ -50,8 +50,8 @@ class Tagging:
 def reading_words(
     tokenizer: PreTrainedTokenizerBase, source: str, options: Mapping[str, Any]
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that reads a word by itself as it reads it within a text, as who serves
-    the model will: those of the kind of GPT-2's do only where they put a space before it.
+    """Return a tokenizer that tokenises a single word as within a text, as serving does; tokenizers
+    like GPT-2's need a space before it for that.
 
     Args:
         source: Where it comes from.
@@ -62,7 +62,7 @@ def reading_words(
     again: Any = AutoTokenizer.from_pretrained(source, add_prefix_space=True, **options)
     again.pad_token = tokenizer.pad_token
     if not _reads_words(again) and again.is_fast:
-        # What tokenizer.json says wins over the option.
+        # tokenizer.json overrides the option.
         before = again.backend_tokenizer.pre_tokenizer
         if hasattr(before, "add_prefix_space"):
             before.add_prefix_space = True
@@ -140,7 +140,7 @@ def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
 
 
 def pieces(length: int, longest: int, is_split: bool) -> int:
-    """About how many windows a sentence of so many tokens becomes."""
+    """Return about how many windows a sentence of `length` tokens becomes."""
     step = max(1, longest - longest // _CONTEXT_BEFORE - longest // _CONTEXT_AFTER)
     return 1 + max(0, -(-(length - longest) // step)) if is_split else 1
 
