@@ -98,5 +98,5 @@ def trained(base: Path, hyperparameters: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def wait_for(path: object, seconds: float = 60) -> None:
+def wait_for(path: object, seconds: float = 120) -> None:
     until(lambda: os.path.exists(str(path)), seconds, f"{path} did not appear")  # noqa: PTH110

@@ -34,6 +34,7 @@ from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
         ("text/csv", "a\n", ["a"], None),
         ("text/csv", 'text\n"a, b"\r\n"c ""d"""', ["a, b", 'c "d"'], None),
         ("text/csv", "id,text\n1,a\n2,b\n", ["a", "b"], None),
+        ("text/csv; header=present", "text\na\n", ["a"], None),
         ("text/csv", 'a\n""\n\nb\n', ["a", "", "b"], None),
         ("text/csv", "id,text\n1,a\n,\n2,b\n", ["a", "", "b"], None),
         ("text/plain", "a line\nand another", ["a line\nand another"], None),

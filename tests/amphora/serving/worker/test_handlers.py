@@ -68,6 +68,16 @@ def test_predict_batch_fn_alone_is_predict_fn_too(folders: tuple[Path, Path]) ->
     assert found.predict_fn(3, None, context=None) == 6
 
 
+@pytest.mark.parametrize("code", ["def helper(): pass", "pre_model_fn = print"])
+def test_a_file_without_handlers_leaves_all_to_the_image(
+    folders: tuple[Path, Path], code: str
+) -> None:
+    write(folders[0], code)
+    found = resolve(folders[0], None, folders[1])
+    assert found.image_only
+    assert (found.pre_model_fn is not None) == ("pre_model_fn" in code)
+
+
 def test_none_in_a_functions_place_is_no_function(folders: tuple[Path, Path]) -> None:
     write(folders[0], "transform_fn = None\ndef predict_fn(data, model): return data")
     found = resolve(folders[0], None, CODE)
