@@ -98,12 +98,12 @@ class Running:
                     f"the server ended with {self.process.returncode}:\n{self.log}"
                 )
             # Another test's server may have taken the port before this one came to listen.
-            if self.ping() == 200 and self._listens():
+            if self.ping() == 200 and self.listens():
                 return self
             time.sleep(0.02)
         raise AssertionError(f"not ready after {timeout} s:\n{self.log}")
 
-    def _listens(self) -> bool:
+    def listens(self) -> bool:
         """Whether it is this server that listens on the port."""
         rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         # State 0A is LISTEN.

@@ -188,7 +188,7 @@ def test_a_request_that_is_on_its_way_at_sigterm_is_answered(start: Start) -> No
     client = http.client.HTTPConnection("127.0.0.1", server.port)
     client.connect()
     server.process.send_signal(signal.SIGTERM)
-    until(lambda: "Stopping" in server.log)
+    until(lambda: not server.listens())
     client.request("POST", "/invocations", "1", {"content-type": "application/json"})
     answer = client.getresponse()
     assert (answer.status, answer.getheader("connection")) == (200, "close")
