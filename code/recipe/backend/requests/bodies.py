@@ -46,15 +46,15 @@ _ESCAPED_HALF = re.compile(rb"\\u[dD]")
 
 
 def read_request(body: bytes, content_type: str) -> Request:
-    """Read the inputs of a JSON, JSON Lines, CSV or plain text body, of an NPY array of texts, or
-    the bytes of an image or a sound.
+    """Read the inputs of a JSON, JSON Lines or CSV body, a plain text, an NPY array of texts, or
+    an image or audio file.
 
-    A text is in UTF-8, or in the charset that the content type names.
+    Texts are in UTF-8, or in the charset of the content type.
 
     Raises:
-        BadRequest: The body is not of its type, or holds no input; of several records that is each
-            record's own fault, unless all are wrong.
-        UnsupportedContentType: The type is another one, or its charset is not known.
+        BadRequest: The body is not of its type, or has no input. An invalid record of several is
+            noted in the request's `faults` instead, unless all are invalid.
+        UnsupportedContentType: The type or its charset is not supported.
     """
     kind = media_type(content_type)
     if kind.startswith(("image/", "audio/", "video/")):
@@ -64,7 +64,7 @@ def read_request(body: bytes, content_type: str) -> Request:
     if kind not in _READERS:
         raise UnsupportedContentType(
             f"Content-Type {content_type!r} is not supported. Send {', '.join(_READERS)}, or an "
-            "image or a sound if the model's task takes them."
+            "image or audio file if the model's task reads them."
         )
     header = Message()
     header["content-type"] = content_type
@@ -81,7 +81,7 @@ def read_request(body: bytes, content_type: str) -> Request:
     request = _READERS[kind](body)
     if not request.texts and not request.faults:
         raise BadRequest(f"The request holds no text. {EXAMPLE}")
-    # In valid UTF-8 only escapes can be unpaired surrogates; an NPY array may contain them.
+    # In valid UTF-8 only JSON's escapes make half of a surrogate pair. NPY is not UTF-8.
     if kind == NPY or _ESCAPED_HALF.search(body):
         check_encodable([request.texts, dict(request.parameters)])
     return request
@@ -99,24 +99,27 @@ def check_encodable(value: Any) -> None:
             check_encodable(entry)
 
 
-def _decoded(body: bytes) -> str:
+def text_of(body: str | bytes) -> str:
+    """Return a body as text without a byte order mark. Raise BadRequest if it is not UTF-8."""
     try:
-        return body.decode("utf-8-sig")
+        text = body if isinstance(body, str) else body.decode()
     except UnicodeDecodeError as error:
         raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
+    return text.removeprefix("\ufeff")
 
 
 def parsed(body: bytes) -> Any:
     """Return the value of a JSON body. Raise BadRequest if it is not JSON."""
 
     def refuse_constant(name: str) -> None:
-        raise BadRequest(f"The body is not valid JSON: it holds {name}, which JSON does not have.")
+        raise BadRequest(f"The body is not valid JSON: it contains {name}.")
 
+    text = text_of(body)
     try:
-        return json.loads(_decoded(body), parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant)
+    except BadRequest:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, BadRequest):
-            raise
         raise BadRequest(f"The body is not valid JSON: {error}. {EXAMPLE}") from error
 
 
@@ -172,7 +175,7 @@ def of_document(document: object) -> Request:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return an input without an object around it that only names it."""
+    """Return an input without objects around it that only name it."""
     while isinstance(value, dict) and len(value) == 1:
         ((name, inner),) = value.items()
         # A list is left in its object: it may be a pair or several inputs.
@@ -188,8 +191,8 @@ def _request_of(
     """Return the request of several records.
 
     Args:
-        records: The inputs of each record, or the message of a record that cannot be read.
-        parameters: Their parameters.
+        records: The inputs of each record, or the error message of an invalid record.
+        parameters: The parameters of all records.
     """
     texts: list[Any] = []
     faults: dict[int, str] = {}
@@ -215,8 +218,8 @@ def _read_json_lines(body: bytes) -> Request:
         first = first or (number, request.parameters)
         if request.parameters != first[1]:
             raise BadRequest(
-                f"Lines {first[0]} and {number} have different parameters. Send lines of equal "
-                "parameters in one request (batch transform: BatchStrategy=SingleRecord)."
+                f"Lines {first[0]} and {number} have different parameters. Send only lines with "
+                "equal parameters in one request (batch transform: BatchStrategy=SingleRecord)."
             )
         records.append(request.texts)
     request = _request_of(records, first[1] if first else None)
@@ -228,13 +231,13 @@ def _read_json_lines(body: bytes) -> Request:
 def _read_csv(body: bytes) -> Request:
     """Read the rows of a CSV body, with or without a header.
 
-    Which columns are read is known for sure only by the model, if its configuration has the names
-    of those that it was trained on: then `Request.by_columns` reads the rows again. So the refusal
-    of rows that the usual names do not tell waits for `Request.read`.
+    If the model's configuration names the columns that it was trained on, `Request.by_columns`
+    reads the rows again by these names. So rows without a known column are refused later, by
+    `Request.read`.
     """
-    stream = io.StringIO(_decoded(body), newline="")
+    stream = io.StringIO(text_of(body), newline="")
     try:
-        # A blank line is no row; a row of empty fields is one, and has its answer.
+        # A blank line is not a row, but a row of empty fields is one, and gets an answer.
         rows = [row for row in csv.reader(stream, strict=True) if row]
     except csv.Error as error:
         raise BadRequest(f"The body is not valid CSV: {error}.") from error
@@ -260,9 +263,9 @@ def _of_rows(
     """Return the inputs of a table's rows.
 
     Args:
-        rows: With the header, if there is one.
-        columns: The column of texts; the names of an input's parts with their columns; None if
-            there is no header, and one column.
+        rows: All rows, including the header if there is one.
+        columns: The column of texts, or the column of each part of an input. None: there is one
+            column without a header.
         header: The names of the columns.
     """
     records: list[Sequence[Any] | str] = []
@@ -286,21 +289,32 @@ def _of_rows(
     return _request_of(records)
 
 
-def _read_npy(body: bytes) -> Request:
+def array_of(body: bytes) -> np.ndarray[Any, Any]:
+    """Return the array of an NPY body. Arrays of objects are refused, since pickle would run code.
+
+    Raises:
+        BadRequest: The body is not such an array.
+    """
     try:
         array = np.load(io.BytesIO(body), allow_pickle=False)
     except Exception as error:
-        # A header made up to harm raises MemoryError, TokenError, BadZipFile, and what not.
-        raise BadRequest(f"The body is not an NPY array that may be read: {error}") from error
-    # Of texts without characters, a few bytes would hold a billion.
-    if not isinstance(array, np.ndarray) or array.dtype.kind != "U" or array.dtype.itemsize == 0:
-        kind = getattr(array, "dtype", "several arrays")
-        raise BadRequest(f"The NPY array holds {kind}, not texts (a dtype such as <U80).")
+        # A malicious header raises MemoryError, TokenError, BadZipFile and others.
+        raise BadRequest(f"The body is not a valid NPY array: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise BadRequest("The body is an NPZ archive, not an NPY array.")
+    return array
+
+
+def _read_npy(body: bytes) -> Request:
+    array = array_of(body)
+    # A few bytes could declare a billion empty texts.
+    if array.dtype.kind != "U" or array.dtype.itemsize == 0:
+        raise BadRequest(f"The NPY array holds {array.dtype}, not texts (a dtype such as <U80).")
     return Request(texts=array.ravel().tolist())
 
 
 def _read_plain(body: bytes) -> Request:
-    text = _decoded(body)
+    text = text_of(body)
     return Request(texts=[text] if text.strip() else [], single=True)
 
 

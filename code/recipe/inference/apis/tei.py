@@ -103,6 +103,8 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
         "parameters": OBJECT,
     },
 }
+_KEPT = ("prompt_name", "truncation_direction", "dimensions")
+"""Keys that are parameters of the same name."""
 _NEEDED = {
     EMBED: {"inputs"}, EMBED_ALL: {"inputs"}, RERANK: {"query", "texts"}, PREDICT: {"inputs"},
     SIMILARITY: {"inputs"}, RERANK_DOCUMENTS: {"query", "documents"}, EMBED_SPARSE: {"inputs"},
@@ -130,26 +132,17 @@ def read(path: str, document: Any) -> Request:
         wrong.append(f"{path} does not take {', '.join(unknown)}, but {', '.join(sorted(rules))}")
     wrong += [f"{name} is not there" for name in sorted(_NEEDED[path] - set(body))]
     refuse(wrong, body, rules)
-    parameters: dict[str, Any] = {}
+    parameters = {name: body[name] for name in _KEPT if name in body}
+    if path == EMBED:
+        parameters["normalize"] = body.get("normalize", True)
     if body.get("truncate") is False:
         parameters["truncation"] = False
-    if "prompt_name" in body:
-        parameters["prompt_name"] = body["prompt_name"]
-    if "truncation_direction" in body:
-        parameters["truncation_direction"] = body["truncation_direction"]
     if body.get("raw_scores"):
         parameters["function_to_apply"] = "none"
     return _READERS[path](body, parameters)
 
 
 def _embed(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    parameters["normalize"] = body.get("normalize", True)
-    if "dimensions" in body:
-        parameters["dimensions"] = body["dimensions"]
-    return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
-
-
-def _embed_by_library(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
 
 
@@ -206,6 +199,6 @@ def as_document(prediction: Answers, request: Request) -> Document:
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Request]] = {
-    EMBED: _embed, EMBED_ALL: _embed_by_library, RERANK: _rerank, PREDICT: _predict,
-    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents, EMBED_SPARSE: _embed_by_library,
+    EMBED: _embed, EMBED_ALL: _embed, EMBED_SPARSE: _embed, RERANK: _rerank, PREDICT: _predict,
+    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents,
 }  # fmt: skip

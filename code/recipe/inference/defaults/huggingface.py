@@ -1,7 +1,7 @@
-"""The functions of Hugging Face's image that a file may leave out.
+"""The handlers of Hugging Face's image, for files that do not define them.
 
-`model_fn` makes a pipeline for the task of the model's head, or of HF_TASK; `input_fn` reads JSON
-unchanged, CSV and images as a dict with "inputs", NPY as an array.
+`model_fn` makes a pipeline for HF_TASK, or else for the task of the model's head. `input_fn`
+returns JSON unchanged, CSV and images as a dict with the key "inputs", and NPY as an array.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
+from recipe.backend.requests.bodies import array_of, text_of
 from recipe.backend.requests.payloads import (
     CSV,
     JSON,
@@ -26,7 +25,7 @@ from recipe.inference.defaults import serialization
 
 
 class NoHeader(BadRequest):
-    """The first line of a CSV names no column that is known."""
+    """The first line of a CSV body does not name a known column."""
 
 
 _NESTED = {"zero-shot-classification", "table-question-answering"}
@@ -38,12 +37,12 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
 
     Args:
         body: Text for JSON and CSV, bytes for other types.
-        content_type: The request's.
-        task: The pipeline's task, if it is known: two take no CSV.
+        content_type: The Content-Type of the request.
+        task: The task of the pipeline if known. Two tasks do not accept CSV.
 
     Returns:
-        JSON unchanged; {"inputs": [...]} of CSV with a header; an array of NPY, which is read
-        without pickle; {"inputs": image} of an image; {"inputs": bytes} of a sound.
+        For JSON its value, for CSV {"inputs": [...]}, for NPY an array, for an image
+        {"inputs": image}, for audio {"inputs": bytes}.
 
     Raises:
         BadRequest: (400) The body is not of its type.
@@ -54,10 +53,10 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
         return read_json(body)
     if kind == CSV:
         if task in _NESTED:
-            raise BadRequest(f"{task} takes no CSV, since its requests are nested: send JSON.")
+            raise BadRequest(f"{task} has nested requests, which CSV cannot hold: send JSON.")
         return read_table(text_of(body))
     if kind == NPY:
-        return read_npy(bytes_of(body))
+        return array_of(bytes_of(body))
     if kind.startswith("image/"):
         from PIL import Image
 
@@ -68,22 +67,13 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
         try:
             return {"inputs": Image.open(io.BytesIO(data)).convert("RGB")}
         except (OSError, ValueError) as error:
-            raise BadRequest(f"The body is not an image that can be read: {error}.") from error
+            raise BadRequest(f"The body is not a readable image: {error}.") from error
     if kind.startswith("audio/"):
         return {"inputs": bytes_of(body)}
     raise UnsupportedContentType(
-        f"Content-Type {content_type!r} is not supported without your own input_fn."
-        " Send application/json, text/csv, application/x-npy, image/* or audio/*."
+        f"Content-Type {content_type!r} is not supported. Send application/json, text/csv,"
+        " application/x-npy, image/* or audio/*, or define input_fn."
     )
-
-
-def text_of(body: str | bytes) -> str:
-    """Return a body as text without a byte order mark. Raise BadRequest if it is not UTF-8."""
-    try:
-        text = body if isinstance(body, str) else body.decode()
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
-    return text.removeprefix("\ufeff")
 
 
 def bytes_of(body: str | bytes) -> bytes:
@@ -92,27 +82,16 @@ def bytes_of(body: str | bytes) -> bytes:
 
 
 def read_json(body: str | bytes) -> Any:
-    """Return any JSON value. Raise BadRequest if the body is not JSON."""
+    """Return a JSON value, in which NaN is allowed. Raise BadRequest if the body is not JSON."""
+    text = text_of(body)
     try:
-        return json.loads(text_of(body))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not valid JSON: {error}.") from error
 
 
-def read_npy(body: bytes) -> np.ndarray[Any, Any]:
-    """Return an array. Raise BadRequest; objects, which would run code, are refused too."""
-    try:
-        array = np.load(io.BytesIO(body), allow_pickle=False)
-    except Exception as error:
-        # A header made up to harm raises MemoryError, TokenError, BadZipFile, and what not.
-        raise BadRequest(f"The body is not an NPY array that may be read: {error}") from error
-    if not isinstance(array, np.ndarray):
-        raise BadRequest("The body is an NPZ archive, not an NPY array.")
-    return array
-
-
 def read_table(text: str) -> dict[str, Any]:
-    """Return the rows of CSV as dicts, or the texts alone if a column is named inputs.
+    """Return CSV rows as dicts, or only the texts if a column is named inputs.
 
     Raises:
         NoHeader: The first line does not name the columns.
@@ -130,7 +109,7 @@ def read_table(text: str) -> dict[str, Any]:
     if not rows:
         raise BadRequest("The CSV has no row below its header.")
     for number, row in enumerate(rows, 2):
-        # DictReader puts what is too much under None, and None if something is missing.
+        # DictReader stores surplus fields under the key None, and None for missing fields.
         if None in row or None in row.values():
             raise BadRequest(
                 f"Line {number} of the CSV has another number of fields than its header."
@@ -144,13 +123,13 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     """Load transformers' pipeline for the model in `model_dir`, or of HF_MODEL_ID, on this device.
 
     It computes in float32, as in Hugging Face's image, unless AMPHORA_DTYPE names another
-    precision: users' code calls `.numpy()`, which knows no bfloat16. For the tasks whose pipelines
-    transformers 5 has dropped, which that image has, it is a `TaskPipeline`; for all, where the
-    device compiles a program for each shape.
+    precision: user code calls `.numpy()`, which does not support bfloat16. A `TaskPipeline` takes
+    its place for tasks whose pipelines transformers 5 dropped, and on devices that compile a
+    program for each shape.
 
     Raises:
-        ModelError: There is no model, or its files are damaged or lack weights.
-        ValueError: HF_TASK names a task that nothing here knows.
+        ModelError: There is no model, or its files are damaged or incomplete.
+        ValueError: HF_TASK is not a known task.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -171,7 +150,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
         return TaskPipeline(name, registry.load(model_dir, environ))
     kind, _, _ = precision.chosen(environ)
     if kind in static.DEVICES and task in SERVED:
-        # transformers' pipelines have a shape for each text.
+        # transformers' pipelines would compile a program for the length of each text.
         return TaskPipeline(task, registry.load(model_dir, {**environ, "HF_TASK": task}))
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     with checksums.verified(origin.place):
@@ -181,7 +160,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
 
 
 class TaskPipeline:
-    """One of the image's own tasks, called as transformers' pipelines are called.
+    """A task of these handlers behind the interface of transformers' pipelines.
 
     Attributes:
         task: Its name.
@@ -199,8 +178,8 @@ class TaskPipeline:
     def __call__(self, inputs: Any = None, **parameters: Any) -> Any:
         """Return the answer for `{"inputs": inputs, "parameters": parameters}`, as lists and dicts.
 
-        `question` and `context` may be named instead of `inputs`. Raises BadRequest (400) if the
-        inputs or a parameter are not the task's.
+        `question` and `context` may be given instead of `inputs`. Raises BadRequest (400) for
+        inputs or parameters that the task does not accept.
         """
         from recipe.backend.requests import bodies, payloads
 
@@ -217,7 +196,7 @@ class TaskPipeline:
 
 
 def as_values(answer: Any) -> Any:
-    """Return an answer of the image's own tasks as lists and dicts; a stream of texts unchanged."""
+    """Return an answer as lists and dicts, or an iterator of texts unchanged."""
     if isinstance(answer, Iterator):
         return answer
     entries = serialization.plain(answer)

@@ -1,7 +1,7 @@
-"""The functions of PyTorch's image that a file may leave out.
+"""The handlers of PyTorch's image, for files that do not define them.
 
-`model_fn` loads TorchScript; `input_fn` makes a tensor of JSON, CSV or NPY; `predict_fn` calls the
-model with it.
+`model_fn` loads TorchScript. `input_fn` converts JSON, CSV or NPY to a tensor, with which
+`predict_fn` calls the model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from recipe.backend.requests.bodies import array_of, text_of
 from recipe.backend.requests.payloads import (
     CSV,
     JSON,
@@ -23,7 +24,7 @@ from recipe.backend.requests.payloads import (
     media_type,
 )
 from recipe.errors import ModelError
-from recipe.inference.defaults.huggingface import bytes_of, read_json, read_npy, text_of
+from recipe.inference.defaults.huggingface import bytes_of, read_json
 
 _SUFFIXES = (".pt", ".pth")
 
@@ -42,7 +43,7 @@ def load_torchscript(model_dir: str) -> Any:
     """Load the TorchScript module in model.pt, or in the only .pt or .pth file, on this device.
 
     Raises:
-        ModelError: There is none, there are several, or the file is not TorchScript.
+        ModelError: There is no such file, there are several, or the file is not TorchScript.
     """
     import torch
 
@@ -50,12 +51,12 @@ def load_torchscript(model_dir: str) -> Any:
     if len(files) != 1:
         names = ", ".join(path.name for path in files) or "none"
         raise ModelError(
-            f"Without a model_fn exactly one .pt or .pth file with TorchScript is served;"
+            f"Without a model_fn, the model must be one .pt or .pth file of TorchScript;"
             f" {model_dir} has {names}.",
             "Name one of them model.pt, or define model_fn in code/inference.py.",
         )
     with warnings.catch_warnings():
-        # torch advises torch.export, which is not what the files hold that come from its image.
+        # torch recommends torch.export instead, but models for PyTorch's image are TorchScript.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             load: Any = torch.jit.load
@@ -63,15 +64,15 @@ def load_torchscript(model_dir: str) -> Any:
         except (RuntimeError, ValueError, OSError) as error:
             raise ModelError(
                 f"{files[0]} cannot be loaded as TorchScript: {str(error).splitlines()[0]}",
-                "Save it by torch.jit.save, or define model_fn in code/inference.py, which"
-                " makes the model and loads its state_dict.",
+                "Save it by torch.jit.save, or define a model_fn in code/inference.py that creates"
+                " the model and loads its state_dict.",
             ) from error
     return model.eval()
 
 
 def device_of(model: Any) -> Any:
-    """Return the device of a module's first parameter or buffer; of a model without any, the GPU if
-    there is one."""
+    """Return the device of a module's first parameter or buffer. Without any, return the GPU if
+    there is one, else the CPU."""
     import torch
 
     for name in ("parameters", "buffers"):
@@ -85,12 +86,12 @@ def decode(body: str | bytes, content_type: str, model: Any) -> Any:
     """Return a request's data as PyTorch's image passes it to `predict_fn`, on the model's device.
 
     Returns:
-        A tensor: float32 for JSON and CSV, the array's dtype for NPY. For CSV with one row or one
-        column it has one dimension, as in numpy.genfromtxt. JSON that is not numbers (a dict,
-        texts), which PyTorch's image refuses, is returned unchanged.
+        A tensor, in float32 for JSON and CSV, in the array's dtype for NPY. CSV of one row or one
+        column becomes one dimension, as with numpy.genfromtxt. JSON other than numbers, which
+        PyTorch's image refuses, is returned unchanged, such as a dict or texts.
 
     Raises:
-        BadRequest: (400) The body is not of its type, or its rows have several lengths.
+        BadRequest: (400) The body is not of its type, or its rows differ in length.
         UnsupportedContentType: (415) The type is another one.
     """
     import torch
@@ -106,21 +107,21 @@ def decode(body: str | bytes, content_type: str, model: Any) -> Any:
         try:
             array = np.array(value)
             if array.dtype.kind not in "biuf":
-                raise ValueError(f"it holds more than numbers ({array.dtype})")
+                raise ValueError(f"it has values other than numbers ({array.dtype})")
             array = array.astype(np.float32)
         except (ValueError, OverflowError) as error:
             raise BadRequest(f"The JSON array is not a tensor of numbers: {error}.") from error
     elif kind == CSV:
         array = read_numbers(text_of(body))
     elif kind == NPY:
-        array = read_npy(bytes_of(body))
+        array = array_of(bytes_of(body))
     else:
         raise UnsupportedContentType(
-            f"Content-Type {content_type!r} is not supported without your own input_fn."
-            f" Send {JSON}, {CSV} or {NPY}."
+            f"Content-Type {content_type!r} is not supported. Send {JSON}, {CSV} or {NPY}, or"
+            " define input_fn."
         )
     try:
-        # A copy, since what np.load gives may not be writable.
+        # Copy, since an array of np.load may be read-only.
         return torch.from_numpy(np.array(array, order="C")).to(device_of(model))
     except TypeError as error:
         raise BadRequest(f"An array of {array.dtype} cannot be a tensor: {error}") from error
@@ -130,8 +131,8 @@ def read_numbers(text: str) -> np.ndarray[Any, Any]:
     """Return the numbers of CSV without a header, as numpy.genfromtxt shapes them, float32.
 
     Raises:
-        BadRequest: A cell is not a number, of which numpy.genfromtxt would make nan or -1, or the
-            rows have several lengths.
+        BadRequest: A cell is not a number (numpy.genfromtxt returns nan or -1 for it), or rows
+            differ in length.
     """
     rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
     if not rows:
