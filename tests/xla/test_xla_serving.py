@@ -114,7 +114,7 @@ def test_a_text_longer_than_every_bucket_is_refused(tmp_path: Path, on_cpu: OnCp
         ("T5ForConditionalGeneration", "shapes that grow"),
         ("BertForMaskedLM", "scores of the whole vocabulary"),
         # Finds the end of a text by its padding, and knows none.
-        ("GPT2ForSequenceClassification", "texts are padded there"),
+        ("GPT2ForSequenceClassification", "padding changes its answers"),
     ],
 )
 def test_what_has_no_fixed_shapes_is_refused(kind: str, why: str, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Bounds on the cost of a request: one of each kind, for all tasks, checked before memory is used.
+"""Bounds on the cost of a request, checked before memory is allocated.
 
-A task computes the figure (how many rows the model would read, how many numbers the answer would
-hold) and calls `hold`. Work that is within its bound pauses between its pieces (`turns.pause`).
+A task computes a figure, such as the rows that the model would read or the numbers in the answer,
+and calls `hold`. Work within the bounds pauses between its pieces (`turns.pause`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recipe.backend.requests.payloads import BadRequest, Text
 from recipe.tokenization import encoding
 
 _PIECE_TEXTS, _PIECE_BYTES = 512, 65536
-"""Of what becomes tokens between two pauses: about 0.1 s of CPU."""
+"""How much is tokenized between two pauses: about 0.1 s of CPU time."""
 
 
 class TooCostly(BadRequest):
@@ -27,15 +27,15 @@ class TooCostly(BadRequest):
 
 
 class Bound(enum.Enum):
-    """A kind of cost: its variable, its usual value, and what it counts."""
+    """A kind of cost: its variable, its default, and what it counts."""
 
-    TEXT = "AMPHORA_MAX_TEXT_BYTES", 500_000, "bytes of a text that become tokens at once"
+    TEXT = "AMPHORA_MAX_TEXT_BYTES", 500_000, "bytes of text that are tokenized at once"
     ROWS = "AMPHORA_MAX_ROWS", 131_072, "texts, pairs and windows that the model reads"
     READ = "AMPHORA_MAX_TOKENS_READ", 4_194_304, "tokens that the model reads"
     WRITTEN = "AMPHORA_MAX_TOKENS_WRITTEN", 262_144, "tokens that may be generated"
     SCORES = "AMPHORA_MAX_SCORES", 67_108_864, "numbers that the model computes for the answer"
     ANSWER = "AMPHORA_MAX_ANSWER_VALUES", 4_194_304, "numbers and names in the answer"
-    SAMPLES = "AMPHORA_MAX_SAMPLES", 4_800_000, "samples of sound at the model's rate"
+    SAMPLES = "AMPHORA_MAX_SAMPLES", 4_800_000, "audio samples at the model's rate"
     PIXELS = "AMPHORA_MAX_PIXELS", 64_000_000, "pixels of a request's images"
 
     def __init__(self, variable: str, usual: int, what: str) -> None:
@@ -64,15 +64,12 @@ def read(environ: Mapping[str, str]) -> None:
 
 
 def hold(bound: Bound, figure: int, reason: str = "") -> None:
-    """Refuse what is beyond a bound.
+    """Raise TooCostly if a request exceeds a bound.
 
     Args:
         bound: The kind of cost.
         figure: The cost of the request, as far as it is known.
-        reason: How the figure comes about, such as "1,000 texts x 500 labels".
-
-    Raises:
-        TooCostly: The figure is beyond the bound.
+        reason: How the figure was computed, such as "1,000 texts x 500 labels".
     """
     if figure > bound.most:
         why = f" ({reason})" if reason else ""
@@ -83,24 +80,23 @@ def hold(bound: Bound, figure: int, reason: str = "") -> None:
 
 
 def hold_text(*texts: str) -> None:
-    """Refuse texts that become tokens together and are too long for that."""
+    """Raise TooCostly for texts that are too long to be tokenized together."""
     most = Bound.TEXT.most
-    # UTF-8 has 4 bytes for a character at most.
+    # A character has at most 4 bytes in UTF-8.
     if 4 * sum(map(len, texts)) > most:
         hold(Bound.TEXT, sum(size_of(text) for text in texts))
 
 
 def size_of(text: str) -> int:
-    """Return the bytes of a text in UTF-8."""
+    """Return the number of bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> str:
-    """Return the beginning of a text that decides its first `limit` tokens, without reading more of
-    it than is allowed.
+    """Return the beginning of a text that determines its first `limit` tokens.
 
     Raises:
-        TooCostly: More of the text would have to become tokens at once.
+        TooCostly: This beginning is longer than a text that may be tokenized.
     """
     head = encoding.beginning(tokenizer, text, limit, Bound.TEXT.most)
     hold_text(head)
@@ -108,13 +104,13 @@ def beginning(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> str:
 
 
 def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, shared: int) -> None:
-    """Refuse a text that would be read in too many windows.
+    """Raise TooCostly for a text that would be read in too many windows.
 
     Args:
-        tokenizer: The model's.
-        text: The text; it is tokenized only if its length alone does not settle the question.
-        room: Its tokens in each window.
-        shared: Those that a window repeats of the one before it.
+        tokenizer: The model's tokenizer.
+        text: The text. It is tokenized only if its length does not already exclude this.
+        room: Tokens of the text in each window.
+        shared: Tokens that a window shares with the one before it.
     """
     step = max(1, room - shared)
     most = min(Bound.ROWS.most, Bound.READ.most // max(1, room))
@@ -129,10 +125,10 @@ def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, share
 
 
 def pieces(texts: Sequence[Text], prefix: int = 0) -> Iterator[range]:
-    """Yield the places of texts that become tokens at once, with a pause after each piece.
+    """Yield the positions of texts that are tokenized together, with a pause after each piece.
 
     Args:
-        texts: All of a request.
+        texts: The texts of a request.
         prefix: Characters that are tokenized before each text.
     """
     start, size = 0, 0

@@ -1,4 +1,4 @@
-"""A saved model that computes batches of texts, laid out as `loading` has decided."""
+"""A saved model that computes batches of texts, in the layout that `loading` has chosen."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from recipe.tokenization.encoding import cutting, encode, encode_pairs
 CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
 """Calls that a device computes while the host lays out the next one; 0 for other devices."""
 PARAMETERS = {"truncation", "truncation_direction", "max_length", "padding"}
-"""Parameters that decide how texts become tokens. `padding` changes no answer."""
+"""Parameters of tokenization. `padding` does not change an answer."""
 UNCUT = (False, "do_not_truncate")
-"""Values of `truncation` that let no text be cut."""
+"""Values of `truncation` that forbid truncation."""
 
 
 class Layout(Protocol):
     """Computes rows in calls of a model: padded, packed, or in compiled shapes."""
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the places of the rows that share a call."""
+        """Yield the positions of the rows of each call."""
 
     def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
         """Return the values of the rows of one call."""
@@ -43,37 +43,37 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: int
-    """Tokens that are read of a text."""
+    """Longest input in tokens, unless a request allows more."""
     positions: int = 0
-    """The model's positions, which may be more than its tokenizer's limit; 0: as many."""
+    """Positions of the model, which may exceed `max_length`; 0: the same number."""
     typed: bool = False
-    """Whether texts without a pair need `token_type_ids` too, since they are not all 0."""
+    """Whether single texts need `token_type_ids`, since omitting them changes the answers."""
     answers_questions: bool = False
-    """Whether it reads questions with contexts only: Longformer refuses a text alone then."""
+    """Whether inputs are questions with contexts: Longformer then refuses single texts."""
     padded: PaddedRows
-    """How rows are padded."""
+    """The layout of padded rows."""
     layout: Layout | None = None
-    """What replaces padding: packed rows, or programs of fixed shapes."""
+    """The layout that replaces padding: packed rows, or programs of fixed shapes."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the text columns that the recipe trained the model on; empty if unknown."""
+        """Return the text columns of the model's training data; empty if unknown."""
         return tuple(getattr(self.model.config, "text_columns", None) or ())
 
     @property
     def width(self) -> int:
-        """Return the numbers of a hidden state; 0 if the configuration does not name them."""
+        """Return the size of a hidden state; 0 if the configuration does not have it."""
         return int(getattr(self.model.config.get_text_config(), "hidden_size", 0) or 0)
 
     def encode(self, request: Request) -> list[list[int]]:
         """Return the token ids of a request's texts and pairs.
 
         Args:
-            request: Gets the token ids and the places of cut texts. Its parameters `truncation` and
-                `max_length` are applied.
+            request: Receives the token ids and the positions of truncated texts. Its parameters
+                `truncation` and `max_length` are applied.
 
         Raises:
-            BadRequest: A text is too long, and the request forbids to cut it.
+            BadRequest: A text is too long, and the request forbids truncation.
         """
         if request.token_ids is None:
             texts: Sequence[Text] = request.texts
@@ -114,14 +114,14 @@ class LoadedModel:
             head = bounds.beginning(self.tokenizer, text, limit)
             encoded = self.tokenizer(head, truncation=True, max_length=limit)
             return encoded["input_ids"], encoded.get("token_type_ids")
-        # Which of two long texts keeps a token more is decided by all of both.
+        # Which of two long texts keeps one more token depends on all of both.
         bounds.hold_text(*text)
         (row,), types = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
         return row, types[0] if types is not None else None
 
     def limit(self, parameters: Mapping[str, Any]) -> int:
-        """Return the tokens that are read of each text of a request. If the tokenizer's limit is
-        below the model's positions, the request may ask for more."""
+        """Return the longest input in tokens for a request. It may exceed the tokenizer's limit if
+        the model has more positions."""
         most = max(self.positions, self.max_length)
         if requested := parameters.get("max_length"):
             return min(most, int(requested))
@@ -135,11 +135,8 @@ class LoadedModel:
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 
     def rows(self, requests: Sequence[Request], reading: Reading) -> list[list[torch.Tensor]]:
-        """Compute the texts of all requests together.
-
-        Returns:
-            For each request a tensor for each of its texts, in float32 on the CPU.
-        """
+        """Compute the texts of all requests together. Return for each request a tensor for each
+        of its texts, in float32 on the CPU."""
         rows = [
             TokenRow(ids, request.type_ids[place] if request.type_ids else None)
             for request in requests
@@ -165,13 +162,13 @@ class LoadedModel:
         layout = self.layout or self.padded
         for places in layout.cuts([len(row.ids) for row in rows]):
             some = [rows[place] for place in places]
-            # Rows of one length have no padding between them.
+            # Rows of equal length need no packing.
             is_even = isinstance(layout, PackedRows) and len({len(row.ids) for row in some}) == 1
             values = (self.padded if is_even else layout).values(self.model, some, reading)
             width = values.whole.shape[-1]
             bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
             coming.append((places, Coming(values)))
-            # The device computes this call while the host lays out the next one.
+            # The host prepares the next call while the device computes this one.
             if len(coming) > ahead:
                 take_first()
             turns.pause()
@@ -180,7 +177,7 @@ class LoadedModel:
         return results
 
     def alone(self) -> LoadedModel:
-        """Return the same model with one row in each call, the reference for every layout."""
+        """Return the same model with one row in each call, the reference for all layouts."""
         return replace(self, layout=None, padded=replace(self.padded, merging=ALONE))
 
     def probes(self) -> list[TokenRow]:
@@ -188,7 +185,7 @@ class LoadedModel:
         return [self._probe(text, self.max_length) for text in ("a b c", "d " * 12)]
 
     def longest(self) -> TokenRow:
-        """Return a text of as many tokens as are read, at most 4,096."""
+        """Return a text of the longest length, but of at most 4,096 tokens."""
         limit = min(self.max_length, 4096)
         return self._probe("d e f " * limit, limit)
 
@@ -201,14 +198,14 @@ class LoadedModel:
 
 
 def side_of(parameters: Mapping[str, Any]) -> str:
-    """Return the side on which a request's texts are cut if they are too long: left or right."""
+    """Return the side on which the texts of a request are truncated: left or right."""
     return str(parameters.get("truncation_direction", "right")).lower()
 
 
 def refuse_uncut(request: Request, limit: int) -> None:
-    """Raise BadRequest if a text was cut at `limit` tokens, and the request forbids that."""
+    """Raise BadRequest if a text was truncated to `limit` tokens, and the request forbids that."""
     if request.truncated and request.parameters.get("truncation") in UNCUT:
         raise BadRequest(
             f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
-            "Shorten it, or leave truncation out: it is then cut."
+            "Shorten it, or leave truncation out to truncate it."
         )

@@ -59,15 +59,15 @@ def load(
     """Load a model by one of transformers' Auto classes, on an accelerator if there is one.
 
     Args:
-        origin: Where it is.
+        origin: The model's folder or name.
         architecture: The Auto class.
         environ: AMPHORA_DTYPE and the other variables of this package.
-        reading: What is read of it. Default: labels of a sequence classifier, else values of
-            tokens.
+        reading: The values to read. The default is labels for sequence classifiers, else values
+            of tokens.
 
     Raises:
-        ModelError: It cannot be read, or the device cannot compute it.
-        ValueError: AMPHORA_DTYPE is not the name of a precision.
+        ModelError: The model cannot be read, or the device cannot compute it.
+        ValueError: AMPHORA_DTYPE is not a precision.
     """
     if reading is None:
         is_labelled = architecture is AutoModelForSequenceClassification
@@ -98,7 +98,7 @@ def load(
     else:
         if kind not in DEVICES:
             if reading is Reading.MEAN:
-                reading = Reading.TOKENS  # of which the caller makes means
+                reading = Reading.TOKENS  # the caller computes their means
             tried = functools.partial(_tried, loaded, reading)
             model, name = precision.settled(model, origin, architecture, name, environ, tried)
             loaded = replace(loaded, model=model)
@@ -110,7 +110,7 @@ def load(
 
 
 def around(model: PreTrainedModel, tokenizer: Any, max_length: int) -> LoadedModel:
-    """Return a model that is in memory with its tokenizer, its texts padded."""
+    """Return a loaded model with its tokenizer, in the padded layout."""
     arguments = inspect.signature(model.forward).parameters
     takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
     inputs = _INPUTS if takes_all else _INPUTS & set(arguments)
@@ -138,16 +138,16 @@ def laid_out(
     packed or padded rows.
 
     Args:
-        loaded: The model, in its final precision; on the CPU if the device takes fixed shapes.
+        loaded: The model in its final precision, on the CPU if the device needs fixed shapes.
         kind: The kind of device.
-        architecture: The Auto class that has its head.
-        reading: What will be read of it.
+        architecture: The Auto class of its head.
+        reading: The values that will be read.
         environ: AMPHORA_PACKING, AMPHORA_BUCKETS.
         is_int8: Whether its layers will be quantized to int8.
 
     Raises:
-        ModelError: The device cannot compute it.
-        ValueError: A variable has a wrong value.
+        ModelError: The device cannot compute the model.
+        ValueError: A variable has an invalid value.
     """
     if kind in DEVICES:
         return _on_device(loaded, kind, reading, environ)
@@ -159,22 +159,22 @@ def laid_out(
 
 
 def _refuse_on_device(kind: str, architecture: Any) -> None:
-    """Raise ModelError for models that have no fixed shapes."""
+    """Raise ModelError for models that cannot be served in fixed shapes."""
     if architecture in _WRITERS:
         raise static.refused(
             kind,
-            "it generates text, in shapes that grow with each token (docs/TRAINIUM.md names the "
+            "it generates text, so its shapes grow with each token (docs/TRAINIUM.md names the "
             "vLLM image that serves decoders there)",
         )
     if architecture is AutoModelForMaskedLM:
-        raise static.refused(kind, "it fills masks, with scores of the whole vocabulary")
+        raise static.refused(kind, "it fills masks, which needs scores of the whole vocabulary")
 
 
 def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
-    """Return the model with the widest merging whose answers are those of each row alone.
+    """Return the model with the widest merging that gives the answers of each row alone.
 
-    Some models ignore the attention mask (FNet), or find the end of a text by its padding, and have
-    none (GPT-2 with a head): the other texts of a call would change their answers.
+    The other texts of a call would change the answers of models that ignore the attention mask
+    (FNet), or find the end of a text by its padding but have no padding token (GPT-2 with a head).
     """
     first, second = loaded.probes()
     alone = loaded.alone()
@@ -182,7 +182,7 @@ def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
     tolerance = tolerance_of(expected, loaded.model.dtype)
     typed = loaded.typed
     if TYPE_IDS in loaded.padded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names:
-        # Types that are all 0 are what most models assume; some add something for them.
+        # Most models assume types of 0 if there are none, but some compute something else.
         (with_types,) = alone.forward([_typed(first)], reading)
         typed |= not torch.allclose(with_types, expected[0], atol=tolerance, rtol=0)
     for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
@@ -205,8 +205,8 @@ def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
 def _packed(
     loaded: LoadedModel, architecture: str, reading: Wanted, environ: Mapping[str, str]
 ) -> LoadedModel:
-    """Return the model with packed texts and weights laid out for the CPU's kernels, if its answers
-    stay the same; else a log line says why not.
+    """Return the model with packed texts and with weights in the layout of the CPU's kernels, if
+    its answers stay the same. Otherwise log the reason.
 
     Raises:
         ValueError: AMPHORA_PACKING is neither 0 nor 1.
@@ -219,7 +219,7 @@ def _packed(
         PackedRows.of(loaded.model, architecture, loaded.padded.inputs, environ),
         lambda packed: replace(alone, layout=packed).forward(rows, reading),
     )
-    # Other models may compute with a layer's weights elsewhere.
+    # Models of unknown families may use the weights of a layer elsewhere.
     if packed is not None:
         lay_out(loaded.model, environ, lambda: alone.forward(alone.probes(), reading))
     return replace(loaded, layout=packed)
@@ -233,16 +233,16 @@ def _on_device(
     Args:
         loaded: A model that is still on the CPU.
         kind: The kind of device.
-        reading: What will be read of it.
+        reading: The values that will be read.
         environ: AMPHORA_BUCKETS.
 
     Raises:
-        ModelError: Its answers would differ.
-        ValueError: AMPHORA_BUCKETS has no such shapes.
+        ModelError: The device's answers differ from the CPU's.
+        ValueError: AMPHORA_BUCKETS is invalid.
     """
     merged = _with_safe_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
     if merged.padded.merging != PADDED:
-        raise static.refused(kind, f"it takes {merged.padded.merging}, and texts are padded there")
+        raise static.refused(kind, f"padding changes its answers ({merged.padded.merging})")
     alone = loaded.alone()
     inputs = ProgramInputs(
         pad=loaded.padded.pad,
@@ -258,7 +258,7 @@ def _on_device(
     prove = programs.prepare(
         loaded.longest(),
         loaded.probes()[0],
-        # Some models add something for types that are all 0, which a program is always given.
+        # Programs always receive types, and types of 0 change the answers of some models.
         lambda row: alone.forward([_typed(row) if inputs.has_types else row], reading)[0],
         loaded.model.dtype,
     )
@@ -268,14 +268,14 @@ def _on_device(
 
 
 def _tried(loaded: LoadedModel, reading: Reading, with_longest: bool) -> list[torch.Tensor]:
-    """Compute answers to a short text, a longer one, and maybe the longest one, each alone."""
+    """Compute the values of a short text, a longer one, and optionally the longest, each alone."""
     rows = [*loaded.probes(), *([loaded.longest()] if with_longest else [])]
     return loaded.alone().forward(rows, reading)
 
 
 @torch.inference_mode()
 def _generation_scores(loaded: LoadedModel) -> list[torch.Tensor]:
-    """Compute the scores of a model that generates text: of a prompt, and of a token after it."""
+    """Compute the scores of a decoder for a prompt and for a token after it."""
     model: Any = loaded.model
     ids = torch.tensor([loaded.probes()[1].ids], device=model.device)
     read: dict[str, Any] = {"input_ids": ids}
@@ -293,5 +293,5 @@ def _generation_scores(loaded: LoadedModel) -> list[torch.Tensor]:
 
 
 def _typed(row: TokenRow) -> TokenRow:
-    """Return the row with the types of a pair's first part."""
+    """Return the row with types of 0."""
     return replace(row, types=[0] * len(row.ids))

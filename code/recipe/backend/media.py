@@ -1,4 +1,4 @@
-"""Images and sounds of requests: bytes, or base64 in JSON. No address or path is followed."""
+"""Images and audio of requests: bytes, or base64 in JSON. URLs and paths are refused."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
 
 
 def data_of(value: str, what: str) -> bytes:
-    """Return the bytes of base64, with or without `data:...;base64,` before it.
+    """Return the bytes of base64, with or without the prefix `data:...;base64,`.
 
     Raises:
-        BadRequest: It is an address or a path, which are never followed, or is not base64.
+        BadRequest: The value is a URL or a path, or is not base64.
     """
     head = _DATA.match(value)
     # A JPEG's base64 begins with a slash, as a path does.
     is_base64 = len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s]+", value) is not None
     if head is None and _NAMED.match(value) and not is_base64:
         raise BadRequest(
-            f"An input is {value[:60]!r}: addresses and paths are not followed. Send the {what} "
+            f"An input is {value[:60]!r}: URLs and paths are not followed. Send the {what} "
             "itself, as the body or as base64."
         )
     try:
@@ -47,7 +47,7 @@ def data_of(value: str, what: str) -> bytes:
 
 
 class Pixels:
-    """The pixels of a request's images."""
+    """Counts the pixels of a request's images."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -56,7 +56,7 @@ class Pixels:
         """Count an image before it is decoded.
 
         Raises:
-            BadRequest: It is not an image.
+            BadRequest: The data is not an image.
             TooCostly: The request's images have too many pixels.
         """
         from PIL import Image
@@ -75,10 +75,10 @@ def image(value: Any, pixels: Pixels) -> Any:
 
     Args:
         value: The file.
-        pixels: Those of the request's images so far.
+        pixels: The pixels of the request's images so far.
 
     Raises:
-        BadRequest: It is not an image.
+        BadRequest: The value is not an image.
         TooCostly: The request's images have too many pixels.
     """
     data = data_of(value, "image") if isinstance(value, str) else value
@@ -92,31 +92,31 @@ def image(value: Any, pixels: Pixels) -> Any:
 
 
 def sound(value: Any, rate: int) -> Any:
-    """Return a sound as transformers' pipelines take it, at the model's sampling rate.
+    """Return audio in the form of transformers' pipelines, at the model's sampling rate.
 
     Args:
-        value: A file's bytes, or base64 of them; or `{"raw" or "array": numbers,
+        value: A file's bytes, or base64 of them, or `{"raw" or "array": numbers,
             "sampling_rate": hertz}`.
-        rate: The sampling rate that the model reads, in hertz.
+        rate: The model's sampling rate in hertz.
 
     Raises:
-        BadRequest: It is not a sound.
-        NotTakenHere: It has a format that takes ffmpeg, which is not installed.
+        BadRequest: The value is not audio.
+        NotTakenHere: The format needs ffmpeg, which is not installed.
     """
     if isinstance(value, dict):
         numbers, hertz = value.get("raw", value.get("array")), value.get("sampling_rate")
         extra = set(value) - {"raw", "array", "sampling_rate"}
         if extra or not isinstance(numbers, list) or type(hertz) is not int or hertz < 1:
-            raise BadRequest('Send a sound as {"raw": [0.0, ...], "sampling_rate": 16000}.')
+            raise BadRequest('Send audio as {"raw": [0.0, ...], "sampling_rate": 16000}.')
         bounds.hold(Bound.SAMPLES, len(numbers))
         try:
             array = np.asarray(numbers, dtype=np.float32)
         except (TypeError, ValueError) as error:
-            raise BadRequest(f"'raw' holds more than numbers: {error}.") from error
+            raise BadRequest(f"'raw' has values other than numbers: {error}.") from error
         return _resampled(array, hertz, rate)
     data = data_of(value, "sound") if isinstance(value, str) else value
     if not isinstance(data, bytes):
-        raise BadRequest(f"An input is {str(value)[:60]!r}, not a sound. Send it as base64.")
+        raise BadRequest(f"An input is {str(value)[:60]!r}, not audio. Send it as base64.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         try:
             samples, hertz = wave_samples(data)
@@ -130,7 +130,7 @@ def sound(value: Any, rate: int) -> Any:
             "Only WAV (PCM) is read here, since ffmpeg is not installed. Send audio/wav, or "
             '{"inputs": {"raw": [...], "sampling_rate": 16000}}.'
         )
-    # Only the body is read, whatever it refers to, and no more of it than may be answered.
+    # ffmpeg reads only the body, not what it refers to, and no more of it than the bound.
     command = ["ffmpeg", "-nostdin", "-protocol_whitelist", "pipe", "-i", "pipe:0"]
     command += ["-t", str(Bound.SAMPLES.most / rate + 1), "-ac", "1", "-ar", str(rate)]
     command += ["-f", "f32le", "-hide_banner", "-loglevel", "error", "pipe:1"]
@@ -138,8 +138,8 @@ def sound(value: Any, rate: int) -> Any:
     samples = np.frombuffer(done.stdout[: len(done.stdout) // 4 * 4], np.float32)
     if not len(samples):
         why = done.stderr.decode(errors="replace").strip()[:200]
-        raise BadRequest(f"The sound cannot be read: {why or 'it holds no samples'}.")
-    bounds.hold(Bound.SAMPLES, len(samples), "decoded as far as the bound")
+        raise BadRequest(f"The audio cannot be read: {why or 'it has no samples'}.")
+    bounds.hold(Bound.SAMPLES, len(samples), "decoded up to the bound")
     return {"raw": samples.copy(), "sampling_rate": rate}
 
 
@@ -148,7 +148,7 @@ def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
     rate.
 
     Raises:
-        wave.Error, EOFError, ValueError: It is damaged, or not PCM.
+        wave.Error, EOFError, ValueError: The file is damaged, or not PCM.
     """
     with wave.open(io.BytesIO(data)) as file:
         width, channels = file.getsampwidth(), file.getnchannels()
@@ -167,10 +167,10 @@ def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
 
 def _resampled(samples: np.ndarray[Any, Any], hertz: int, rate: int) -> dict[str, Any]:
     if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
-        raise BadRequest("The sound must be one row of numbers, and not empty.")
+        raise BadRequest("The audio must be one list of finite numbers that is not empty.")
     if not _LEAST_RATE <= hertz <= _MOST_RATE:
         raise BadRequest(
-            f"The sound's sampling rate is {str(hertz)[:20]} hertz: give {_LEAST_RATE:,} to"
+            f"The audio's sampling rate is {str(hertz)[:20]} hertz: give {_LEAST_RATE:,} to"
             f" {_MOST_RATE:,}."
         )
     count = len(samples) * rate // hertz

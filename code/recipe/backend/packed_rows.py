@@ -1,9 +1,9 @@
-"""Texts end to end in one row of tokens: nothing is padded but the row's end.
+"""Packed rows: the texts of a call one after the other in one row, padded only at its end.
 
 The families of models that can be packed, their heads and their attention are those of training
-(`recipe.models.packed_encoders`, `recipe.models.flat_attention`). A row has one of few lengths,
-since each shape has kernels of its own to make, and room for few enough tokens that what a layer
-writes stays in a core's cache (docs/LAB.md).
+(`recipe.models.packed_encoders`, `recipe.models.flat_attention`). Rows have few different lengths,
+since kernels are made for each shape, and so few tokens that the output of a layer stays in a
+core's cache (docs/LAB.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from recipe.runtime import device
 ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 16384}
 """The most tokens of a row that holds several texts, by device."""
 _STEP = 64
-"""Lengths of rows are multiples of it, or powers of two below it."""
+"""Lengths of rows are multiples of this, or powers of two below it."""
 _LEAST = 16
 _HEADS: Mapping[str, str] = {
     "AutoModel": "",
@@ -46,18 +46,18 @@ _HEADS: Mapping[str, str] = {
     "AutoModelForQuestionAnswering": "spans",
     "AutoModelForMaskedLM": "masked",
 }
-"""By transformers' Auto class: what a `Family` calls the head; nothing for hidden states."""
+"""The name of the head in `Family`, by Auto class of transformers; empty for hidden states."""
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """How one model takes texts end to end."""
+    """Computes packed rows of one model."""
 
     family: Family
     head: str
-    """What `family` calls the model's head; empty for none."""
+    """The name of the model's head in `family`; empty for hidden states."""
     most: int
-    """Tokens of a row of several texts."""
+    """The most tokens of a row of several texts."""
     takes_types: bool
 
     @classmethod
@@ -68,19 +68,19 @@ class PackedRows:
         inputs: frozenset[str],
         environ: Mapping[str, str],
     ) -> PackedRows | None:
-        """Return how a model is packed, or None if its family, its head or its device is unknown
-        here, or AMPHORA_PACKING is 0.
+        """Return the layout of a model; None if its family, head or device is not supported, or
+        AMPHORA_PACKING is 0.
 
         Args:
-            model: On its device, in its precision.
+            model: The model on its device, in its precision.
             architecture: The name of the Auto class that loaded it.
-            inputs: What its forward takes.
+            inputs: The inputs of its forward.
             environ: AMPHORA_PACKING.
 
         Raises:
             ValueError: AMPHORA_PACKING is neither 0 nor 1.
         """
-        layouts = "texts end to end, if the model allows it", "padded texts"
+        layouts = "packed texts, if the model allows it", "padded texts"
         if not device.is_on(environ, "AMPHORA_PACKING", *layouts):
             return None
         family = packed_encoders.family_of(model.config)
@@ -88,9 +88,9 @@ class PackedRows:
         kind = model.device.type
         why_not = ""
         if family is None or not is_of_library:
-            why_not = f"it is not known how texts share a row of {type(model).__name__}"
+            why_not = f"{type(model).__name__} is not of a family whose texts can share a row"
         elif architecture not in _HEADS:
-            why_not = f"it is not known how {architecture} reads a row of several texts"
+            why_not = f"the head of {architecture} cannot read a row of several texts"
         elif kind not in ROW_TOKENS:
             why_not = f"the device is {kind}"
         elif kind == "cuda":
@@ -101,7 +101,7 @@ class PackedRows:
         return cls(family, _HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the places of the texts that share a row, shorter ones first."""
+        """Yield the positions of the texts of each row, shorter texts first."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         start = tokens = 0
         for end, place in enumerate(order):
@@ -113,11 +113,8 @@ class PackedRows:
             yield order[start:]
 
     def states(self, model: PreTrainedModel, rows: Sequence[TokenRow]) -> tuple[Tensor, Any]:
-        """Compute the last hidden states of the texts of one row.
-
-        Returns:
-            [tokens, hidden] on the model's device, and the tokens of each text.
-        """
+        """Return the last hidden states [tokens, hidden] of one row on the model's device, and the
+        number of tokens of each text."""
         lengths = np.asarray([len(row.ids) for row in rows], dtype=np.int64)
         real = int(lengths.sum())
         pad = int(getattr(model.config, "pad_token_id", None) or 0)
@@ -132,7 +129,7 @@ class PackedRows:
             filled = (row.types or [0] * len(row.ids) for row in rows)
             types[:real] = list(itertools.chain.from_iterable(filled))
             parts.append(types)
-        # One copy to the device instead of one for each array.
+        # Copy all arrays to the device at once.
         numbers = sent(torch.from_numpy(np.concatenate(parts)), model.device)
         sizes = [len(part) for part in parts]
         longest = max(int(lengths.max()), len(ids) - real)
@@ -143,8 +140,8 @@ class PackedRows:
 
         Args:
             model: A model on its device.
-            parts: int64 on the same device: ids [tokens], positions [tokens], the begin of each
-                text and the end of the last [texts + 1], and maybe types [tokens].
+            parts: int64 tensors on the same device: ids [tokens], positions [tokens], the start of
+                each text and the end of the last [texts + 1], and optionally types [tokens].
             longest: Tokens of the longest text.
         """
         ids, positions, starts, *types = parts
@@ -156,7 +153,7 @@ class PackedRows:
         }
         if types:
             inputs[TYPE_IDS] = types[0][None]
-        # A row without blocks looks at the segments for their shape only.
+        # Without blocks, only the shape of the last argument, the segments, is used.
         return packed_encoders.states(model, self.family, inputs, positions[None])[0]
 
     @torch.inference_mode()
@@ -166,7 +163,7 @@ class PackedRows:
         begins = np.cumsum(lengths) - lengths
         if isinstance(reading, Pooling):
             starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-            # As the library gives its pooling what flash attention has computed without padding.
+            # sentence-transformers passes hidden states without padding to its pooling like this.
             vectors = reading.vectors(hidden[None], cu_seq_lens_q=sent(starts, hidden.device))
             return Values(vectors)
         if reading is Reading.TOKENS:
@@ -190,12 +187,12 @@ class PackedRows:
         return Values(self.family.head(model, pooled))
 
     def _positions(self, config: Any, ids: Any, lengths: Any) -> Any:
-        """Return position ids [length], which begin anew for each text and for the row's end."""
+        """Return position ids [length], which restart for each text and for the padding."""
         first, real = self.family.first_position(config), int(lengths.sum())
         positions = np.full(len(ids), first, dtype=np.int64)
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
         if first:
-            # RoBERTa and models like it do not count padding tokens, which a text may contain.
+            # RoBERTa's family does not count padding tokens, which a text may contain.
             counted = np.concatenate([[0], np.cumsum(ids[:real] != first - 1)])
             count = counted[1:] - counted[begins]
             positions[:real] = first - 1 + np.where(ids[:real] != first - 1, count, 0)
@@ -209,13 +206,13 @@ def checked(
     packed: PackedRows | None,
     answers: Callable[[PackedRows | None], Sequence[Tensor]],
 ) -> PackedRows | None:
-    """Return `packed` if the model's answers stay the same with it and the attention that it needs,
-    else None.
+    """Return `packed` if the model's answers stay the same with it and the attention that it needs.
+    Otherwise log the reason, restore the model's attention and return None.
 
     Args:
-        model: Its attention is restored if its answers differ, and a log line says so.
-        packed: How its texts share a row; None if that is unknown.
-        answers: Computes answers to several texts by `packed`, or for None each alone.
+        model: The model.
+        packed: Its layout; None if it cannot be packed.
+        answers: Computes the values of several texts in a layout, or each alone for None.
     """
     if packed is None:
         return None
@@ -230,13 +227,13 @@ def checked(
         why_not = f"{type(error).__name__}: {str(error)[:200]}"
     if not why_not:
         return packed
-    print(f"batches: texts are padded, not end to end: {why_not}", flush=True)
+    print(f"batches: texts are padded: {why_not}", flush=True)
     model.set_attn_implementation(usual)
     return None
 
 
 def _rounded(tokens: int) -> int:
-    """Return the length of a row that holds so many tokens."""
+    """Return the length of the row for a number of tokens."""
     if tokens > _STEP // 2:
         return -(-tokens // _STEP) * _STEP
     return max(_LEAST, 1 << (tokens - 1).bit_length())

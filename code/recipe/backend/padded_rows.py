@@ -14,33 +14,34 @@ from recipe.backend.rows import TokenRow, Values, Wanted, of_padded, padded
 BATCH = 32
 """The most rows of a call."""
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
-"""Which rows may share a call."""
+"""The rows that may share a call."""
 _CALL_TOKENS = 16384
 """The most tokens of a call, padding included; one row may have more."""
 _CALL_SCORES = 1 << 26
 """The most numbers that a head over a vocabulary computes in a call."""
 _STEP = 8
-"""Lengths of calls are multiples of it: each shape has kernels of its own to make (docs/LAB.md)."""
+"""Lengths of calls are multiples of this, since kernels are made for each shape (docs/LAB.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedRows:
-    """Computes rows by the model's own forward."""
+    """Computes rows by the model's forward, padded to the longest row of their call."""
 
     pad: int
     """The id of the padding token."""
     inputs: frozenset[str]
     """The model's inputs among `input_ids`, `attention_mask` and `token_type_ids`."""
     most: int
-    """Tokens that the model reads at most."""
+    """The most tokens that the model reads."""
     merging: str = PADDED
-    """Which rows may share a call: PADDED, EQUAL or ALONE."""
+    """The rows that may share a call: PADDED, EQUAL or ALONE."""
     call_tokens: int = _CALL_TOKENS
     """The most tokens of a call."""
 
     @classmethod
     def of(cls, model: Any, pad: int, inputs: frozenset[str], most: int) -> PaddedRows:
-        """Return the layout of a model of transformers."""
+        """Return the layout of a model of transformers, with fewer tokens in a call if its head
+        computes scores of a vocabulary."""
         head = model.get_output_embeddings()
         tokens = _CALL_TOKENS
         if head is not None:
@@ -48,7 +49,7 @@ class PaddedRows:
         return cls(pad=pad, inputs=inputs, most=most, call_tokens=tokens)
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the places of the rows that share a call, shorter ones first."""
+        """Yield the positions of the rows of each call, shorter rows first."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         start = 0
         for end in range(1, len(order) + 1):

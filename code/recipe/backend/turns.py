@@ -1,7 +1,7 @@
-"""Turns that predictions of several requests take.
+"""Predictions of several requests take turns.
 
 The server's worker provides `pause` when it starts (`turns_fn` in code/inference.py). Without it,
-in a script for example, nothing pauses, and each prediction runs to its end.
+for example in a script, each prediction runs to its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _pause: Callable[..., None] | None = None
 
 
 def take(pause: Callable[..., None]) -> None:
-    """Make predictions take turns from now on, by `pause(until)`."""
+    """Let predictions take turns from now on, by `pause(until)`."""
     global _pause
     _pause = pause
     # Each prediction has a thread of its own, but only one runs at a time.
@@ -33,10 +33,10 @@ def are_taken() -> bool:
 
 
 def pause(until: Until | None = None) -> None:
-    """Let other predictions have their turn, if any wait. Call it between two calls of a model.
+    """Let waiting predictions take their turn. Call it between two calls of a model.
 
     Args:
-        until: A condition for this prediction to continue. It may still be false afterwards.
+        until: A condition for this prediction to continue. It may still be false on return.
     """
     if _pause is not None:
         _pause(until)
@@ -51,8 +51,8 @@ class Shared(Generic[Result]):
     def __init__(self, work: Callable[[Callable[[], None]], Result]) -> None:
         """
         Args:
-            work: It gets a function to pause with. It starts again if the prediction that does it
-                ends at a pause.
+            work: Receives a function that pauses. Another prediction starts it again if the one
+                that runs it ends at a pause.
         """
         self._work = work
         self._is_at_work = False
@@ -70,7 +70,7 @@ class Shared(Generic[Result]):
                 finally:
                     self._waiting -= 1
                 if self._is_at_work and not self._is_over():
-                    # A caller outside the turns cannot wait for the one that works.
+                    # A caller outside the turns cannot wait for another prediction.
                     return self._work(pause)
                 continue
             self._is_at_work = True
@@ -78,7 +78,7 @@ class Shared(Generic[Result]):
             try:
                 self._results.append(self._work(partial(self._pause, ended)))
             except Exception as error:
-                # The frames hold the work's tensors, and other predictions need the memory.
+                # Free the tensors in the frames, since other predictions need the memory.
                 traceback.clear_frames(error.__traceback__)
                 self._error = error
             finally:
@@ -90,11 +90,11 @@ class Shared(Generic[Result]):
         return self._results[0]
 
     def _pause(self, ended: list[BaseException]) -> None:
-        """Pause. A prediction that ends here finishes the work first if others wait for it, since
-        they would have to start again.
+        """Pause. A prediction that ends here first finishes the work if others wait for it, since
+        they would have to start it again.
 
         Args:
-            ended: Gets the exception that ends the prediction.
+            ended: Receives the exception that ends the prediction.
         """
         try:
             pause()

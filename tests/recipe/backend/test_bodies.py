@@ -182,7 +182,7 @@ def test_a_stream_that_breaks_off_says_so_before_its_connection_breaks() -> None
     events = answers.write_answer(tokens(), "text/event-stream")[0]
     next(events)
     told = next(events)
-    assert b'"error": {"message": "The text broke off' in told
+    assert b'"error": {"message": "The generation failed' in told
     assert b"secret" not in told
     with pytest.raises(RuntimeError):
         next(events)

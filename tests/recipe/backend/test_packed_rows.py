@@ -121,7 +121,7 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
     monkeypatch.setattr(flat_attention, "inputs_of", without_borders)
     served = Handlers(tmp_path / "model")
     assert served.model.loaded.layout is None  # type: ignore[attr-defined]
-    assert "not end to end: its answers would differ" in capsys.readouterr().out
+    assert "texts are padded: its answers would differ" in capsys.readouterr().out
     assert served.model.loaded.model.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
     assert_close(served.ask(texts), expected)
 

@@ -1,4 +1,4 @@
-"""Which of the types that an answer can have a client likes best."""
+"""Content negotiation: the preferred types of an Accept header."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ANY = "*/*"
 
 
 class NotAcceptable(TypeError):
-    """No type that the client accepts can be written."""
+    """The answer cannot be written in any type that the client accepts."""
 
     status_code = 406
 
@@ -17,17 +17,17 @@ class NotAcceptable(TypeError):
 def preferred(
     header: str, offers: Sequence[str], spellings: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the offers that an Accept header takes, best first.
+    """Return the offers that an Accept header allows, best first.
 
     Args:
-        header: As the client sent it; empty means anything.
-        offers: The types that can be written; the first ones are taken if any will do.
+        header: The header; empty means any type.
+        offers: The types that can be written, by the server's preference.
         spellings: Other names of offers.
 
     Returns:
-        Offers by their weight (q), then by the place of what names them in the header, then by
-        their own order. An exact name's weight counts before that of `text/*`, and this one's
-        before `*/*`; a weight of 0 excludes.
+        Offers by their weight (q), then by their position in the header, then by their order. The
+        weight of an exact name precedes that of `text/*`, and that of `text/*` precedes `*/*`. A
+        weight of 0 excludes an offer.
     """
     entries = list(_entries(header or ANY, spellings or {}))
     ranked = []
@@ -41,13 +41,13 @@ def preferred(
 
 
 def best(header: str) -> str:
-    """Return the type or range that an Accept header prefers, the first of several."""
+    """Return the first type or range of the highest weight in an Accept header."""
     entries = list(_entries(header or ANY, {})) or [(ANY, 1.0, 0)]
     return max(entries, key=lambda entry: entry[1])[0]
 
 
 def _entries(header: str, spellings: Mapping[str, str]) -> Iterator[tuple[str, float, int]]:
-    """Yield type or range, weight and place of each entry; a weight that is not a number is 1."""
+    """Yield type or range, weight and position of each entry. An invalid weight counts as 1."""
     for place, entry in enumerate(parse_http_list(header)):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))
         if name:

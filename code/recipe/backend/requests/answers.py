@@ -31,10 +31,10 @@ from recipe.backend.requests.payloads import (
 
 _HEADER = re.compile(r"text/csv\s*;\s*header\s*=\s*present", re.IGNORECASE)
 _WRITTEN_AT_ONCE = 1024
-_NOT_FINITE = "the model answered with NaN or infinity: see what it computes"
+_NOT_FINITE = "the model's answer contains NaN or infinity: check its weights and its code"
 _BROKEN = {
     "error": {
-        "message": "The text broke off: the server's log says why.",
+        "message": "The generation failed. The server's log has the reason.",
         "type": "server_error",
         "param": None,
         "code": "handler_failed",
@@ -44,20 +44,21 @@ _BROKEN = {
 
 
 def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
-    """Return the answer in the best type of `accept` that can be written, and that type; JSON if
-    any will do.
+    """Return the answer in the type that `accept` prefers, and that type. The default is JSON.
 
-    JSON is a list with an entry for each input, or, if an `Answers` is `single`, the one entry.
-    JSON Lines has an entry on each line; CSV has `label,score` rows, all labels of a text in one
-    row, or a vector's numbers, and names its columns first for `text/csv; header=present`; NPY is
-    the array of numbers. A record that could not be read has its error there: in CSV the row
-    `error,message`, in NPY a row of nan. An iterator of a text's tokens is written one by one, as
-    server-sent events, JSON Lines or plain text. A `Document` and an `EventStream` have a type of
-    their own.
+    - JSON: a list with an entry for each input, or the entry if an `Answers` is `single`.
+    - JSON Lines: an entry on each line.
+    - CSV: a row for each input, with all its labels and scores or the numbers of its vector. For
+      `text/csv; header=present` the first row has the names of the columns.
+    - NPY: an array of numbers.
+
+    Invalid records have an error in their place: in CSV the row `error,message`, in NPY a row of
+    nan. An iterator over tokens is sent as server-sent events, JSON Lines or plain text. A
+    `Document` is always JSON, and an `EventStream` server-sent events.
 
     Raises:
-        UnsupportedContentType: None of the types can be written.
-        ValueError: The model has computed NaN or infinity.
+        UnsupportedContentType: No accepted type can hold the answer.
+        ValueError: The answer contains NaN or infinity.
     """
     if isinstance(prediction, Document):
         return _as_json(prediction.value).encode(), JSON
@@ -65,7 +66,7 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
         return _events(prediction.events), EVENTS
     streams = isinstance(prediction, Iterator)
     writers: Mapping[str, Any] = _STREAM_WRITERS if streams else _WRITERS
-    # A stream is not one document of JSON: who asks for that gets its events, as from TGI.
+    # A stream is not one JSON document. Clients that accept JSON get events, as from TGI.
     spellings = SPELLINGS | ({JSON: EVENTS} if streams else {})
     for kind in accept_header.preferred(accept, list(writers), spellings):
         if kind == CSV and _HEADER.search(accept):
@@ -77,8 +78,8 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
 
 
 def json_values(value: Any) -> Any:
-    """Return `value` as JSON holds it: Python's numbers for arrays and tensors, PNG in base64 for
-    an image, as Hugging Face's image answers."""
+    """Return `value` in types of JSON: lists and numbers for arrays and tensors, and PNG in base64
+    for an image, as Hugging Face's image answers."""
     if isinstance(value, dict):
         return {str(name): json_values(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -100,7 +101,7 @@ def _as_json(value: Any) -> str:
 
 
 def _pieces(value: Any) -> Iterator[str]:
-    """Yield a value as JSON in pieces, with pauses in a long one."""
+    """Yield a value as JSON in pieces, with pauses between the pieces of a long one."""
     if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
         for place, (name, part) in enumerate(value.items()):
             yield f"{', ' if place else '{'}{json.dumps(str(name), ensure_ascii=False)}: "
@@ -140,14 +141,14 @@ def _json(prediction: Sequence[Any]) -> bytes:
 
 
 def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
-    """Return a row for each entry. The header has the names of the longest one."""
+    """Return a row for each entry. The header has the names of the longest row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     rows = [entry if isinstance(entry, list) else [entry] for entry in prediction]
     if with_header:
         longest = max((row for row in rows if not any(map(_is_fault, row))), key=len, default=[])
         if not all(isinstance(item, dict) for item in longest):
-            raise UnsupportedContentType("Numbers without names have no header. Ask for text/csv.")
+            raise UnsupportedContentType("Vectors have no column names. Accept text/csv instead.")
         writer.writerow(name for item in longest for name in item)
     for row in rows:
         turns.pause()
@@ -157,7 +158,7 @@ def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
                 cells += ["error", item["error"]["message"]]
                 continue
             values = item.values() if isinstance(item, dict) else [item]
-            # A field has one line: what is nested stands in it as JSON.
+            # Nested values are JSON in one field.
             cells += [_as_json(v) if isinstance(v, (list, dict)) else v for v in values]
         if any(isinstance(cell, float) and not math.isfinite(cell) for cell in cells):
             raise ValueError(_NOT_FINITE)
@@ -171,7 +172,7 @@ def _npy(prediction: Sequence[Any]) -> bytes:
         whole = np.stack([np.asarray(vector, dtype=np.float32) for vector in vectors])
     except (TypeError, ValueError) as error:
         raise UnsupportedContentType(
-            f"Only vectors and matrices of one size can be written as {NPY}; these are not vectors."
+            f"Only vectors and matrices of one size can be sent as {NPY}; this answer has none."
         ) from error
     if not np.isfinite(whole).all():
         raise ValueError(_NOT_FINITE)
@@ -188,8 +189,8 @@ def _lines(entries: Iterator[Any]) -> Iterator[bytes]:
 
 
 def _events(pieces: Iterator[Any]) -> Iterator[bytes]:
-    """Yield server-sent events. A stream that fails sends an error event before the connection
-    breaks, since many clients take its end for the end of the text."""
+    """Yield server-sent events. A failing stream ends with an error event, since many clients take
+    a closed connection for the end of the text."""
     try:
         for piece in pieces:
             text = piece if isinstance(piece, str) else _as_json(piece)

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 _MOST = 1 << 31
-"""Of whole numbers, if nothing else bounds them: more would overflow where tensors hold them."""
+"""The default upper bound of whole numbers: larger ones could overflow in tensors."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which values a parameter may have."""
+    """The values that a parameter may have."""
 
     is_right: Callable[[Any], bool]
     words: str
-    """The same in words, after "Give"."""
+    """A description of these values that continues "Give ..."."""
 
 
 def whole(least: int, most: int = _MOST) -> Rule:
@@ -31,7 +31,7 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Rule
     """Return the rule of a finite number from `least`, or above it, up to `most`."""
 
     def is_right(value: Any) -> bool:
-        # Not by math.isfinite, which whole numbers of 400 digits overflow.
+        # math.isfinite raises OverflowError for whole numbers of 400 digits.
         if type(value) not in (int, float) or not -math.inf < value < math.inf or value > most:
             return False
         return bool(value > least if above else value >= least)
@@ -53,7 +53,7 @@ def are_texts(value: Any) -> bool:
 
 
 def faults(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
-    """Return what is wrong with `values`, all at once; values without a rule are skipped."""
+    """Return messages about all invalid `values`. Values without a rule are skipped."""
     return [
         f"{name} is {json.dumps(value)[:60]}: give {rules[name].words}, or leave it out"
         for name, value in values.items()
@@ -69,7 +69,7 @@ TEXT_OR_TEXTS = Rule(
 
 
 def are_ids(value: Any) -> bool:
-    """Return whether a JSON value is one text's token ids."""
+    """Return whether a JSON value is a list of token ids."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -87,7 +87,7 @@ TEXTS_OR_IDS = Rule(
             and all(isinstance(part, str) or are_ids(part) for part in value)
         )
     ),
-    "a text, the token ids of one, or a list of these",
+    "a text, a list of token ids, or a list of these",
 )
 SIDE = Rule(lambda value: str(value).lower() in ("left", "right"), '"Left" or "Right"')
 OBJECT = Rule(lambda value: isinstance(value, dict), "an object")
@@ -95,7 +95,7 @@ _NAMES = Rule(lambda value: value != "" and TEXT_OR_TEXTS.is_right(value), TEXT_
 _SHARE = number(0, 1, above=True)
 
 RULES: Mapping[str, Rule] = {
-    # What is read, and how much of it.
+    # Inputs and truncation.
     "truncation": one_of(True, False, "longest_first", "do_not_truncate"),
     "truncate": FLAG,
     "truncation_direction": SIDE,
@@ -114,7 +114,7 @@ RULES: Mapping[str, Rule] = {
     "prompt_name": TEXT,
     "src_lang": TEXT,
     "tgt_lang": TEXT,
-    # What is answered.
+    # Answers.
     "top_k": whole(1),
     "function_to_apply": one_of("sigmoid", "softmax", "none", "default"),
     "return_all_scores": FLAG,
@@ -136,7 +136,7 @@ RULES: Mapping[str, Rule] = {
     "dimensions": whole(1),
     "return_text": FLAG,
     "clean_up_tokenization_spaces": FLAG,
-    # How a text is written.
+    # Generation.
     "max_new_tokens": whole(1),
     "min_new_tokens": whole(0),
     "min_length": whole(0),
@@ -148,14 +148,14 @@ RULES: Mapping[str, Rule] = {
     "temperature": number(0, above=True),
     "top_p": _SHARE,
     "typical_p": _SHARE,
-    # Beyond it scores may exceed float32.
+    # Scores may overflow float32 beyond this range.
     "repetition_penalty": number(0.001, 1000),
     "length_penalty": number(-1e6, 1e6),
     "no_repeat_ngram_size": whole(0),
     "seed": whole(0, 2**64 - 1),
     "stream": FLAG,
 }
-"""What each parameter of some task may be."""
+"""The valid values of each parameter of any task."""
 
 OPTIONS = {"wait_for_model", "use_cache", "use_gpu"}
-"""What Hugging Face's Inference API takes as `options`: here they ask for what is always so."""
+"""The `options` of Hugging Face's Inference API, which have no effect here."""

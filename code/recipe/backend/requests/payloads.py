@@ -22,7 +22,7 @@ EXAMPLE = 'Send for example {"inputs": ["a text", "another"]}.'
 Label = dict[str, Any]
 """{"label": name, "score": float}"""
 Text = str | tuple[str, str]
-"""What a model reads at once: a text, or a text and its pair."""
+"""One input of a model: a text, or a pair of texts."""
 
 
 class UnsupportedContentType(TypeError):
@@ -30,22 +30,22 @@ class UnsupportedContentType(TypeError):
 
 
 class BadRequest(ValueError):
-    """The request's body cannot be read; the message says what would be right."""
+    """The request's body is invalid. The message says how to correct it."""
 
     status_code = 400
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        """The key that is wrong, as OpenAI's errors name it."""
+        """The invalid key, as in OpenAI's errors."""
 
 
 class TokenIds(tuple[int, ...]):
-    """An input that came as tokens of the model's own vocabulary."""
+    """An input that was sent as token ids."""
 
 
 def refuse(wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Raise BadRequest with all that is `wrong` with a body, and the first key that is wrong."""
+    """Raise BadRequest with the faults of a body, `wrong`, and its first invalid key, if any."""
     if wrong:
         keys = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
         missing = re.match(r"(\w+) is not there", wrong[-1])
@@ -66,7 +66,7 @@ def check_ids(ids: TokenIds, size: int) -> TokenIds:
 
 
 class NotTakenHere(BadRequest):
-    """The body is one that another task reads, such as an image."""
+    """The body is for another task, such as an image for a model of texts."""
 
     status_code = 415
 
@@ -80,38 +80,39 @@ class UnknownModel(BadRequest):
 
 @dataclass(kw_only=True)
 class Request:
-    """What a request asks."""
+    """A request as read from its body, and what its task has computed of it so far."""
 
     texts: Sequence[Any]
-    """The inputs, one by one: as they came, until a task has `read` them; then each is a `Text`, or
-    what else the task makes of it."""
+    """The inputs: values of JSON until a task has `read` them, then what the task makes of each,
+    such as a `Text`."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     single: bool = False
-    """Whether the body held one input that is not in a list."""
+    """Whether the body has one input that is not in a list."""
     records: bool = False
-    """Whether each input is a record, whose fault is its own: a line of JSON Lines, a CSV row."""
+    """Whether each input is a record, a line of JSON Lines or a CSV row. An invalid record does not
+    invalidate the others."""
     raw: Any = None
-    """The inputs as they stood in a JSON body, or the bytes of an image or a sound."""
+    """The inputs as in the JSON body, or the bytes of an image or audio file."""
     content_type: str = ""
     token_ids: list[list[int]] | None = None
-    """The texts' token ids, once they are known."""
+    """The token ids of the texts, once they are known."""
     type_ids: list[list[int] | None] | None = None
-    """Which part of a pair each token is of; None if the model does not ask for it."""
+    """The type ids of the tokens of each text; None if the model does not need them."""
     truncated: Sequence[int] = ()
-    """Places of the texts that were longer than the model can read, and were cut."""
+    """Positions of the texts that were truncated."""
     faults: dict[int, str] = field(default_factory=dict)
-    """Records that hold no input: their places in the answer, and why."""
+    """Error messages of invalid records, by their positions in the answer."""
     by_columns: Callable[[Sequence[str]], Request | None] | None = None
-    """Reads a CSV body again, by columns of these names; None if its header lacks one of them."""
+    """Reads a CSV body again by columns of these names; returns None if its header lacks one."""
     is_read: bool = False
     route: str = ""
-    """The route of a client's API whose body this is; empty for a body of our own."""
+    """The route of the API (OpenAI, TEI, TGI) to which the body belongs; empty for other bodies."""
     settings: Any = None
-    """Settings of generation, if an API other than pipelines' has read them."""
+    """Settings of generation, if the body is one of OpenAI's API."""
     form: Callable[[Any, Request], Any] | None = None
-    """What makes another API's answer of the task's; None: the task's own is the answer."""
+    """Converts the task's answer to that of the API; None leaves it unchanged."""
     prepared: Any = None
-    """What a task has made of the inputs for its model."""
+    """The inputs as the task has prepared them for its model."""
 
     @property
     def streams(self) -> bool:
@@ -119,10 +120,10 @@ class Request:
         return bool(self.parameters.get("stream"))
 
     def rename_parameters(self, names: Mapping[str, str]) -> None:
-        """Let the parameters that another server calls otherwise have our names.
+        """Rename parameters that have other names in other servers, by `names` {theirs: ours}.
 
         Raises:
-            BadRequest: One is there by both names.
+            BadRequest: A parameter is given by both names.
         """
         if both := [old for old, new in names.items() if {old, new} <= set(self.parameters)]:
             raise BadRequest(f"{both[0]} and {names[both[0]]} mean the same: give one of them.")
@@ -132,11 +133,10 @@ class Request:
     def check_parameters(
         self, known: Set[str], task: str, nullable: Set[str] = frozenset()
     ) -> None:
-        """Check the parameters; those that are null, except the `nullable`, are left out.
+        """Check the parameters, and drop those that are null unless they are `nullable`.
 
         Raises:
-            BadRequest: A parameter is not one of the task's `known`, or has a value that it may not
-                have.
+            BadRequest: A parameter is not `known` to the task, or has an invalid value.
         """
         for name, value in self.parameters.items():
             if name not in known:
@@ -153,15 +153,15 @@ class Request:
             }
 
     def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> None:
-        """Make of each input, once, what `reader` makes of it.
+        """Replace each input by what `reader` returns for it. A second call does nothing.
 
         Args:
-            reader: Raises BadRequest for what it cannot read.
-            columns: The text columns that the model was trained on, if they are known. A CSV body
-                whose header has them is read by them, and not by the names that are usual.
+            reader: Raises BadRequest for an invalid input.
+            columns: The text columns that the model was trained on, if known. A CSV body whose
+                header has them is read by them instead of the usual names.
 
         Raises:
-            BadRequest: `reader` has, for all records or for an input that is not a record.
+            BadRequest: All records are invalid, or an input that is not a record is.
         """
         if self.is_read:
             return
@@ -185,11 +185,12 @@ class Request:
         self.texts, self.faults = inputs, faults
 
     def keep_those_with_tokens(self, *made: list[Any]) -> None:
-        """Leave out the inputs of which the tokenizer has made no token, as of "" those do that add
-        none of their own: a model would compute them of nothing, or of what stands beside them.
+        """Drop inputs without tokens, such as "" for a tokenizer without special tokens: the model
+        would compute them from nothing, or from the padding.
 
         Args:
-            made: What was made of each input, the first its tokens; those of others are removed.
+            made: Lists with an entry for each input, first its tokens. The entries of dropped
+                inputs are removed.
 
         Raises:
             BadRequest: There is such an input, and it is not one of several records.
@@ -199,7 +200,7 @@ class Request:
             return
         count = len(self.texts) + len(self.faults)
         places = [place for place in range(count) if place not in self.faults]
-        message = "has no token: it is empty, or holds nothing that the model's tokenizer knows"
+        message = "has no token: it is empty, or has nothing that the model's tokenizer knows"
         if not self.records or len(empty) == len(self.texts):
             raise BadRequest(f"Input {places[min(empty)] + 1} {message}.")
         self.faults |= {places[place]: f"The input {message}." for place in empty}
@@ -224,15 +225,15 @@ def a_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
-        raise NotTakenHere(f"The model reads texts, not an image or a sound. {EXAMPLE}")
+        raise NotTakenHere(f"The model reads texts, not images or audio. {EXAMPLE}")
     raise BadRequest(f"An input is {json.dumps(value)[:60]}, not a text. {EXAMPLE}")
 
 
 def a_text_or_pair(value: Any) -> Text:
-    """Return a text; or a pair from `{"text", "text_pair"}` or a list of two texts.
+    """Return a text, or a pair given as `{"text", "text_pair"}` or as a list of two texts.
 
     Raises:
-        BadRequest: It is neither.
+        BadRequest: The value is neither.
     """
     if isinstance(value, str):
         return value
@@ -252,7 +253,7 @@ def a_text_or_pair(value: Any) -> Text:
 
 @dataclass(frozen=True)
 class Document:
-    """An answer that is one value of JSON, whatever types the request accepts."""
+    """An answer that is sent as one JSON value, whatever types the request accepts."""
 
     value: Any
     truncated: Sequence[int] = ()
@@ -261,10 +262,10 @@ class Document:
 
 @dataclass(frozen=True)
 class EventStream:
-    """An answer of server-sent events, whatever types the request accepts."""
+    """An answer that is sent as server-sent events, whatever types the request accepts."""
 
     events: Iterator[Any]
-    """Values of JSON, and texts that stand as they are."""
+    """JSON values, and strings that are sent unchanged."""
 
 
 class Answers(list[Any]):
@@ -275,13 +276,13 @@ class Answers(list[Any]):
     ) -> None:
         super().__init__(answers)
         self.single = single
-        """Whether the JSON answer is the single entry, not a list of it, as in pipelines."""
+        """Whether JSON has the only entry without a list, as pipelines answer a single input."""
         self.truncated = truncated
-        """Places of the texts that were cut."""
+        """Positions of the texts that were truncated."""
         self.failed: Sequence[int] = ()
-        """Places of the records that could not be read."""
+        """Positions of the invalid records."""
         self.unfinished: Sequence[int] = ()
-        """Places of the prompts whose texts end at the most tokens, and not by themselves."""
+        """Positions of the prompts whose generated text was ended by the limit of tokens."""
 
     @property
     def document(self) -> Any:
@@ -290,7 +291,7 @@ class Answers(list[Any]):
 
 
 def with_faults(prediction: Any, request: Request) -> Any:
-    """Return `prediction` with an error instead of each record that could not be read."""
+    """Return `prediction` with an error in the place of each invalid record."""
     if not request.faults or isinstance(prediction, Exception):
         return prediction
     count = len(prediction) + len(request.faults)

@@ -1,4 +1,4 @@
-"""Requests for how well texts go with another: `{"query", "texts"}` and
+"""Requests that compare texts with one other text: `{"query", "texts"}` and
 `{"source_sentence", "sentences"}`."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ QUERY, SIMILARITY = frozenset({"query", "texts"}), frozenset({"source_sentence",
 
 @dataclass(frozen=True)
 class Ranking:
-    """A request whose texts are each to be compared with the same one."""
+    """A request that compares each of its texts with one other text."""
 
     texts: Sequence[str]
     ranked: bool
-    """Whether the best is answered first; else scores stand as the texts were sent."""
+    """Whether the answer is ordered by score; otherwise it has the order of the texts."""
 
     def answers(self, scores: Sequence[float], request: Request) -> Answers:
         """Return `[{"index", "score"}, ...]` with the best first, or the scores alone."""
@@ -37,11 +37,11 @@ class Ranking:
 
 
 def parts(value: Any) -> tuple[str, list[str], bool] | None:
-    """Return the query of a ranking request, its texts, and whether to rank them; None if `value`
-    is another request.
+    """Return the query of a ranking request, its texts, and whether to order them by score; None
+    for other requests.
 
     Raises:
-        BadRequest: Its parts are not texts.
+        BadRequest: A part is not a text.
     """
     if not isinstance(value, dict) or set(value) not in (QUERY, SIMILARITY):
         return None
@@ -56,16 +56,16 @@ def parts(value: Any) -> tuple[str, list[str], bool] | None:
 def expand(
     request: Request, reader: Callable[[Any], Any], columns: Sequence[str], labels: int
 ) -> None:
-    """Read a cross-encoder's request: a ranking becomes a pair for each of its texts.
+    """Read the inputs of a classifier. A ranking becomes a pair for each of its texts.
 
     Args:
-        request: It is changed.
-        reader: What reads the inputs of another request.
-        columns: Columns of texts that the model was trained on (see `Request.read`).
-        labels: How many the model has.
+        request: The request, which is changed.
+        reader: Reads the inputs of requests that are not rankings.
+        columns: Text columns that the model was trained on (see `Request.read`).
+        labels: The number of labels of the model.
 
     Raises:
-        BadRequest: An input cannot be read, or the model does not have one score for a pair.
+        BadRequest: An input is invalid, or a ranking was sent to a model of several labels.
     """
     query_and_texts = parts(request.texts[0]) if request.single and not request.is_read else None
     if query_and_texts is None:
@@ -75,8 +75,8 @@ def expand(
         return
     if labels != 1:
         raise BadRequest(
-            f"The model has {labels} labels, so that it cannot rank texts: that takes a "
-            "cross-encoder of one label, or a model of sentence vectors."
+            f"The model has {labels} labels, so it cannot rank texts. Use a cross-encoder with one "
+            "label, or a model of sentence embeddings."
         )
     query, texts, ranked = query_and_texts
     request.texts, request.is_read = [(query, text) for text in texts], True
