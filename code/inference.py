@@ -1,11 +1,11 @@
-"""The handlers that `amphora serve` uses if a model has no code.
+"""The handlers that `amphora serve` uses for a model without code.
 
 HF_TASK, or else the head of the model, selects the task: those of transformers' pipelines, and
 question answering, summarization, translation, text2text-generation and sentence-similarity.
 
 Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, pairs,
 questions with their contexts, a bare string or list, JSON Lines, CSV with a record in each row,
-plain text, an NPY array of texts, or the bytes of an image or a sound. Answers have the shape of
+plain text, an NPY array of texts, or the bytes of an image or audio file. Answers have the shape of
 Hugging Face's image (docs/SERVING.md has the table). Texts beyond the model's limit are truncated;
 the header X-Amphora-Truncated of the answer lists their positions. An invalid record of JSON Lines
 or CSV is answered by an error in its place, listed in X-Amphora-Failed. If all records are invalid,
@@ -38,13 +38,13 @@ _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 
 def model_fn(model_dir: str) -> ServedTask:
-    """Load the model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
+    """Load the model in `model_dir`, or that of HF_MODEL_ID if there is none."""
     bounds.read(os.environ)
     return registry.load(model_dir, os.environ)
 
 
 def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
-    """Answer one request, so that a model that cannot answer fails at start."""
+    """Answer two requests, so that a model that cannot answer fails at start."""
     for length in (1, 16):
         request = model.example("A sentence to warm up with. " * length)
         if request is None:
@@ -65,10 +65,10 @@ def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
 
 
 def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
-    """Read a request in our own form, OpenAI's, TEI's or TGI's.
+    """Read a request in Hugging Face's form, OpenAI's, TEI's or TGI's.
 
     Raises:
-        BadRequest: The body is wrong; the message says how, with an example of what is right.
+        BadRequest: The body is invalid; the message says why, with a valid example.
         UnknownModel: A header names an adapter, and these models have none.
         UnsupportedContentType: The content type is not supported.
     """
@@ -84,15 +84,15 @@ def tokens_fn(data: Request, model: ServedTask) -> list[int]:
     """Return the number of tokens of each text.
 
     Raises:
-        BadRequest: A parameter is not one of the model's task, or the request is of an API that
-            this model does not answer.
+        BadRequest: A parameter is unknown to the model's task, or the model does not answer the
+            request's API.
     """
     description.refuse_other_apis(model, data)
     return model.measure(data)
 
 
 def predict_fn(data: Request, model: ServedTask) -> Any:
-    """Return an answer for each text, or an iterator of pieces if a generation is streamed."""
+    """Return an answer for each text, or an iterator over pieces of a streamed generation."""
     tokens_fn(data, model)
     (prediction,) = predict_batch_fn([data], model)
     if callable(prediction):
@@ -103,8 +103,8 @@ def predict_fn(data: Request, model: ServedTask) -> Any:
 
 
 def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
-    """Return what `predict_fn` returns for each request, all computed together; for a prediction
-    that takes many turns, a function that returns it."""
+    """Compute all requests together, and return the result of `predict_fn` for each. For a
+    prediction that takes many turns, return a function that returns it."""
     return [
         partial(_later, prediction, request)
         if callable(prediction)

@@ -32,7 +32,7 @@ _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 def around(task: str, loaded: LoadedModel) -> Any:
     """Return transformers' pipeline for a task around a loaded model."""
     make: Any = transformers.pipeline
-    # The pipeline cuts texts at the tokenizer's limit, which some folders do not have.
+    # The pipeline truncates texts at the tokenizer's limit, which some folders lack.
     loaded.tokenizer.model_max_length = loaded.max_length
     device = loaded.model.device
     return make(task, model=loaded.model, tokenizer=loaded.tokenizer, device=device)
@@ -50,21 +50,21 @@ def architectures(task: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign(ServedTask):
-    """A task that transformers' pipeline answers, one request at a time."""
+    """A task that a pipeline of transformers answers, one request at a time."""
 
     task: str
     pipeline: Any
     parameters: frozenset[str]
-    """The parameters that the pipeline takes."""
+    """The names of the pipeline's parameters."""
 
     @classmethod
     def load(cls, origin: Origin, task: str, environ: Mapping[str, str]) -> Foreign:
         """Load transformers' own pipeline for a task.
 
         Raises:
-            ModelError: The model cannot be loaded for it, a library that it needs is missing, or
-                the device takes fixed shapes only.
-            ValueError: AMPHORA_DTYPE is a precision that pipelines do not have.
+            ModelError: The model cannot be loaded for the task, a library is missing, or the device
+                needs fixed shapes.
+            ValueError: Pipelines do not support the precision AMPHORA_DTYPE.
         """
         what = f"transformers' pipeline for {task}"
         kind, name, dtype = precision.of_library(environ, what)
@@ -82,7 +82,7 @@ class Foreign(ServedTask):
         except (*UNLOADABLE, KeyError, TypeError) as error:
             raise ModelError(
                 f"The model {origin.place} cannot be loaded for {task}: {why_unloadable(error)}",
-                "Check that its files are whole, and that HF_TASK is what it was trained for.",
+                "Check that its files are complete, and that HF_TASK is what it was trained for.",
             ) from error
         weights.refuse_broken(pipeline.model, origin)
         turns.pause_before_calls(pipeline.model)
@@ -97,7 +97,7 @@ class Foreign(ServedTask):
 
     @property
     def sampling_rate(self) -> int:
-        """Return the sampling rate of the sounds that the model reads, in hertz."""
+        """Return the sampling rate of the model's audio, in hertz."""
         return int(getattr(self.pipeline.feature_extractor, "sampling_rate", 16000))
 
     def example(self, text: str) -> Request | None:
@@ -121,7 +121,7 @@ class Foreign(ServedTask):
         )
 
     def measure(self, request: Request) -> list[int]:
-        """Return 1 for each input, since their cost is unknown."""
+        """Return 1 for each input, since its cost in tokens is unknown."""
         if request.faults and not request.texts:
             raise BadRequest(request.faults[min(request.faults)])
         if request.prepared is None:
@@ -132,7 +132,7 @@ class Foreign(ServedTask):
         for name in request.parameters:
             if name not in self.parameters:
                 raise BadRequest(
-                    f"The parameter {name!r} is not one of {self.task}, which takes "
+                    f"{self.task} has no parameter {name!r}. It takes "
                     f"{', '.join(sorted(self.parameters)) or 'none'}."
                 )
         _hold(request.parameters, len(request.texts))
@@ -140,15 +140,15 @@ class Foreign(ServedTask):
 
     def _without_parameters(self, inputs: dict[str, Any], request: Request) -> Any:
         """Return an input of several parts without the pipeline's parameters, which are moved to
-        the request's; the image or the sound itself if nothing else is left.
+        the request's parameters. Return only the image or audio if nothing else is left.
 
         Raises:
-            BadRequest: The input has a part that no task reads; the pipeline would ignore it.
+            BadRequest: The input has an unknown part, which the pipeline would ignore.
         """
         if unknown := sorted(set(inputs) - MEDIA_PARTS):
             raise BadRequest(
-                f"An input holds {', '.join(map(repr, unknown))}, which is not a part of one. Put "
-                'parameters beside it: {"inputs": ..., "parameters": {...}}.'
+                f"An input has the unknown parts {', '.join(map(repr, unknown))}. Send parameters "
+                'next to it: {"inputs": ..., "parameters": {...}}.'
             )
         moved = {name: inputs[name] for name in inputs if name in self.parameters}
         request.parameters = {**moved, **request.parameters}
@@ -158,13 +158,13 @@ class Foreign(ServedTask):
         return rest
 
     def _read(self, inputs: Any, content_type: str) -> Any:
-        """Return the pipeline's inputs: images and sounds in place of their bytes."""
+        """Return the pipeline's inputs, with decoded images and audio in place of their bytes."""
         reads_sounds, reads_words = self.task in _SOUNDS, self.task in _WORDS
         if content_type:
             media_type = "audio/" if reads_sounds else "text" if reads_words else "image/"
             if not content_type.startswith(media_type):
                 raise NotTakenHere(
-                    f"{self.task} takes no {content_type}. Send {media_type}* or JSON."
+                    f"{self.task} does not read {content_type}. Send {media_type}* or JSON."
                 )
         if reads_words:
             return inputs
@@ -176,7 +176,7 @@ class Foreign(ServedTask):
         return with_images(inputs, media.Pixels())
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """Return what the pipeline answers to each request, or the exception in its place."""
+        """Return the pipeline's answer to each request, or an exception in its place."""
         answers: list[Any] = []
         for request in requests:
             try:
@@ -188,17 +188,17 @@ class Foreign(ServedTask):
                 why = f"{type(error).__name__}: {error}"
                 answers.append(BadRequest(f"{self.task} cannot answer this: {why}"))
             else:
-                # A list that is one input's answer is one entry of a table, and not a record each.
+                # A list that answers a single input is one entry, not one for each input.
                 is_one = request.single or not isinstance(answer, list)
                 answers.append(Answers([answer], single=True) if is_one else Answers(answer))
         return answers
 
 
 def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
-    """Refuse parameters of a pipeline by which a small request would be long work.
+    """Refuse parameters of a pipeline that make a small request expensive.
 
     Raises:
-        BadRequest: Pieces of a sound are shorter than a second, or a number is none.
+        BadRequest: A parameter is not a number, or a chunk of audio would be below a second.
         TooCostly: More tokens would be generated than a bound allows.
     """
     nested = parameters.get("generate_kwargs")
@@ -214,26 +214,26 @@ def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
     lengths = [chunk, *(stride if isinstance(stride, list) else [stride])]
     if not all(isinstance(seconds, (int, float)) for seconds in lengths):
         raise BadRequest("chunk_length_s or stride_length_s is not a number of seconds.")
-    # Both sides of a piece are shared with its neighbours, by a sixth where nothing else is said.
+    # A chunk shares both of its ends with its neighbours, by default a sixth of it each.
     usual = chunk / 3 if parameters.get("stride_length_s") is None else 2 * lengths[-1]
     shared = sum(lengths[1:]) if isinstance(stride, list) else usual
     if chunk and chunk - shared < 1:
         raise BadRequest(
-            f"chunk_length_s is {chunk}, of which {shared:.4g} s are shared with the pieces "
-            "beside it. Give a chunk_length_s that leaves 1 s or more."
+            f"chunk_length_s is {chunk}, of which {shared:.4g} s are shared with the chunks before "
+            "and after it. Give a chunk_length_s that leaves 1 s or more."
         )
 
 
 def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
-    """Return `value` with an image in place of every text that may stand for one.
+    """Return `value` with decoded images in place of base64.
 
     Args:
-        value: What JSON holds, at any depth, or the bytes of an image.
-        pixels: Those of the request's images so far.
-        key: The name that it has in the object around it: of some, texts are texts.
+        value: A JSON value of any depth, or the bytes of an image.
+        pixels: The pixels of the request's images so far.
+        key: The key of the value in its object. The strings of some keys are texts.
 
     Raises:
-        BadRequest: An image cannot be read, or is an address.
+        BadRequest: An image cannot be read, or is a URL or a path.
     """
     if isinstance(value, bytes):
         return media.image(value, pixels)
@@ -244,7 +244,7 @@ def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
             parts = [part for name, part in value.items() if name != "type"]
             if value["type"] != "image" or len(parts) != 1 or not isinstance(parts[0], str):
                 raise BadRequest(
-                    f"A message holds {str(dict(value))[:60]}. Addresses are not followed: send "
+                    f"A message has {str(dict(value))[:60]}. URLs are not followed: send "
                     '{"type": "image", "image": "<base64>"}.'
                 )
             return {"type": "image", "image": media.image(parts[0], pixels)}
@@ -255,8 +255,8 @@ def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
 
 
 def parameters_of(pipeline: Any) -> frozenset[str]:
-    """Return the names of a pipeline's parameters: those of its signature, and the keyword
-    arguments that its code reads."""
+    """Return the names of a pipeline's parameters, from the signature and the code of its
+    `_sanitize_parameters`."""
     function = pipeline._sanitize_parameters
     signature = inspect.signature(function).parameters.values()
     known = {item.name for item in signature if item.kind is item.POSITIONAL_OR_KEYWORD}

@@ -1,9 +1,9 @@
-"""The precision that a model is served in: bfloat16 where the device computes in it.
+"""The precision in which a model is served: bfloat16 if the device computes in it.
 
-On GPUs that do not (T4, V100) float16 takes its place where the answers stay. It has fewer
-exponents: what a model was not made for overflows, or ends as zero, often only in long texts. So it
-is the default for encoders of known families alone, whose layers end in a normalisation, and for
-decoders whose weights were published in it.
+On GPUs without bfloat16 (T4, V100), float16 takes its place if the answers stay the same. Its range
+is smaller: values overflow or vanish in models that were not trained for it, often only in long
+texts. So it is the default only for encoders of known families, whose layers end in a
+normalisation, and for decoders whose weights were published in float16.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     """Return the device, AMPHORA_DTYPE or its default there, and the type of the weights.
 
     Raises:
-        ValueError: AMPHORA_DTYPE is not the name of a precision, or of one that the device lacks.
+        ValueError: AMPHORA_DTYPE is not a precision, or the device does not support it.
     """
     choice = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
     name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if choice.bf16 else "float32")
@@ -45,54 +45,45 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
         raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
     if name == "int8" and choice.kind != "cpu":
         raise ValueError(
-            f"AMPHORA_DTYPE is 'int8', which is computed on a CPU only, and models are served on "
-            f"{choice.kind} here. Give bfloat16 or float16."
+            f"AMPHORA_DTYPE is 'int8', which only CPUs compute, and this host serves models on "
+            f"{choice.kind}. Give bfloat16 or float16."
         )
     return choice.kind, name, _DTYPES[name]
 
 
 def of_library(environ: Mapping[str, str], what: str) -> tuple[str, str, torch.dtype]:
-    """Return the device, AMPHORA_DTYPE or float32, and its type, for a library's own model class.
+    """Return the device, AMPHORA_DTYPE or float32, and its type, for a model that another library
+    computes.
 
     Args:
         environ: AMPHORA_DTYPE.
-        what: The class or the task.
+        what: The class or the task, for messages.
 
     Raises:
-        ModelError: The device takes fixed shapes only.
-        ValueError: AMPHORA_DTYPE is a precision that the library does not have.
+        ModelError: The device needs fixed shapes.
+        ValueError: The library does not support the precision AMPHORA_DTYPE.
     """
-    # Libraries make arrays of what models answer, and numpy has no bfloat16.
+    # Libraries convert answers to NumPy arrays, which do not support bfloat16.
     kind, name, dtype = chosen(
         {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     )
     if name == "int8":
-        raise ValueError(f"AMPHORA_DTYPE is 'int8', which {what} does not have. Give float32.")
+        raise ValueError(f"AMPHORA_DTYPE is 'int8', which {what} does not support. Give float32.")
     if kind in programs.DEVICES:
         raise programs.refused(kind, f"{what} has no fixed shapes")
     return kind, name, dtype
 
 
 def may_replace(kind: str, name: str, environ: Mapping[str, str]) -> bool:
-    """Return whether float16 may replace a precision: float32 that AMPHORA_DTYPE does not name.
-
-    Args:
-        kind: Of the device.
-        name: The precision.
-        environ: AMPHORA_DTYPE.
-    """
+    """Return whether float16 may replace the precision `name` on a device: only float32 that
+    AMPHORA_DTYPE does not request."""
     return kind in DEVICES and name == "float32" and not environ.get("AMPHORA_DTYPE")
 
 
 def is_published_in(origin: Origin) -> bool:
-    """Return whether a model's configuration names float16 for its weights."""
+    """Return whether the weights of a model are in float16, by its configuration."""
     config: Any = origin.config()
     return getattr(config, "dtype", None) in (torch.float16, "float16")
-
-
-def is_made_for(model: PreTrainedModel) -> bool:
-    """Return whether a model is an encoder of a family whose sums stay small."""
-    return packed_encoders.family_of(model.config) is not None
 
 
 def settled(
@@ -103,21 +94,21 @@ def settled(
     environ: Mapping[str, str],
     answers: Callable[[bool], Sequence[Tensor]],
 ) -> tuple[PreTrainedModel, str]:
-    """Return the model in a precision that it computes in, and that precision's name.
+    """Return the model in a precision that it supports, and the name of that precision.
 
     Args:
-        model: As it was read, on its device.
-        origin: Where it is, to be read again.
-        architecture: The Auto class that reads it.
-        name: The precision that it was read in.
+        model: The model as it was loaded, on its device.
+        origin: Its folder or name, to load it again.
+        architecture: The Auto class that loads it.
+        name: The precision in which it was loaded.
         environ: AMPHORA_DTYPE.
-        answers: Those of the model to some short texts; of True also to the longest that it reads.
+        answers: Computes values of some short texts, and for True also of the longest text.
     """
     if name == "bfloat16" and not environ.get("AMPHORA_DTYPE"):
         if computes(model, answers):
             return model, name
         name = "float32"
-    elif may_replace(model.device.type, name, environ) and is_made_for(model):
+    elif may_replace(model.device.type, name, environ) and packed_encoders.family_of(model.config):
         if converted(model, functools.partial(answers, True)):
             return model, "float16"
     else:
@@ -126,15 +117,15 @@ def settled(
 
 
 def computes(model: PreTrainedModel, answers: Callable[[bool], object]) -> bool:
-    """Return whether a model computes in bfloat16; a log line says why not. DeBERTa's first
-    version, XLNet and FNet make float32 tensors, or use operations that have no other type."""
+    """Return whether a model computes in bfloat16, else log the reason. DeBERTa's first version,
+    XLNet and FNet create float32 tensors, or use operations without other types."""
     try:
         answers(False)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         kind, why = type(model).__name__, str(error).partition("\n")[0]
-        print(f"precision: float32, since {kind} is not computed in bfloat16: {why}", flush=True)
+        print(f"precision: float32, since {kind} does not support bfloat16: {why}", flush=True)
         return False
     return True
 
@@ -143,8 +134,8 @@ def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -
     """Convert a model's weights to float16, and return whether its answers stay those of float32.
 
     Args:
-        model: Its weights are lost where the result is False.
-        answers: Those of the model to a short text and to the longest that it reads.
+        model: The model. Its float32 weights are lost.
+        answers: Computes its values of short texts and of the longest text.
     """
     expected = answers()
     torch.nn.Module.to(model, dtype=torch.float16)
@@ -161,6 +152,6 @@ def in_int8(model: PreTrainedModel) -> Any:
     # A scale for each row of a weight halves the labels that change, at no cost.
     layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
     with warnings.catch_warnings():
-        # torch means to leave it to torchao, which is slower without torch.compile.
+        # torch recommends torchao instead, which is slower without torch.compile.
         warnings.simplefilter("ignore")
         return quantisation.quantize_dynamic(model.cpu(), layers)

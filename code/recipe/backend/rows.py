@@ -1,4 +1,4 @@
-"""Rows of tokens, their padded batches, and the values that are read of a model's output."""
+"""Rows of tokens, padded batches of them, and the values that are read from a model's output."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ class TokenRow:
 
     ids: list[int]
     types: list[int] | None = None
-    """Which part of a pair each token is of, if the model asks for it."""
+    """The type id of each token, if the model needs them."""
     keep: list[int] | None = None
-    """The places of the tokens whose values are wanted; None means all."""
+    """The positions of the tokens whose values are needed; None means all."""
 
 
 class Reading(enum.Enum):
-    """What a caller reads of each row."""
+    """The values that a caller reads of each row."""
 
     LABELS = "logits [labels]"
-    TOKENS = "of each token [tokens, ...]: logits; a span's first and last; or hidden states"
+    TOKENS = "of each token [tokens, ...]: logits, start and end logits, or hidden states"
     MEAN = "the mean of the last hidden states [hidden], in float32"
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """Reads a vector of each row, computed from hidden states by sentence-transformers' modules."""
+    """Reads a vector for each row: sentence-transformers' modules compute it of hidden states."""
 
     modules: Sequence[Any]
-    """The modules behind the encoder."""
+    """The modules after the encoder."""
     prompt_length: Any = None
-    """Tokens of the prompt before each text, as the library passes it to its modules."""
+    """Tokens of the prompt before each text, in the form that the library's modules need."""
 
     def vectors(self, states: Tensor, **features: Any) -> Tensor:
         """Return the vectors [rows, width] of hidden states.
 
         Args:
-            states: [rows, tokens, hidden] with `attention_mask`, or all rows' tokens [1, tokens,
-                hidden] with `cu_seq_lens_q`, where each row begins, and the end.
-            features: That mask, or these numbers.
+            states: [rows, tokens, hidden] with `attention_mask`, or packed rows [1, tokens,
+                hidden] with `cu_seq_lens_q`, the start of each row and the end of the last.
+            features: The mask, or these positions.
         """
         features["token_embeddings"] = states
         if self.prompt_length is not None:
@@ -69,10 +69,10 @@ class Values:
 
     whole: Tensor
     counts: Sequence[int] | None = None
-    """How many of its first dimension are each row's; None: one, without that dimension."""
+    """How many entries of the first dimension each row has; None: each row is one entry."""
 
     def split(self) -> list[Tensor]:
-        """Return those of each row."""
+        """Return the values of each row."""
         if self.counts is None:
             return list(self.whole)
         return list(torch.split(self.whole, list(self.counts)))
@@ -107,10 +107,10 @@ def of_padded(reading: Wanted, output: Any, mask: Tensor, rows: Sequence[TokenRo
     """Return the values of each row of a padded batch.
 
     Args:
-        reading: What to read.
+        reading: The values to read.
         output: The output of a model of transformers.
-        mask: [rows, longest], 1 where there is a token.
-        rows: The rows of the batch; used for values of tokens only.
+        mask: [rows, longest], 1 for tokens and 0 for padding.
+        rows: The rows of the batch, which only values of tokens need.
     """
     if isinstance(reading, Pooling):
         return Values(reading.vectors(output[0], attention_mask=mask))
@@ -129,7 +129,7 @@ def of_padded(reading: Wanted, output: Any, mask: Tensor, rows: Sequence[TokenRo
 
 
 def of_tokens(output: Any) -> Tensor:
-    """Return logits, a span's first and last, or hidden states [rows, longest, ...]."""
+    """Return logits, start and end logits, or hidden states [rows, longest, ...]."""
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
     values: Tensor = output.logits if "logits" in output else output[0]
@@ -137,11 +137,11 @@ def of_tokens(output: Any) -> Tensor:
 
 
 def places_kept(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:
-    """Return the places of the tokens that rows keep, and how many each row keeps.
+    """Return the positions of the tokens that rows keep, and how many each row keeps.
 
     Args:
         rows: The rows of one call.
-        begins: The place of each row's first token.
+        begins: The position of each row's first token.
     """
     kept = [range(len(row.ids)) if row.keep is None else row.keep for row in rows]
     places = [
@@ -152,8 +152,8 @@ def places_kept(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device. The copy to a CUDA device is asynchronous: torch does
-    not reuse the pinned memory before it is done."""
+    """Copy a tensor of the host to a device. Copies to CUDA devices are asynchronous: torch does
+    not reuse the pinned memory before the copy is complete."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -183,13 +183,13 @@ class Coming:
 def lay_out(
     model: PreTrainedModel, environ: Mapping[str, str], answers: Callable[[], Sequence[Tensor]]
 ) -> None:
-    """Lay out the weights of a model's linear layers as the CPU's kernels read them, if it has such
-    kernels and the model's answers stay the same; else a log line says why not.
+    """Convert the weights of a model's linear layers to the layout of the CPU's kernels, if it has
+    such kernels and the model's answers stay the same. Otherwise log the reason.
 
     Args:
         model: A model in its final precision.
         environ: AMPHORA_BLOCKED_WEIGHTS.
-        answers: Computes the model's answers to a few texts.
+        answers: Computes the model's values of a few texts.
 
     Raises:
         ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
@@ -201,23 +201,23 @@ def lay_out(
         return are_close(one, other, tolerance_of(other, model.dtype))
 
     if fault := blocked_weights.use(model, answers, are_same):
-        print(f"weights: as PyTorch has them: {fault}", flush=True)
+        print(f"weights: in PyTorch's layout: {fault}", flush=True)
 
 
 def tolerance_of(expected: Sequence[Tensor], dtype: torch.dtype, exact: float = 1e-3) -> float:
-    """Return by how much values may differ that are equal except for rounding.
+    """Return the difference that rounding may cause.
 
     Args:
         expected: The values.
-        dtype: The type that they were computed in.
-        exact: The share of the largest value that is allowed in float32.
+        dtype: The type in which they were computed.
+        exact: The allowed difference in float32, as a share of the largest value.
     """
     scale = max(float(values.abs().max()) for values in expected)
     return (exact if dtype == torch.float32 else 0.06) * max(scale, 1e-3)
 
 
 def are_close(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> bool:
-    """Return whether no number differs by more than a tolerance, and none is NaN."""
+    """Return whether all numbers are within a tolerance, and none is NaN."""
     return all(
         torch.allclose(ours, theirs, atol=tolerance, rtol=0)
         for ours, theirs in zip(one, other, strict=True)

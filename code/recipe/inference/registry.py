@@ -21,7 +21,7 @@ _OF_SENTENCES = {
     "SentenceTransformer": FEATURES,
     **{row.options["kind"]: name for name, row in SERVED.items() if "kind" in row.options},
 }
-"""The task of each kind of model that sentence-transformers saves, but for cross-encoders."""
+"""The task of each kind of model of sentence-transformers, except cross-encoders."""
 _SYNONYMS = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
@@ -31,7 +31,7 @@ _SYNONYMS = {
     "image-to-text": "image-text-to-text",
     "text-to-speech": "text-to-audio",
 }
-# Tasks of models without a head, or with many uses: their classes do not decide for one task.
+# Tasks whose models have no head, or many uses: their classes do not determine the task.
 _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-classification",
           "decision", "any-to-any"}  # fmt: skip
 
@@ -40,9 +40,9 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     """Load the model in `model_dir` or of HF_MODEL_ID, for HF_TASK or the task of its head.
 
     Raises:
-        ModelError: There is no model, its files have changed since they were written, nothing here
-            answers with its head, or this host's device cannot compute it.
-        ValueError: HF_TASK names a task that these handlers cannot do.
+        ModelError: There is no model, its files have changed since they were written, no task uses
+            its head, or the device cannot compute it.
+        ValueError: HF_TASK is not a known task.
     """
     quieten(bars=False)
     origin = Origin.find(model_dir, environ)
@@ -56,11 +56,11 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
-    """Return the task of HF_TASK, else the one that the model's head is made for.
+    """Return HF_TASK, else the task of the model's head.
 
     Raises:
-        ModelError: Nothing here answers with its head.
-        ValueError: HF_TASK names a task that these handlers cannot do.
+        ModelError: No task uses its head.
+        ValueError: HF_TASK is not a known task.
     """
     name = environ.get("HF_TASK") or task_of(origin)
     name = _SYNONYMS.get(name, name)
@@ -73,16 +73,16 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
 
 
 def task_of(origin: Origin) -> str:
-    """Return the task that a model's class is made for.
+    """Return the task of a model's class.
 
     Raises:
-        ModelError: No task claims the class. Served without its head, it would answer something
-            else than it was trained for.
+        ModelError: No task uses the class. Without its head, the model's answers would not be what
+            it was trained for.
     """
     if origin.adapter:
-        # The configuration next to an adapter is that of its base, which has another class.
+        # The config.json next to an adapter names the class of its base.
         kind = origin.adapter.get("task_type") or ""
-        # If peft has no name for the task, it notes the class of what it was trained around.
+        # If peft has no name for the task, it saves the class of the adapted model.
         around = (origin.adapter.get("auto_mapping") or {}).get("base_model_class") or ""
         if not kind and (claimed := task_of_class(around.removeprefix("FSDP"))) is not None:
             return claimed
@@ -100,14 +100,14 @@ def task_of(origin: Origin) -> str:
         what = f"has {', '.join(classes) or 'no architectures in its config.json'}"
     if not claiming:
         raise ModelError(
-            f"The model {origin.place} {what}, which no task here claims.",
-            f"Name the task in HF_TASK: {', '.join(SERVED)}; or bring an inference.py.",
+            f"The model {origin.place} {what}, which no task supports.",
+            f"Set HF_TASK to one of {', '.join(SERVED)}, or add an inference.py.",
         )
     return claiming[0]
 
 
 def task_of_class(name: str) -> str | None:
-    """Return the task that a class of transformers is made for; None if no task claims it."""
+    """Return the task of a class of transformers; None if no task uses it."""
     for task, architectures in _candidates():
         if any(name == model for auto in architectures for _, model in _classes(auto)):
             return task
@@ -119,10 +119,10 @@ def task_of_class(name: str) -> str | None:
 
 
 def _task_of_remote_class(name: str, auto_map: Mapping[str, Any]) -> str | None:
-    """Return the task of a class whose code comes with the model; None if no task claims it.
+    """Return the task of a class whose code is in the model's folder; None if no task uses it.
 
-    The Auto class that config.json's auto_map names for it decides, or the end of its own name, as
-    in Hugging Face's toolkit: MyForSequenceClassification is an AutoModelForSequenceClassification.
+    Its Auto class in the auto_map of config.json decides, or the end of its name, as in Hugging
+    Face's toolkit: MyForSequenceClassification is an AutoModelForSequenceClassification.
     """
     names = [auto for auto, path in auto_map.items() if str(path).endswith(f".{name}")] + [name]
     for task, architectures in _candidates():
@@ -133,8 +133,9 @@ def _task_of_remote_class(name: str, auto_map: Mapping[str, Any]) -> str | None:
 
 
 def _candidates() -> list[tuple[str, set[str]]]:
-    """Return each task and the Auto classes of its models, the likelier task first."""
-    # What reads images, sounds or tables first: some of these classes answer to texts' names too.
+    """Return each task and the Auto classes of its models, in the order of preference."""
+    # Tasks of images, audio and tables come first, since some of their classes are also in the
+    # mappings of texts.
     media = [
         (task, set(pipelines.architectures(task)) - {"AutoModelForCausalLM"})
         for task in pipelines.names()
@@ -144,10 +145,10 @@ def _candidates() -> list[tuple[str, set[str]]]:
 
 
 def _sentence_kind(origin: Origin) -> str:
-    """Return the class that sentence-transformers has saved; empty for another library's model.
+    """Return the class of a model of sentence-transformers; empty for models of other libraries.
 
     Raises:
-        ModelError: It is of no class that is served, or a cross-encoder of several modules.
+        ModelError: The class is not supported, or a cross-encoder has several modules.
     """
     modules = origin.sentence_modules
     if not modules:
@@ -156,9 +157,9 @@ def _sentence_kind(origin: Origin) -> str:
     if kind in _OF_SENTENCES or (kind == "CrossEncoder" and len(modules) == 1):
         return kind
     raise ModelError(
-        f"{origin.place} is a {kind} of {len(modules)} modules of sentence-transformers, which "
-        "these handlers do not serve.",
-        "Bring an inference.py that loads it.",
+        f"{origin.place} is a {kind} of {len(modules)} modules of sentence-transformers, which is "
+        "not supported.",
+        "Add an inference.py that loads it.",
     )
 
 

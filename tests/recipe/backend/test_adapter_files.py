@@ -131,7 +131,7 @@ def test_an_adapter_whose_base_cannot_be_had_names_both(tmp_path: Path) -> None:
     base.rename(tmp_path / "gone")
     with pytest.raises(ModelError, match="the base model") as caught:
         Origin.find(str(folder), {})
-    for word in (str(folder), str(base), "folder 'base' beside", "HF_MODEL_ID"):
+    for word in (str(folder), str(base), "folder 'base' next to", "HF_MODEL_ID"):
         assert word in str(caught.value)
 
 

@@ -178,7 +178,7 @@ def sound(rate: int, samples: int) -> bytes:
         ({"raw": [0.0] * 9, "sampling_rate": 4_999_999}, "1,000 to 384,000"),
         ({"raw": [0.0] * 20_000, "sampling_rate": 1}, "1,000 to 384,000"),
         ({"raw": [0.0] * 9, "sampling_rate": 2**70}, "1,000 to 384,000"),
-        ({"raw": [0.0] * 400_000, "sampling_rate": 1000}, "6,400,000 samples.*4,800,000"),
+        ({"raw": [0.0] * 400_000, "sampling_rate": 1000}, "6,400,000 audio samples.*4,800,000"),
         (sound(3, 20_000), "1,000 to 384,000"),
     ],
 )

@@ -111,8 +111,8 @@ def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     for body, call in asked:
         assert_close(served.ask(body), json_values(call(pipeline)), 1e-5, str(body)[-80:])
     for wrong, words in [
-        ({"inputs": {"image": TEXT, "treshold": 0.5}}, "'treshold', which is not a part"),
-        ({"image": TEXT, "treshold": 0.5}, "'treshold' is not one of"),
+        ({"inputs": {"image": TEXT, "treshold": 0.5}}, "unknown parts 'treshold'"),
+        ({"image": TEXT, "treshold": 0.5}, "has no parameter 'treshold'"),
     ]:
         with pytest.raises(BadRequest, match=words):
             served.ask(wrong)

@@ -43,8 +43,12 @@ def by_transformers(folder: Path, **options: Any) -> list[str]:
                 **inputs, max_new_tokens=NEW, do_sample=False, tokenizer=tokenizer, **options
             )
         ids = output[0] if isinstance(output, torch.Tensor) else output.sequences[0]
-        new = ids[inputs["input_ids"].shape[1] :]
-        texts.append(tokenizer.decode(new, skip_special_tokens=True))
+        # What the tokens add to the prompt: decoded alone, they would keep the ## of WordPiece.
+        prompt, whole = (
+            tokenizer.decode(part, skip_special_tokens=True)
+            for part in (inputs["input_ids"][0], ids)
+        )
+        texts.append(whole.removeprefix(prompt))
     return texts
 
 

@@ -59,8 +59,8 @@ def with_an_activation_of_its_own(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "environ", "words"),
     [
-        (without_tokenizer, {}, ["holds no tokenizer", "tokenizer.json"]),
-        (without_tokenizer, {"HF_TASK": "feature-extraction"}, ["holds no tokenizer"]),
+        (without_tokenizer, {}, ["has no tokenizer", "tokenizer.json"]),
+        (without_tokenizer, {"HF_TASK": "feature-extraction"}, ["has no tokenizer"]),
         (with_a_broken_weight(float("nan")), {}, ["1 weights", "NaN", "layer.1.output.dense.weight"]),
         (with_a_broken_weight(float("-inf")), {}, ["1 weights", "infinity", "checkpoint"]),
         (with_head("BertForNextSentencePrediction"), {}, ["BertForNextSentencePrediction", "HF_TASK"]),
@@ -204,7 +204,7 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
         ({"inputs": long, "truncation": False}, "longer than the 48 tokens"),
         ({"inputs": "a", "options": {"wait": True}}, "wait_for_model"),
         (b'{"inputs": "a", "top_k": NaN}', "NaN"), (b'{"inputs": "\\ud800"}', "surrogate"),
-        ((b"\\x89PNG", "image/png"), "not an image"),
+        ((b"\\x89PNG", "image/png"), "not images"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(body)
@@ -329,7 +329,7 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
         ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
         ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not followed"),
         ({"inputs": "AAAA"}, "cannot be read"), ((b"text", "image/png"), "cannot be read"),
-        ({"inputs": text, "topk": 2}, "'topk'.*top_k"), ((data, "audio/wav"), "takes no audio/wav"),
+        ({"inputs": text, "topk": 2}, "'topk'.*top_k"), ((data, "audio/wav"), "does not read audio/wav"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(body)
@@ -384,8 +384,8 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     for body, words in [
         ({"inputs": "/etc/passwd"}, "not followed"), ({"inputs": "https://a/b.wav"}, "not followed"),
         ({"inputs": {"raw": [0.5], "sampling_rate": 0}}, "sampling_rate"),
-        ({"inputs": {"raw": [[0.5]], "sampling_rate": 8000}}, "one row"),
-        ((data, "image/png"), "takes no image/png"),
+        ({"inputs": {"raw": [[0.5]], "sampling_rate": 8000}}, "one list"),
+        ((data, "image/png"), "does not read image/png"),
     ]:  # fmt: skip
         with pytest.raises(BadRequest, match=words):
             served.ask(body)
@@ -500,7 +500,7 @@ def test_a_precision_is_computed_or_refused(
     gpu = Device(kind="cuda", bf16=False, reason="", processes=1, threads=None)
     monkeypatch.setattr(precision.device, "choose", lambda *_, **__: gpu)
     assert precision.chosen({"AMPHORA_DTYPE": "float16"})[0] == "cuda"
-    with pytest.raises(ValueError, match=r"int8', which is computed on a CPU only.*cuda here"):
+    with pytest.raises(ValueError, match=r"int8', which only CPUs compute.*on cuda"):
         precision.chosen({"AMPHORA_DTYPE": "int8"})
 
 

@@ -1,7 +1,6 @@
-"""What peft has saved in an adapter's folder, and whether all of it takes effect on a base.
+"""Merges a LoRA adapter that peft has saved into its base, and checks that all of it takes effect.
 
-peft itself only warns if an adapter lacks weights or has others than the base: the base alone would
-answer then.
+peft only warns if an adapter lacks weights or does not fit the base: the base alone would answer.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ def refuse_partial(
     """Raise ModelError if some weights of an adapter would not take effect in a model.
 
     Args:
-        weights: Those in the adapter's file, by peft's names.
-        places: Those of the adapter that peft has put into the model.
-        others: Weights beside them for which the file may have values.
+        weights: The weights in the adapter's file, by peft's names.
+        places: The adapter's weights in the model.
+        others: Other weights of the model, for which the file may have values.
     """
     if missing := sorted(set(places) - set(weights)):
         raise ModelError(
@@ -63,15 +62,15 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         )
     except OSError as error:
         raise ModelError(
-            f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
+            f"{origin.place} contains an adapter, and its base {base!r} cannot be read: "
             f"{str(error).splitlines()[0]}",
-            "Train with lora_save=merged, or have the base at that place.",
+            "Train with lora_save=merged, or provide the base there.",
         ) from error
     if (Path(origin.place) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(origin.place)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
             adapted: Any = PeftModel.from_pretrained(model, origin.place)
         weights = load_peft_weights(origin.place, device="cpu")
         places = get_peft_model_state_dict(adapted, save_embedding_layers=False)
@@ -85,7 +84,7 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
             f"The adapter {origin.place} cannot be merged into its base {base}: {reason}",
             "Give the whole folder that peft wrote, with the base that it was trained on.",
         ) from error
-    # A head that neither of them brings would answer at random.
+    # A head that is in neither of them would be random.
     brought = {name.removeprefix("base_model.model.") for name in weights}
     lacking = sorted(set(unread(report)) - brought)
     if architecture is AutoModel:
@@ -99,8 +98,8 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
 
 
 def _fit_labels(config: Any, adapter: str) -> None:
-    """Give a base's configuration as many labels as the classifier's head in the adapter has: their
-    names stand in the config.json that peft does not write."""
+    """Set the number of labels in a base's configuration to that of the adapter's head. Their names
+    are unknown, since peft does not save them."""
     from peft.utils import load_peft_weights
 
     heads = (".classifier.weight", ".classifier.out_proj.weight", ".score.weight")

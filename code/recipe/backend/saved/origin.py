@@ -16,8 +16,8 @@ from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
 _TOKENIZER_REMEDY = (
     "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
-    "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
-    "HF_TASK."
+    "tokenizer_config.json) next to config.json. If the model reads no text, set HF_TASK to its "
+    "task."
 )
 _MARKS = ("config.json", "modules.json")
 ADAPTER = "adapter_config.json"
@@ -66,10 +66,10 @@ class Origin:
             return cls(name, options, base=_base_of(Path(name), "", environ, options))
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
-            # The error may reach clients, so it does not list files.
-            print(f"{model_dir} holds {files or 'nothing'}", flush=True)
+            # Clients may see the error, so only the log lists the files.
+            print(f"{model_dir} contains {files or 'nothing'}", flush=True)
             raise ModelError(
-                f"There is no config.json in {model_dir} (the log lists what it holds).",
+                f"There is no config.json in {model_dir} (the log lists its files).",
                 _advice(Path(model_dir)),
             )
         if revision := environ.get("HF_MODEL_REVISION"):
@@ -78,20 +78,20 @@ class Origin:
 
     @property
     def adapter(self) -> dict[str, Any]:
-        """Return the settings of a LoRA adapter that was saved without its base; else empty."""
+        """Return the settings of a LoRA adapter; empty for other models."""
         path = Path(self.place) / ADAPTER
         settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return settings
 
     @property
     def sentence_modules(self) -> list[dict[str, Any]]:
-        """Return the modules of a model that sentence-transformers has saved; else empty."""
+        """Return the modules of a model of sentence-transformers; empty for other models."""
         modules: list[dict[str, Any]] = self._read_json("modules.json") or []
         return modules
 
     @property
     def sentence_settings(self) -> dict[str, Any]:
-        """Return the settings of a model that sentence-transformers has saved; else empty."""
+        """Return the settings of a model of sentence-transformers; empty for other models."""
         settings: dict[str, Any] = self._read_json("config_sentence_transformers.json") or {}
         return settings
 
@@ -110,16 +110,16 @@ class Origin:
         except OSError as error:
             raise ModelError(
                 f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
-                "Without a connection to the Hub, bring the model in model.tar.gz, or give "
-                "HF_MODEL_ID the path of its folder.",
+                "Without a connection to the Hub, pack the model into model.tar.gz, or set "
+                "HF_MODEL_ID to the path of its folder.",
             ) from error
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the model's tokenizer.
 
         Raises:
-            ModelError: There is none. transformers makes an empty one from the model's
-                configuration then, to which all texts are the same.
+            ModelError: There is none. transformers would create an empty tokenizer, which reads
+                all texts alike.
         """
         try:
             place = self.place
@@ -136,7 +136,7 @@ class Origin:
 
 
 def _on_hub(place: str, name: str, options: Mapping[str, Any]) -> str | None:
-    """Return the path of a downloaded file of the Hub; None if it cannot be had."""
+    """Return the path of a file downloaded from the Hub; None if it is not available."""
     silent = {f"_raise_exceptions_for_{absence}": False for absence in _ABSENCES}
     options = {key: value for key, value in options.items() if key != "trust_remote_code"}
     try:
@@ -149,14 +149,14 @@ def _on_hub(place: str, name: str, options: Mapping[str, Any]) -> str | None:
 def _base_of(
     adapter: Path, named: str, environ: Mapping[str, str], options: Mapping[str, Any]
 ) -> str:
-    """Return the base model of an adapter: the one that HF_MODEL_ID names, else what the adapter's
-    base_model_name_or_path stands for.
+    """Return the base model of an adapter: HF_MODEL_ID, else its base_model_name_or_path.
 
-    A path is looked up unchanged and inside the adapter's folder, its last part (or that of a name
-    on the Hub) inside that folder and among the endpoint's additional model data; then the Hub.
+    That path is looked up as given and in the adapter's folder. The last part of the path or name
+    is looked up in that folder and in the endpoint's additional model data, then the name on the
+    Hub.
 
     Raises:
-        ModelError: None of these holds a model.
+        ModelError: There is no model in any of these places.
     """
     base = str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
     root = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
@@ -176,15 +176,15 @@ def _base_of(
         return name
     looked = "".join(f" There is no model in {place}." for place in dict.fromkeys(places))
     raise ModelError(
-        f"{adapter} holds an adapter of peft, whose {ADAPTER} names the base model {base!r}."
+        f"{adapter} contains an adapter of peft, whose {ADAPTER} names the base model {base!r}."
         f" That cannot be read.{looked}",
-        f"Pack the base as the folder {last or 'base'!r} beside {ADAPTER}, or set HF_MODEL_ID to "
-        "the base's folder; or merge both before (merge_and_unload).",
+        f"Pack the base as the folder {last or 'base'!r} next to {ADAPTER}, or set HF_MODEL_ID to "
+        "the base's folder; or merge both first (merge_and_unload).",
     )
 
 
 def _advice(folder: Path) -> str:
-    """Return what to do about a folder without a model, by the files that it holds."""
+    """Return the remedy for a folder without a model, by its files."""
     below = sorted(path for path in folder.glob("*/*") if path.is_file())
     files = [path for path in sorted(folder.glob("*")) if path.is_file()] + below
     nested = sorted({str(path.parent) for path in below if path.name in (*_MARKS, ADAPTER)})
@@ -196,7 +196,7 @@ def _advice(folder: Path) -> str:
         )
     if matches := [path for path in files if path.suffix == ".gguf"]:
         return (
-            f"{matches[0]} is a GGUF file, llama.cpp's format, which is not served here: pack the "
+            f"{matches[0]} is a GGUF file, llama.cpp's format, which is not supported: pack the "
             "original model, as save_pretrained wrote it."
         )
     if matches := [path for path in files if path.name.endswith(_ARCHIVES)]:
@@ -210,10 +210,10 @@ def _advice(folder: Path) -> str:
 
 
 def refuse_empty(tokenizer: Any, place: str) -> None:
-    """Raise ModelError if a tokenizer was made of nothing: `place` has none of its files."""
+    """Raise ModelError for an empty tokenizer, or one without files in the folder `place`."""
     files = set(tokenizer.vocab_files_names.values())
     # transformers 5 saves tokenizer.json alone, which some classes (GPT-2's, Funnel's) do not list.
     places = [Path(place) / file for file in (*files, "tokenizer.json")]
     lacks_files = Path(place).is_dir() and not any(path.is_file() for path in places)
     if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise ModelError(f"{place} holds no tokenizer.", _TOKENIZER_REMEDY)
+        raise ModelError(f"{place} has no tokenizer.", _TOKENIZER_REMEDY)

@@ -1,4 +1,4 @@
-"""Loads the weights of a saved model, all of them, and refuses NaN."""
+"""Loads the weights of a saved model, and refuses missing or NaN weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
 
 def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """Load a model all of whose weights are in its files, since a new head would answer at random;
-    of a LoRA adapter its base with the adapter merged."""
+    """Load a model, or the base of a LoRA adapter with the adapter merged.
+
+    Raises:
+        ModelError: It cannot be loaded, or weights are missing, which would be random.
+    """
     if origin.adapter:
         return adapter_files.merged(origin, architecture, dtype)
     try:
@@ -26,25 +29,24 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     except UNLOADABLE as error:
         raise ModelError(
             f"The model {origin.place} cannot be loaded: {why_unloadable(error)}",
-            "It needs config.json, whole weights (best in model.safetensors) and its tokenizer.",
+            "It needs config.json, complete weights (best in model.safetensors) and its tokenizer.",
         ) from error
     missing = unread(report)
     if architecture is AutoModel:
-        # A sentence's vector is the mean of its tokens': without the pooler, which many do not
-        # save.
+        # Vectors are means of hidden states, so the pooler may be missing.
         check_layers(origin.place, model, missing)
     elif missing:
         raise ModelError(
             f"The model {origin.place} lacks {len(missing)} weights of {type(model).__name__}"
             f" ({', '.join(missing[:3])}).",
-            "Check that its files are whole, and that HF_TASK is what it was trained for.",
+            "Check that its files are complete, and that HF_TASK is what it was trained for.",
         )
     return model
 
 
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
-    """Raise ModelError if a weight is NaN or infinite: every answer would be NaN, or the same."""
-    # Minimum and maximum show it in a twentieth of the time that all values take.
+    """Raise ModelError if a weight is NaN or infinite."""
+    # Checking the minimum and the maximum takes a twentieth of the time of checking all values.
     broken = [
         name
         for name, weight in model.named_parameters()
@@ -54,12 +56,12 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
     ]
     if broken:
         raise ModelError(
-            f"{len(broken)} weights of the model {origin.place} hold NaN or infinity "
+            f"{len(broken)} weights of the model {origin.place} contain NaN or infinity "
             f"({', '.join(broken[:3])}).",
-            "Its training has diverged, or its file is damaged: take an earlier checkpoint.",
+            "Its training diverged, or its file is damaged: use an earlier checkpoint.",
         )
 
 
 def embeddings_of(model: PreTrainedModel) -> int:
-    """Return the number of tokens that a model has embeddings of."""
+    """Return the number of tokens for which a model has embeddings."""
     return len(cast("Any", model.get_input_embeddings()).weight)

@@ -1,4 +1,4 @@
-"""Choose the few shapes of a model's calls on a device that compiles a program for each."""
+"""The shapes of a model's calls on a device that compiles a program for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipe.backend.requests.payloads import BadRequest
 NAME = "AMPHORA_BUCKETS"
 LENGTHS, ROWS = (32, 128, 512, 2048), (1, 8, 32)
 _MOST_TOKENS = 16384
-"""Of a default bucket."""
+"""The most tokens of a default bucket."""
 _PAIR = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
 
@@ -34,14 +34,14 @@ class Buckets:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], longest: int) -> Buckets:
-        """Read AMPHORA_BUCKETS; by default there are three numbers of rows for each of few lengths.
+        """Read AMPHORA_BUCKETS. By default there are three numbers of rows for each of few lengths.
 
         Args:
             environ: AMPHORA_BUCKETS, such as "1x32,8x128": rows and tokens.
-            longest: Tokens of the longest text that the model reads.
+            longest: The most tokens that the model reads.
 
         Raises:
-            ValueError: AMPHORA_BUCKETS names no such shapes, or longer texts than the model reads.
+            ValueError: AMPHORA_BUCKETS is invalid, or has a length beyond `longest`.
         """
         text = environ.get(NAME, "").strip()
         if not text:
@@ -72,13 +72,13 @@ class Buckets:
         return ",".join(map(str, self.shapes))
 
     def bucket(self, length: int, rows: int) -> Bucket:
-        """Return the smallest bucket for rows of at most `length` tokens; it may have less rows."""
+        """Return the smallest bucket for rows of `length` tokens. It may have fewer rows."""
         longer = min(shape.length for shape in self.shapes if shape.length >= length)
         of_length = [shape for shape in self.shapes if shape.length == longer]
         return next((shape for shape in of_length if shape.rows >= rows), of_length[-1])
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the places of the rows that share a call.
+        """Yield the positions of the rows of each call.
 
         Raises:
             BadRequest: A row is longer than every bucket.

@@ -1,7 +1,7 @@
 """Run a model on a device that compiles a program for each shape, all before the first request.
 
-The texts of a request are padded into one of a few shapes (`buckets`). The device computes nothing
-whose shape depends on the texts: what belongs to each text is cut out on the host.
+The texts of a request are padded to one of a few shapes (`buckets`). No shape on the device depends
+on the texts: the host removes the padding from the output.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Computed = TypeVar("Computed")
 
 @dataclass(frozen=True)
 class ProgramInputs:
-    """The inputs of a program, and which part of its output belongs to a row."""
+    """The inputs of a program, and the kind of its output."""
 
     pad: int
     """The id of the padding token."""
@@ -57,7 +57,7 @@ class ProgramInputs:
     per_token: bool = False
     """Whether it returns values of each token."""
     pools: bool = False
-    """Whether it takes a mask of the tokens that a row keeps."""
+    """Whether it takes a mask of the tokens that are pooled."""
 
 
 class Programs:
@@ -68,9 +68,9 @@ class Programs:
     ) -> None:
         """
         Args:
-            compute: Returns a tensor on the device whose first dimension is the rows, by operations
-                that do not depend on the numbers in it.
-            inputs: Its inputs: int64 tensors [rows, tokens].
+            compute: Returns a tensor [rows, ...] on the device, by operations that do not depend on
+                the numbers in its inputs.
+            inputs: Its inputs, int64 tensors [rows, tokens].
             buckets: The shapes.
             kind: The kind of device.
         """
@@ -78,7 +78,7 @@ class Programs:
         self._inputs = inputs
         self._buckets = buckets
         self._device = torch.device(kind)
-        # torch-xla's graph is global: what another thread has recorded would be part of it.
+        # torch-xla's graph is global, so it would include operations of other threads.
         self._lock = threading.Lock()
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -101,7 +101,7 @@ class Programs:
 
     @torch.no_grad()
     def _call(self, bucket: Bucket, rows: Sequence[TokenRow]) -> Iterator[Tensor]:
-        """Compute at most `bucket.rows` rows; copies of the last one fill the bucket."""
+        """Compute at most `bucket.rows` rows. Copies of the last row fill the bucket."""
         filled = [*rows, *[rows[-1]] * (bucket.rows - len(rows))]
         batch = padded(filled, bucket.length, self._inputs.pad, torch.device("cpu"))
         if not self._inputs.has_types:
@@ -116,7 +116,7 @@ class Programs:
                     batch[POOLED][place, row.keep] = 1
         with self._lock:
             on_device = {name: tensor.to(self._device) for name, tensor in batch.items()}
-            # All rows: a part of them would be a program for each number of texts.
+            # Copy all rows, since slicing would need a program for each number of texts.
             whole = self._compute(on_device).float().cpu()
         return (
             values[: len(row.ids)] if self._inputs.per_token else values
@@ -130,16 +130,16 @@ class Programs:
         expected: Callable[[TokenRow], Tensor],
         dtype: torch.dtype,
     ) -> Callable[[], None]:
-        """Compute the CPU's answers, with which those of the programs will be compared.
+        """Compute answers on the CPU, to compare those of the programs with them.
 
         Args:
-            longest: A text of as many tokens as the longest bucket, if there is one.
-            short: Another one.
-            expected: Computes a row's values. The model is still on the CPU.
-            dtype: What it computes in.
+            longest: A text of as many tokens as the longest bucket, if possible.
+            short: A shorter text.
+            expected: Computes the values of a row. The model is still on the CPU.
+            dtype: The type in which the model computes.
 
         Returns:
-            A function to call once the model is on the device. It compiles all programs, and raises
+            A function to call when the model is on the device. It compiles all programs, and raises
             ModelError if answers differ from the CPU's, or if other texts of the same shape need
             another program.
         """
@@ -160,8 +160,8 @@ class Programs:
 
         Args:
             texts: Both texts, for each length.
-            answers: The CPU's.
-            dtype: What the model computes in.
+            answers: The values that the CPU computed.
+            dtype: The type in which the model computes.
         """
         count, kind = len(self._buckets.shapes), self._device.type
         began = time.monotonic()
@@ -177,8 +177,8 @@ class Programs:
             if xla.programs() != programs:
                 raise refused(
                     kind,
-                    "its code depends on numbers on the device, so that other texts of the same "
-                    "shape need another program",
+                    "its code depends on numbers on the device, so other texts of the same shape "
+                    "need another program",
                 )
             tolerance = tolerance_of(wanted, dtype)
             if not (farthest <= tolerance and again <= tolerance):
@@ -197,26 +197,26 @@ class Programs:
     def _difference(
         self, bucket: Bucket, rows: Sequence[TokenRow], expected: Sequence[Tensor]
     ) -> float:
-        """Return the largest difference of a bucket's values from those expected, or NaN."""
+        """Return the largest difference between a bucket's values and the expected ones, or NaN."""
         pairs = zip(self._call(bucket, rows), expected, strict=False)
         return float(torch.stack([(values - right).abs().max() for values, right in pairs]).max())
 
 
 def _cut(row: TokenRow, length: int) -> TokenRow:
-    """Shorten a row to `length` tokens, its last token among them."""
+    """Shorten a row to `length` tokens, and keep its last token."""
     return row if len(row.ids) <= length else TokenRow([*row.ids[: length - 1], row.ids[-1]])
 
 
 def refused(kind: str, why: str) -> ModelError:
-    """Make the error of a model that a device cannot serve; the CPU never takes its place."""
+    """Return the error for a model that a device cannot serve. There is no fallback to the CPU."""
     return ModelError(f"The model cannot be served on {kind}: {why}.", _REMEDY)
 
 
 def origin_for(kind: str, origin: Origin) -> Origin:
-    """Choose the attention that a device needs for a model."""
+    """Return the origin with the attention that a device needs."""
     if kind not in DEVICES:
         return origin
-    # Other kernels branch on whether the mask leaves anything out.
+    # Other kernels branch on whether the mask excludes any token.
     return replace(origin, options={**origin.options, **ATTENTION})
 
 
@@ -224,16 +224,16 @@ def move(model: PreTrainedModel, kind: str, reading: Wanted) -> None:
     """Move a model, and the modules that read it, to a device that compiles each shape."""
     for module in (model, *(reading.modules if isinstance(reading, Pooling) else ())):
         cast("torch.nn.Module", module).to(kind)
-    model.tie_weights()  # moving makes two tensors of one
+    model.tie_weights()  # moving copies shared weights
 
 
 def compiled(call: Callable[Given, Computed], kind: str, count: int) -> Callable[Given, Computed]:
     """Compile `call` under TorchNeuron's rules: one graph without breaks, no dynamic shape.
 
     Args:
-        call: What a program computes.
+        call: The function of a program.
         kind: The kind of device; torch-xla compiles without torch.compile.
-        count: With how many shapes it will be called.
+        count: The number of shapes.
     """
     compiler = device.kind_of(kind).compiler
     if compiler is None:
@@ -246,12 +246,12 @@ def compiled(call: Callable[Given, Computed], kind: str, count: int) -> Callable
 def call_of(
     model: PreTrainedModel, inputs: Collection[str], reading: Wanted
 ) -> Callable[[Batch], Tensor]:
-    """Make the function that a program computes: a model of transformers, read in one way.
+    """Return the function of a program: a model's forward, and the values that are read.
 
     Args:
-        model: It may be moved later.
-        inputs: What its forward takes of a batch.
-        reading: What to read of its output.
+        model: A model of transformers. It may be moved to the device later.
+        inputs: The inputs of its forward.
+        reading: The values to read from its output.
     """
 
     def call(batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Describes a loaded model to the server's front: its page at / and the clients' routes."""
+"""Describes a loaded model to the server's front, for the page at / and the routes of APIs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _FORMS = {
     "automatic-speech-recognition": "audio",
     "audio-classification": "audio",
 }
-"""The form of the page for each task of transformers' pipelines; JSON for the others."""
+"""The form on the page for tasks of transformers' pipelines; JSON for the others."""
 
 
 def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the model, its task, the routes of clients' APIs that it answers, and its page.
+    """Return a description of the model.
 
     Args:
-        model: What `registry.load` returned.
-        task: Its task.
+        model: The served task.
+        task: The name of the task.
         environ: AMPHORA_MODEL_NAME and HF_MODEL_ID name the model.
 
     Returns:
-        JSON values: `model`, `task`, `routes`, `form` (of the page), and if they are known
+        JSON values: `model`, `task`, `routes` (of APIs), `form` (of the page), and if known
         `architecture`, `max_length` (in tokens), `example_text` and `padding` (false if texts of
         different lengths cost no more together than apart).
     """
@@ -75,17 +75,17 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
 
 
 def refuse_other_apis(model: Any, request: Request) -> None:
-    """Raise BadRequest if the request is of an API that the model does not answer."""
+    """Raise BadRequest if the model does not answer the request's API."""
     known = routes(model)
     if isinstance(model, Generator) and request.route == openai.CHAT:
-        return  # the generator refuses chats if there is no chat template
+        return  # the generator refuses chats without a chat template
     if request.route and request.route not in known:
         answered = f"answers {', '.join(known)}" if known else "answers none of these APIs"
-        raise BadRequest(f"The body is one of {request.route}, and this model {answered}.")
+        raise BadRequest(f"The body is one of {request.route}, but this model {answered}.")
 
 
 def routes(model: Any) -> list[str]:
-    """Return the routes of clients' APIs that a model answers."""
+    """Return the routes of APIs that a model answers."""
     if isinstance(model, Generator):
         chat = [openai.CHAT] if model.has_template else []
         return [*chat, openai.COMPLETIONS, *tgi.ROUTES]

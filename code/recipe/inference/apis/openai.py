@@ -1,8 +1,8 @@
 """OpenAI's API: reads bodies of chat completions, completions and embeddings.
 
-A body becomes a `Request` whose `form` makes the API's answer of the task's prediction, so that it
-is batched and streamed as any other. What the API has and these models have not is refused by name:
-an answer that ignored it would look like one that honoured it.
+A body becomes a `Request` whose `form` converts the task's prediction to the API's answer, so it is
+batched and streamed like any other request. Unsupported keys are refused by name, since an answer
+that ignored them would look correct.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from recipe.inference.apis.openai_forms import (
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _CHAT_TOKENS, _COMPLETION_TOKENS = 1024, 16
-"""The most new tokens unless a request gives a number; the second is the API's default."""
+"""Default numbers of new tokens; the second is the API's default."""
 
 _ANY = Rule(lambda value: True, "")
 _OFF = Rule(lambda value: value is False or value in ([], {}), "nothing: it is not supported")
 
-# Keys that do not change the answer: the client, and how a service stores or bills it.
+# Keys about the client, storage or billing, which do not change the answer.
 _REMARKS = {
     "model": TEXT, "user": TEXT, "safety_identifier": TEXT, "prompt_cache_key": TEXT,
     "metadata": _ANY, "service_tier": _ANY, "prompt_cache_retention": _ANY,
@@ -141,12 +141,12 @@ def _settings(body: Mapping[str, Any], *, default: int) -> GenerationSettings:
     most = body.get("max_completion_tokens", body.get("max_tokens"))
     if most is not None and (least := body.get("min_tokens", 0)) > most:
         raise BadRequest(
-            f"min_tokens is {least}, and at most {most} are to be written. Give a smaller "
+            f"min_tokens is {least}, but at most {most} tokens are generated. Give a smaller "
             "min_tokens, or a larger max_tokens."
         )
     temperature = body.get("temperature", 1)
     samples = temperature >= options.GREEDY_BELOW
-    # The API's own values, not those of the model's generation_config.json.
+    # The API's defaults replace those of the model's generation_config.json.
     chosen: dict[str, Any] = {"top_k": max(0, body.get("top_k", 0)), "top_p": body.get("top_p", 1)}
     if "repetition_penalty" in body:
         chosen["repetition_penalty"] = body["repetition_penalty"]
@@ -163,7 +163,7 @@ def _settings(body: Mapping[str, Any], *, default: int) -> GenerationSettings:
         frequency_penalty=body.get("frequency_penalty", 0.0),
         presence_penalty=body.get("presence_penalty", 0.0),
         logit_bias=tuple((int(k), float(v)) for k, v in body.get("logit_bias", {}).items()),
-        # Without sampling all choices are the same one.
+        # Without sampling all choices are equal.
         sequences=body.get("n", 1) if samples else 1,
         seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -200,7 +200,7 @@ def _message(place: int, message: Any) -> dict[str, Any]:
         raise BadRequest(f"{key} has {', '.join(extra)}, which is not supported.", key)
     if "content" not in message:
         raise BadRequest(f"{key} has no content.", key)
-    # OpenAI's name for what the templates of all other models call the system.
+    # Chat templates know OpenAI's role "developer" as "system".
     role = "system" if message["role"] == "developer" else message["role"]
     names = ("content", "name")
     return {"role": role, **{name: message[name] for name in names if name in message}}
@@ -211,7 +211,7 @@ def _completion(body: Mapping[str, Any]) -> Request:
         raise BadRequest("best_of is supported only if it is n.")
     prompts = texts_or_ids(body["prompt"])
     if body.get("echo") and not are_texts(prompts):
-        raise BadRequest("echo needs prompts that are texts, and not token ids.", "echo")
+        raise BadRequest("echo needs prompts that are texts, not token ids.", "echo")
     settings = _settings(body, default=_COMPLETION_TOKENS)
     echoed = prompts if body.get("echo") else None
     form = TextsForm(body=body, settings=settings, writer=CompletionChoices(echoed))
@@ -234,4 +234,4 @@ _ROUTES: Mapping[str, tuple[Mapping[str, Rule], str, Callable[[Mapping[str, Any]
     COMPLETIONS: (_COMPLETION_RULES, "prompt", _completion),
     EMBEDDINGS: (_EMBEDDING_RULES, "input", _embeddings),
 }
-"""Of each route what a body may hold, what it must, and what makes a request of it."""
+"""For each route: the rules of its keys, the required key, and the function that reads it."""

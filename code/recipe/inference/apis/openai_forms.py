@@ -1,4 +1,4 @@
-"""Answers of OpenAI's API: generated texts and vectors as its documents and streams."""
+"""Answers of OpenAI's API: documents and streams of generated text, and embeddings."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def served_name(environ: Mapping[str, str] = os.environ) -> str:
 
 @dataclass
 class ShownText:
-    """The part of a stream's text that may be shown: a stop text never is, nor its beginning."""
+    """Holds back a stream's text while it may be the beginning of a stop text."""
 
     stops: tuple[str, ...]
     held: str = ""
     is_over: bool = False
 
     def show(self, piece: str, *, is_last: bool) -> str:
-        """Return what can be shown now that `piece` has been generated."""
+        """Add a generated piece, and return the text that can be shown now."""
         self.held += piece
         safe = cut = _before(self.held, self.stops)
         self.is_over = cut < len(self.held) or is_last
@@ -47,7 +47,7 @@ class ShownText:
 
 
 def _before(text: str, stops: Sequence[str]) -> int:
-    """Return where the first stop text begins, or the text's length if there is none."""
+    """Return the position of the first stop text, or the length of the text without one."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return min(places, default=len(text))
 
@@ -72,7 +72,7 @@ class CompletionChoices:
     """Choices of completions."""
 
     echoed: Sequence[str] | None
-    """The prompts, if they are to stand before their texts."""
+    """The prompts, if they are returned before the generated texts."""
     prefix = "cmpl-"
     kind = chunk = "text_completion"
 
@@ -88,7 +88,7 @@ class CompletionChoices:
 
 @dataclass(frozen=True, kw_only=True)
 class TextsForm:
-    """Makes the API's answer of generated texts: a document, or a stream of events."""
+    """Converts generated texts to the API's answer: a document, or a stream of events."""
 
     body: Mapping[str, Any]
     settings: GenerationSettings
@@ -102,7 +102,7 @@ class TextsForm:
             return EventStream(self._chunks(prediction, request))
         choices: list[dict[str, Any]] = []
         generated = 0
-        # Without sampling one text stands for as many as the body asks for.
+        # Without sampling, one text is returned as all `n` choices.
         copies = self.body.get("n", 1) // self.settings.sequences
         for prompt, texts in enumerate(prediction):
             for text in (text for text in texts for _ in range(copies)):
@@ -170,7 +170,7 @@ def _usage(request: Request, generated: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class EmbeddingsForm:
-    """Makes the API's answer of vectors."""
+    """Converts vectors to the API's answer."""
 
     body: Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Reads requests of every API: the route decides, else the keys of the body."""
+"""Reads requests of all APIs. The route determines the API, or else the keys of the body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READERS = {
     **dict.fromkeys(_TEI, tei.read),
     **dict.fromkeys(tgi.ROUTES, tgi.read),
 }
-# A body without `inputs` that has this key is one of this route.
+# Routes by a key of their bodies, for bodies without `inputs`.
 _KEYS = {
     "messages": openai.CHAT,
     "prompt": openai.COMPLETIONS,
@@ -28,10 +28,10 @@ _MARKS = tuple(f'"{name}"'.encode() for name in _KEYS)
 
 
 def read(body: bytes, content_type: str, path: str) -> Request:
-    """Return the request of a body in our own form, OpenAI's, TEI's or TGI's.
+    """Return the request of a body in Hugging Face's form, OpenAI's, TEI's or TGI's.
 
     Raises:
-        BadRequest: The body is wrong; the message says how.
+        BadRequest: The body is invalid; the message says why.
         UnsupportedContentType: The content type is not supported.
     """
     kind = payloads.media_type(content_type)
@@ -39,7 +39,7 @@ def read(body: bytes, content_type: str, path: str) -> Request:
         if kind != payloads.JSON:
             raise UnsupportedContentType(f"{path} takes {payloads.JSON}, not {content_type!r}.")
         route, document = path, bodies.parsed(body)
-    # Most bodies are the image's own, and parsed there.
+    # Other bodies, most of them, are parsed by `read_request`.
     elif kind == payloads.JSON and any(mark in body for mark in _MARKS):
         document = bodies.parsed(body)
         route = route_of(document) if isinstance(document, dict) else ""
@@ -54,15 +54,15 @@ def read(body: bytes, content_type: str, path: str) -> Request:
 
 
 def route_of(document: dict[str, Any]) -> str:
-    """Return the route of OpenAI's API that a body belongs to; empty if it is none.
+    """Return the route of OpenAI's API for a body; empty for bodies of other APIs.
 
     Raises:
-        BadRequest: It has keys of several.
+        BadRequest: The body has keys of several routes.
     """
     if "inputs" in document:
         return ""
     routes = [route for key, route in _KEYS.items() if key in document]
-    # `input` alone may name a text in a request of ours.
+    # `input` without `model` may name a text in Hugging Face's form.
     if routes == [openai.EMBEDDINGS] and "model" not in document:
         return ""
     if len(routes) > 1:
@@ -72,7 +72,7 @@ def route_of(document: dict[str, Any]) -> str:
 
 
 def in_form(prediction: Any, request: Request) -> Any:
-    """Return a task's answer in the form of the request's API, or an exception in its place."""
+    """Return a task's answer in the form of the request's API, or an exception unchanged."""
     if isinstance(prediction, Exception):
         return prediction
     if request.route in tgi.ROUTES:

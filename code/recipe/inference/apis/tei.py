@@ -1,5 +1,5 @@
-"""TEI's API (text-embeddings-inference): embed, rerank, predict and similarity; and reranking as
-Jina's API and vLLM have it."""
+"""The API of TEI (text-embeddings-inference): embed, rerank, predict and similarity; and reranking
+as in Jina's API and vLLM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def is_sequence(value: Any) -> bool:
 
 
 def _text(document: Any) -> Any:
-    """Return the text of a document, which may be an object with it."""
+    """Return the text of a document, which is a text or `{"text": ...}`."""
     is_object = isinstance(document, dict) and set(document) == {"text"}
     return document["text"] if is_object else document
 
@@ -115,7 +115,7 @@ def read(path: str, document: Any) -> Request:
     """Read a body of one of the API's routes.
 
     Raises:
-        BadRequest: Keys are unknown or have wrong values; the message names all.
+        BadRequest: Keys are unknown or have invalid values. The message names all of them.
     """
     if path == RERANK and isinstance(document, dict) and "documents" in document:
         path = RERANK_DOCUMENTS
@@ -129,7 +129,9 @@ def read(path: str, document: Any) -> Request:
         body |= nested
     wrong = faults(body, rules)
     if unknown := sorted(set(body) - set(rules)):
-        wrong.append(f"{path} does not take {', '.join(unknown)}, but {', '.join(sorted(rules))}")
+        wrong.append(
+            f"{path} does not take {', '.join(unknown)}; it takes {', '.join(sorted(rules))}"
+        )
     wrong += [f"{name} is not there" for name in sorted(_NEEDED[path] - set(body))]
     refuse(wrong, body, rules)
     parameters = {name: body[name] for name in _KEPT if name in body}

@@ -1,4 +1,4 @@
-"""TGI's API (text-generation-inference): generate, whole and as a stream."""
+"""The API of TGI (text-generation-inference): generate, with and without a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(path: str, document: Any) -> Request:
     """Read a body of one of the API's routes.
 
     Raises:
-        BadRequest: It is not such a body.
+        BadRequest: The body is invalid.
     """
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), str):
         raise BadRequest('Send {"inputs": "a text", "parameters": {...}}.', "inputs")
@@ -31,7 +31,7 @@ def read(path: str, document: Any) -> Request:
 
 
 def in_form(prediction: Any) -> Document | EventStream:
-    """Return the one text as an object, or the events of its tokens."""
+    """Return the only text as an object, or events of its tokens."""
     if isinstance(prediction, Iterator):
         return EventStream(prediction)
     return Document(prediction[0][0], prediction.truncated)

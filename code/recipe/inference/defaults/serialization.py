@@ -1,7 +1,7 @@
-"""Writes predictions of any kind as the body of an answer, if a file has no `output_fn`.
+"""Writes predictions of any type as the body of an answer: the default `output_fn`.
 
-Tensors and arrays become nested lists, other values their form in JSON (`encode` lists them). torch
-and pandas are never imported here: a prediction that needs them has imported them.
+Tensors and arrays become nested lists, and other values what `encode` describes. This module never
+imports torch or pandas: if a prediction needs them, they are already imported.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _IMAGE_FORMATS = {
 
 
 class Unencodable(TypeError):
-    """A value that no answer can hold. The message names its type and its place."""
+    """A value that cannot be written. The message names its type and its position."""
 
 
 def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str]:
-    """Return the body of an answer and its type: the best of JSON, JSON Lines, CSV, NPY and plain
-    text that `accepted` names and the prediction can be written in.
+    """Return the body of an answer and its type: the type among JSON, JSON Lines, CSV, NPY and
+    plain text that `accepted` prefers and that can hold the prediction.
 
     - JSON: tensors of any device and dtype, arrays of numbers and strings, DataFrames (a list of
       records) and Series, dicts, dataclasses, ModelOutputs, lists, tuples, sets, strings, dates
@@ -49,14 +49,14 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
     - JSON Lines: an entry of a list, or a row of a table, on each line.
     - CSV: a row for each entry; of records with a line of their names first.
     - NPY: the array that the prediction is.
-    - Plain text: a string unchanged, other values as JSON.
-    - bytes are sent unchanged; an image (PIL) in the requested type.
-    - A generator or iterator is streamed: pieces of str and bytes unchanged, others as JSON Lines.
+    - Plain text: strings unchanged, other values as JSON.
+    - bytes are sent unchanged, and a PIL image in the accepted format.
+    - Generators and iterators are streamed: str and bytes unchanged, other values as JSON Lines.
 
     Raises:
-        NotAcceptable: (406) None of these types is accepted, or those that are cannot hold it.
-        Unencodable: A value in it has a type that no answer can hold, or is NaN or infinite if
-            JSON was asked for: JSON has no such numbers, and null would hide a broken model.
+        NotAcceptable: (406) No accepted type can hold the prediction.
+        Unencodable: A value cannot be written, or is NaN or infinite, which JSON does not have;
+            null would hide a broken model.
     """
     if isinstance(prediction, (bytes, bytearray, memoryview)):
         # The type that the client accepts, unless that is JSON and the bytes are not.
@@ -79,7 +79,7 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
     kinds = accept.preferred(accepted, list(_WRITERS), SPELLINGS)
     if not kinds:
         raise NotAcceptable(
-            f"Accept {accepted!r} asks for something else than {', '.join(_WRITERS)}."
+            f"Accept {accepted!r} has none of the supported types: {', '.join(_WRITERS)}."
         )
     refusals = []
     for kind in kinds:
@@ -87,13 +87,13 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
             return _WRITERS[kind](prediction), kind
         except NotAcceptable as error:
             refusals.append(error)
-    # A value that cannot be sent at all is the handlers' fault, and not the client's.
+    # A value that no type can hold is an error of the handlers, not of the client.
     to_json(prediction)
     raise refusals[0]
 
 
 def stream(pieces: Iterator[Any], accepted: str) -> tuple[Iterator[bytes], str]:
-    """Wait for the first piece, and return all pieces and their content type."""
+    """Wait for the first piece, and return the pieces and their type."""
     first = next(pieces, None)
     whole = itertools.chain([] if first is None else [first], pieces)
     if not isinstance(first, (str, bytes)):
@@ -130,9 +130,9 @@ def to_json(value: Any) -> bytes:
 
 
 def unwritable(value: Any, place: str = "prediction") -> str:
-    """Return a sentence about the first number that JSON does not have; '' if there is none."""
+    """Return a message about the first NaN or infinity; '' if there is none."""
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{place} is {value}, which JSON cannot hold."
+        return f"{place} is {value}, which JSON does not support."
     entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         entries = value.items()
@@ -146,11 +146,11 @@ def plain(value: Any, rounded: bool = False) -> Any:
 
     Args:
         value: What a handler returned.
-        rounded: Whether numbers of arrays and tensors have the shortest digits that are exact
-            in their precision: 0.1 for the float32 nearest to it, not 0.10000000149011612.
+        rounded: Whether numbers of arrays and tensors are written with the fewest digits that
+            identify them in their precision: the float32 0.1, not 0.10000000149011612.
 
     Raises:
-        Unencodable: A value has a type that no answer can hold.
+        Unencodable: A value cannot be written.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -179,7 +179,7 @@ def _key(key: Any) -> str:
 
 
 def _simpler(value: Any) -> Any:
-    """Return a value that JSON does not know in a simpler form."""
+    """Return a simpler form of a value that is not a type of JSON."""
     if is_tensor(value):
         return lists_of_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
