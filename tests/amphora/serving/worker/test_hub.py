@@ -122,6 +122,6 @@ def test_without_a_way_to_the_hub_the_server_ends_with_the_remedy(tmp_path: Path
         assert server.process.wait(120) == 2
         last = server.log.splitlines()[-1]
         assert f"The model '{REPOSITORY}' cannot be read" in last
-        assert "bring the model in model.tar.gz" in last
+        assert "pack the model into model.tar.gz" in last
     finally:
         server.close()
