@@ -291,7 +291,7 @@ class Answers(list[Any]):
 
 
 def with_faults(prediction: Any, request: Request) -> Any:
-    """Return `prediction` with an error in the place of each invalid record."""
+    """Return `prediction` with an error instead of each invalid record."""
     if not request.faults or isinstance(prediction, Exception):
         return prediction
     count = len(prediction) + len(request.faults)
