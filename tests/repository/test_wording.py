@@ -169,3 +169,56 @@ def test_variables_are_named_after_what_they_hold() -> None:
 def test_a_wrong_word_is_found() -> None:
     assert PATTERN.search("It is fast beside the other.")
     assert not PATTERN.search("The beside.py file is a number.")
+
+
+ROOTS = [
+    ROOT / place
+    for place in (
+        "code",
+        "code/recipe",
+        "container",
+        "container/amphora",
+        "container/amphora/serving",
+    )
+]
+PAGES_WITH_MODULES = [
+    path
+    for path in [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+    if path.name != "removed.md"
+]
+_PACKAGES = "|".join(
+    sorted({child.parent.name for root in ROOTS for child in root.glob("*/__init__.py")})
+)
+
+
+def exists(name: str) -> bool:
+    """Return whether a dotted name is a package, a module, or what a module defines."""
+    for root in ROOTS:
+        path = root.joinpath(*name.split("."))
+        if (path / "__init__.py").exists() or path.with_suffix(".py").exists():
+            return True
+        module = path.parent.with_suffix(".py")
+        if module.exists() and re.search(rf"\b{path.name}\b", module.read_text()):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_MODULES, ids=lambda page: page.stem)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    names = set(re.findall(rf"`((?:{_PACKAGES})(?:\.(?!py`)[a-z_]\w*)+)`", page.read_text()))
+    assert not [name for name in sorted(names) if not exists(name)]
+
+
+def test_modules_in_the_tables_of_the_architecture_exist() -> None:
+    """Check the first column, and the modules that the second one lists."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    tables = text.split("## Where things are")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ((?:`[\w.]+`(?:, |: )?)+) \| (.+) \|$", tables, re.MULTILINE)
+    packages = [re.findall(r"`([\w.]+)`", packages) for packages, _ in rows]
+    assert sum(map(len, packages)) > 20
+    for of_row, (_, contents) in zip(packages, rows, strict=True):
+        assert all(exists(name) or exists(f"data.{name}") for name in of_row), of_row
+        if len(of_row) == 1 and of_row != ["tasks"]:
+            modules = re.findall(r"`([a-z_0-9]+)`", contents)
+            missing = [name for name in modules if not exists(f"{of_row[0]}.{name}")]
+            assert set(missing) <= {"sitecustomize"}, missing
