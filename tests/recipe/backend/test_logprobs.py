@@ -151,6 +151,20 @@ def test_log_probabilities_are_the_models(model: Generator) -> None:
     assert len(tokens) > 10
 
 
+def test_details_name_special_tokens_and_the_text_has_none_of_them(model: Generator) -> None:
+    names = set()
+    for seed in range(30):
+        drawn = {"do_sample": True, "temperature": 50.0, "top_k": 0, "seed": seed}
+        body = {"inputs": PROMPT, "parameters": {"details": True, **drawn}}
+        request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
+        (prediction,) = model.predict([request])
+        (answer,) = prediction[0]
+        tokens = answer["details"]["tokens"]
+        names |= {token["text"] for token in tokens if token["special"]}
+        assert not any(name in answer["generated_text"] for name in names)
+    assert names and names <= set(SPECIAL)
+
+
 def test_penalties_and_biases_are_those_of_their_definition(model: Generator) -> None:
     ids, counts = prompt_ids(model), torch.zeros(len(model.loaded.tokenizer))
     first = int(scores_after(model, ids).argmax())

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe.backend.generation.decoding import LENGTH, Completion
+from transformers import PreTrainedTokenizerBase
+
+from recipe.backend.generation.decoding import LENGTH, Completion, Token
 from recipe.backend.requests.payloads import Answers, Request
 
 
-def shaped(answer: Any, request: Request) -> Any:
+def shaped(answer: Any, request: Request, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return texts, or an iterator over TGI's events, as JSON values.
 
     A request with a `form` of its own makes its answer itself. By default a text includes its
@@ -20,6 +22,7 @@ def shaped(answer: Any, request: Request) -> Any:
         answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields
             that of a stream after each token.
         request: The request that is answered.
+        tokenizer: The model's; it names the special tokens, which add nothing to a text.
     """
     if request.form is not None:
         return answer
@@ -35,10 +38,15 @@ def shaped(answer: Any, request: Request) -> Any:
         count, seed = len(text.tokens), request.parameters.get("seed")
         return {"finish_reason": text.finish, "generated_tokens": count, "seed": seed, **more}
 
+    names = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+
+    def token(one: Token) -> dict[str, Any]:
+        return {**vars(one), "text": one.text or names.get(one.id, "")}
+
     def entry(text: Completion) -> dict[str, Any]:
         if not has_details:
             return {"generated_text": whole(text)}
-        tokens = [*map(vars, text.tokens)]
+        tokens = [*map(token, text.tokens)]
         return {"generated_text": whole(text), "details": details(text, prefill=[], tokens=tokens)}
 
     def events() -> Iterator[dict[str, Any]]:
@@ -46,7 +54,7 @@ def shaped(answer: Any, request: Request) -> Any:
         for number, text in enumerate(answer, 1):
             yield {
                 "index": number,
-                "token": vars(text.tokens[-1]),
+                "token": token(text.tokens[-1]),
                 "generated_text": whole(text) if text.finish else None,
                 "details": details(text, input_length=size) if text.finish else None,
             }

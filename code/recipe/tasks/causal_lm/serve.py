@@ -73,7 +73,7 @@ class Generator(ServedTask):
             prompts = self.prompts.of(request)
             if request.streams:
                 events = prompt_groups.events(self.loaded, prompts, self.merges)
-                answers.append(shapes.shaped(events, request))
+                answers.append(shapes.shaped(events, request, self.loaded.tokenizer))
                 continue
             pieces = [*prompt_groups.pieces(self.loaded, prompts, self.merges)]
             for piece in pieces:
@@ -85,4 +85,5 @@ class Generator(ServedTask):
 
     def _answer(self, request: Request, pieces: Sequence[Piece[Prompt]]) -> Any:
         texts = self.gathering.results(pieces, partial(prompt_groups.write, self.loaded))
-        return shapes.shaped(Answers(texts, request.truncated, request.single), request)
+        answers = Answers(texts, request.truncated, request.single)
+        return shapes.shaped(answers, request, self.loaded.tokenizer)
