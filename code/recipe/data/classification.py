@@ -29,7 +29,6 @@ from recipe.data.column_names import (
     TYPE_IDS,
     plain,
 )
-from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
 from recipe.data.files.part import Part, is_list, is_string
@@ -39,6 +38,7 @@ from recipe.data.labels import Labels
 from recipe.data.layout import channels as layout
 from recipe.data.reading import accepted, describe, read_parts
 from recipe.data.shards import Hosts
+from recipe.data.text_columns import Columns, of_labelled_texts
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 
@@ -60,16 +60,15 @@ class Splits(DataSets):
 
 @dataclass(frozen=True, kw_only=True)
 class _Distinct:
-    """The labels of one part: rows without their texts, one of each label, which other hosts are
-    told."""
+    """The distinct labels of a part, one row for each, without texts; sent to other hosts."""
 
     part: Part
     column: str
     rows: int
-    """Of the whole part."""
+    """The number of rows of the whole part."""
 
     def named(self, names: Mapping[int, str]) -> _Distinct:
-        """With names for its classes."""
+        """Return it with names for its classes."""
         return dataclasses.replace(self, part=_with_names(self.part, self.column, names))
 
 
@@ -94,14 +93,14 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     of_hosts = hosts.each({split: [*map(first_rows, of)] for split, of in read.items()})
     distinct: dict[str, list[_Distinct]] = defaultdict(list)
     for of_host in of_hosts:
-        for split, each in of_host.items():
-            distinct[split] += each
+        for split, of_split in of_host.items():
+            distinct[split] += of_split
     if settings.problem_type != labels.NUMBER:
         names = _names_of_classes(distinct, settings.class_names)
         if names is not None:
             for of in read.values():
-                of[:] = [_named(each, names) for each in of]
-            distinct = {split: [each.named(names) for each in of] for split, of in distinct.items()}
+                of[:] = [_named(part, names) for part in of]
+            distinct = {split: [part.named(names) for part in of] for split, of in distinct.items()}
     trained = [(column.part, column.column) for column in distinct["train"]]
     shape = labels.shape_of(trained, settings.label_separator, settings.problem_type)
     if shape.problem == labels.SINGLE and settings.problem_type is None:
@@ -110,15 +109,13 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)
     with hosts.together():
-        built = {
-            split: labelled_rows.build(split, each, shape, known) for split, each in read.items()
-        }
+        built = {split: labelled_rows.build(split, of, shape, known) for split, of in read.items()}
         for split in distinct.keys() - built.keys():  # its rows are all on other hosts
             texts = dict.fromkeys((TEXT, PAIR)[: len(like.read)], pa.large_string())
             inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
             schema = pa.schema([*inputs.items(), (LABEL, labelled_rows.KINDS[known.problem])])
             built[split] = held_out.data_set([schema.empty_table()])
-    findings = [_describe(split, each) for split, each in read.items()]
+    findings = [_describe(split, of) for split, of in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
     uses, rule = held_out.assign(built, settings, strata, hosts, places.sharded)
     return Splits(
@@ -134,7 +131,7 @@ def _named(read: Read, names: Mapping[int, str]) -> Read:
 
 
 def _column(split: datasets.Dataset) -> Array:
-    """The labels [rows] or [rows, classes]."""
+    """Return the labels [rows] or [rows, classes]."""
     labels_of_rows: Array = values.column(split, LABEL)
     return labels_of_rows
 
@@ -163,7 +160,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
     if column_content.is_text(part, chosen.label) and len(different) > max(
         2, part.table.num_rows // 2
     ):
-        return None  # most rows have a text of their own
+        return None  # most rows have different texts
     reason = f"column {chosen.label} holds labels of {' and '.join(chosen.read)}"
     read = {*chosen.read, chosen.label}
     is_other = bool(read & {*(evidence.prompts or ())[1:]})
@@ -185,10 +182,10 @@ def _read_splits(
     notes: list[str],
     like: Columns | None,
 ) -> dict[str, list[Read]]:
-    """The parts of each split with the columns chosen in them.
+    """Return the parts of each split with their columns.
 
     Args:
-        like: The columns of the training data, where another host's decide; else those of the
+        like: The columns of the training data, if another host decides; by default those of the
             first part.
     """
     read: dict[str, list[Read]] = {}
@@ -228,11 +225,11 @@ def _choose(
             values.check_untagged(part, name)
     label = settings.label_column
     part, label = values.with_indicators(accepted(part, label, notes), label)
-    return part, columns.of_labelled_texts(part, settings, label, like)
+    return part, of_labelled_texts(part, settings, label, like)
 
 
 def _distinct(read: Read, settings: DataSettings) -> _Distinct:
-    """The first row of each label."""
+    """Return the first row of each label."""
     column, are_cut = read.columns.label, settings.label_separator is not None
     only = labelled_rows.distinct(read.part, column, are_cut)
     return _Distinct(part=only, column=column, rows=read.part.table.num_rows)
@@ -244,18 +241,18 @@ def _names_of_classes(
     """Return the names of the integers that are labels, by the hyperparameter class_names.
 
     Raises:
-        DataError: the labels are no integers, have names already, or there are more or fewer.
+        DataError: the labels are not integers, have names already, or need more or fewer names.
     """
     if class_names is None:
         return None
     names = labels.listed_names(class_names)
     codes: set[int] = set()
-    for each in itertools.chain.from_iterable(distinct.values()):
-        of_part = values.integers(each.part, each.column)
-        if of_part is None or each.column in each.part.class_names:
+    for labelled in itertools.chain.from_iterable(distinct.values()):
+        of_part = values.integers(labelled.part, labelled.column)
+        if of_part is None or labelled.column in labelled.part.class_names:
             raise DataError(
-                f"class_names is given, and the labels in column {each.column!r} of "
-                f"{each.part.path} have names of their own.",
+                f"class_names is given, and the labels in column {labelled.column!r} of "
+                f"{labelled.part.path} have names already.",
                 "Leave class_names out: it names labels that are integers.",
             )
         codes |= of_part - {-1}
@@ -275,10 +272,10 @@ def _with_names(part: Part, column: str, names: Mapping[int, str]) -> Part:
 
 
 def _describe(split: str, parts: Sequence[Read]) -> str:
-    rows = sum(each.part.table.num_rows for each in parts)
+    rows = sum(read.part.table.num_rows for read in parts)
     read = []
     columns_read: set[str] = set()
-    for texts, label in sorted({(each.columns.read, each.columns.label) for each in parts}):
+    for texts, label in sorted({(one.columns.read, one.columns.label) for one in parts}):
         shown = f"text column {texts[0]!r}"
         if len(texts) > 1:
             shown = f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
@@ -286,7 +283,7 @@ def _describe(split: str, parts: Sequence[Read]) -> str:
         columns_read |= {*texts, label, *label.split(",")}
     columns_read |= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in columns_read else set()
     return describe(
-        split, [each.part for each in parts], f"{rows} rows", "; ".join(read), columns_read
+        split, [one.part for one in parts], f"{rows} rows", "; ".join(read), columns_read
     )
 
 
@@ -306,15 +303,15 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
         lines.append(f"label: a number from {min(least):g} to {max(most):g}, {mean:.3g} on average")
         return lines
     counts: Counter[str] = Counter()
-    for each in hosts.each(rows_of_classes(known, train_labels)):
-        counts.update(each)
+    for of_host in hosts.each(rows_of_classes(known, train_labels)):
+        counts.update(of_host)
     sizes = listed([f"{name} ({counts[name]} rows)" for name in known.names])
     how = " (any number per row)" if known.problem == labels.SEVERAL else ""
     return [*lines, f"{len(known.names)} labels{how}: {sizes}"]
 
 
 def rows_of_classes(known: Labels, encoded_labels: Sequence[Any] | Array) -> dict[str, int]:
-    """How many of the encoded labels `given` have each class."""
+    """Return how many of the encoded labels have each class."""
     encoded = np.asarray(encoded_labels)
     if known.problem == labels.SINGLE:
         counts = np.bincount(encoded, minlength=len(known.names))

@@ -17,11 +17,11 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import labels
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
-from recipe.data.columns import Columns
 from recipe.data.files.part import Part, is_number, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.labels import Labels, LabelShape
+from recipe.data.text_columns import Columns
 from recipe.errors import DataError, listed
 
 Array = npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""What is predicted: one class, several, or a number; one spelling of the classes, their order."""
+"""Labels: one class, several classes or a number for each row; class names and their order."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ SINGLE, SEVERAL, NUMBER = PROBLEMS
 
 @dataclass(frozen=True)
 class Labels:
-    """Names of the classes; a class's id is its position. For a number, the name of its column."""
+    """The names of the classes; a class's id is its position. For numbers, the column's name."""
 
     names: tuple[str, ...]
     problem: str = SINGLE
 
     def encode(self, label: Any) -> int | float | list[float]:
-        """A class's id, a 0 or 1 for each class, or the number: what `LabelShape.spell` gave."""
+        """Encode a label of `LabelShape.spell`: a class id, 0 or 1 for each class, or a number."""
         if self.problem == SINGLE:
             return self.ids[label]
         return label if self.problem == NUMBER else [float(name in label) for name in self.names]
 
     def unknown(self, label: Any) -> str | None:
-        """A class in what `LabelShape.spell` gave that is none of these."""
+        """Return a class of a label of `LabelShape.spell` that is not known, or None."""
         if self.problem == NUMBER:
             return None
         row_labels = [label] if self.problem == SINGLE else label
         return next((name for name in row_labels if name not in self.names), None)
 
     def show(self, encoded: Any) -> str:
-        """What `encode` gave, for people."""
+        """Return the text of an encoded label, for messages."""
         if self.problem == SINGLE:
             return self.by_id[encoded]
         if self.problem == NUMBER:
@@ -62,35 +62,35 @@ class Labels:
 
     @property
     def ids(self) -> dict[str, int]:
-        """Name to id, as a model's label2id."""
+        """Return the ids by name, as a model's label2id."""
         return {name: number for number, name in enumerate(self.names)}
 
     @property
     def by_id(self) -> dict[int, str]:
-        """Id to name, as a model's id2label."""
+        """Return the names by id, as a model's id2label."""
         return dict(enumerate(self.names))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelShape:
-    """How the label column is written."""
+    """The encoding of the label column."""
 
     problem: str = SINGLE
     separator: str | None = None
-    """Between the classes of a row, where they stand in one string."""
+    """Separates the classes of a row in one string."""
     indicators: bool = False
-    """Whether a row's list holds a 0 or 1 for each class, rather than its classes."""
+    """Whether a row's list has 0 or 1 for each class, instead of its classes."""
 
     def spell(self, part: Part, column: str) -> list[Any]:
-        """Each row's label: the name of its class, a tuple of names, or a float.
+        """Return the label of each row: the name of its class, a tuple of names, or a float.
 
         Raises:
-            DataError: a row has no label, or one that cannot be read; with file and line.
+            DataError: a row has no label, or an invalid one.
         """
         values = part.table[column].to_pylist()
         class_names = part.class_names.get(column)
         if self.problem == SINGLE:
-            # `1` for 1, 1.0 and "1.0", a ClassLabel's own name.
+            # 1, 1.0 and "1.0" are the class `1`.
             classes_of_rows = [_spell(value, class_names) for value in values]
             if missing := [row for row, name in enumerate(classes_of_rows) if name == ""]:
                 raise DataError(
@@ -106,7 +106,7 @@ class LabelShape:
             for row, value in enumerate(values):
                 if value is None or not is_number(str(value)) or not math.isfinite(float(value)):
                     raise DataError(
-                        f"{part.where(row)} has {value!r} in column {column!r}, where other rows "
+                        f"{part.where(row)} has {value!r} in column {column!r}, and other rows "
                         "have numbers.",
                         "Correct the row or remove it.",
                     )
@@ -129,20 +129,20 @@ class LabelShape:
 def shape_of(
     columns: Sequence[tuple[Part, str]], separator: str | None = None, problem: str | None = None
 ) -> LabelShape:
-    """How the labels in (file, column) of the training data are written.
+    """Return the encoding of the labels in (file, column) of the training data.
 
-    Lists, and strings where a separator is given, are several classes a row; numbers of which one
-    is no whole number are numbers; all else is one class a row.
+    Lists, and strings if a separator is given, are several classes for each row; numbers, if one
+    has a fraction, are numbers; anything else is one class for each row.
 
     Args:
         separator: The hyperparameter label_separator.
-        problem: The hyperparameter problem_type, which decides instead.
+        problem: The hyperparameter problem_type, which decides if it is given.
     """
     nested = [part.table[name] for part, name in columns if is_list(part.table[name].type)]
     if problem in (None, SEVERAL) and (nested or separator or problem):
         rows = [row for column in nested for row in column.to_pylist() if row is not None]
         width = len(rows[0]) if rows else 0
-        # [0, 1, 1] and the like, all of one length, would make no sense as lists of classes.
+        # Lists such as [0, 1, 1], all of one length, cannot be lists of classes.
         are_indicators = width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
         return LabelShape(problem=SEVERAL, separator=separator, indicators=are_indicators)
     if problem is None and all(_are_numbers(part, name) for part, name in columns):
@@ -151,7 +151,7 @@ def shape_of(
 
 
 def _are_numbers(part: Part, column: str) -> bool:
-    """Whether all are numbers, of which some have a fraction."""
+    """Return whether all values are numbers, and some have a fraction."""
     if column in part.class_names or pa.types.is_nested(part.table[column].type):
         return False
     values = part.table[column].unique().to_pylist()
@@ -166,14 +166,14 @@ def _are_numbers(part: Part, column: str) -> bool:
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
     return DataError(
-        f"{part.where(row)} has {value!r} in column {column!r}, which is no class: a class is an "
-        "integer or a string.",
+        f"{part.where(row)} has {value!r} in column {column!r}, which is not a class: a class "
+        "is an integer or a string.",
         "Name the column of the classes in the hyperparameter label_column.",
     )
 
 
 def is_unlabelled(part: Part, column: str) -> bool:
-    """Whether every row has -1 or nothing: how public test splits hide their answers."""
+    """Return whether every row has -1 or no label, as in public test splits."""
     if pa.types.is_nested(part.table[column].type):
         return False
     hidden = {-1, None, "", "-1", "-1.0"}
@@ -182,10 +182,10 @@ def is_unlabelled(part: Part, column: str) -> bool:
 
 
 def labelled(part: Part, column: str, is_pair: bool) -> Part:
-    """`part` without the rows that say themselves that they have no label: -1 in a column of
-    ClassLabels, `-` in SNLI's gold_label, or, of pairs, -1 beside 0, 1 and 2 and more.
+    """Return the part without rows that are marked as unlabelled: -1 in a column of ClassLabels,
+    `-` in SNLI's gold_label, or -1 in labels of pairs that otherwise count from 0 to 2 or more.
 
-    Other rows without a label stay, for `LabelShape.spell` to refuse.
+    `LabelShape.spell` refuses other rows without a label.
     """
     if pa.types.is_nested(part.table[column].type):
         return part
@@ -205,7 +205,7 @@ def labelled(part: Part, column: str, is_pair: bool) -> Part:
 
 
 def _spell(value: Any, names: list[str] | None) -> str | None:
-    """'' for no label, None for one that is no class."""
+    """Return the name of a class; '' for no label, None for an invalid one."""
     if value is None or (names is not None and value == -1):
         return ""
     if names is not None:
@@ -221,7 +221,7 @@ def _spell(value: Any, names: list[str] | None) -> str | None:
 
 
 def is_fraction(text: str) -> bool:
-    """Whether a label is a number with a fraction, and so no class."""
+    """Return whether a label is a number with a fraction, which cannot be a class."""
     text = text.strip()
     return bool(_FRACTION.fullmatch(text)) and not _WHOLE_FLOAT.fullmatch(text)
 
@@ -229,16 +229,15 @@ def is_fraction(text: str) -> bool:
 def classes(
     part: Part, column: str, spelled: Sequence[Any], problem: str = SINGLE, rows: int | None = None
 ) -> Labels:
-    """The classes of the training data, ClassLabels in their order, numbers by size, else sorted.
+    """Return the classes of the training data: ClassLabels in their order, others sorted.
 
     Args:
-        spelled: What `LabelShape.spell` gave for all training rows, or for those with a label that
-            no row before them has.
-        rows: How many training rows there are, if not as many as `spelled`.
+        spelled: The labels of all training rows by `LabelShape.spell`, or at least one row of each.
+        rows: The number of training rows, if `spelled` has fewer.
 
     Raises:
-        DataError: there is one class only, or nearly as many as rows, or one is written in two
-            ways; or no number differs.
+        DataError: there is one class only, or nearly as many as rows; a class is written in two
+            ways; or all numbers are equal.
     """
     if problem == NUMBER:
         if len(set(spelled)) < 2:
@@ -254,7 +253,7 @@ def classes(
     if len(counts) > max(_PLAUSIBLE_CLASSES, rows // 2):
         raise DataError(
             f"Column {column!r} of {part.path} has {len(counts)} different values in "
-            f"{rows} rows: these are no classes.",
+            f"{rows} rows: too many for classes.",
             "Name the column of the classes in the hyperparameter label_column.",
         )
     declared = part.class_names.get(column)
@@ -298,9 +297,9 @@ def check_spellings(place: str, names: Iterable[str]) -> None:
 
 
 def balanced_weights(class_ids: Iterable[int], count: int) -> list[float]:
-    """A weight for each of `count` classes that makes all of them weigh the same in the data.
+    """Return weights for `count` classes, by which each has the same weight in the data.
 
     rows / (classes * rows of the class), as scikit-learn's `class_weight="balanced"`.
     """
     rows = Counter(class_ids)
-    return [rows.total() / (len(rows) * rows[each]) if rows[each] else 0.0 for each in range(count)]
+    return [rows.total() / (len(rows) * rows[id_]) if rows[id_] else 0.0 for id_ in range(count)]

@@ -14,10 +14,10 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import (
     classification,
-    columns,
     held_out,
     labelled_rows,
     shards,
+    text_columns,
     values,
 )
 from recipe.data.column_names import (
@@ -55,21 +55,21 @@ ALPACA_WITHOUT_INPUT = (
 )
 """The prompts of Stanford Alpaca."""
 _NAMED = (TEXT, PROMPT, COMPLETION, MESSAGES)
-"""What the user may name the columns of."""
+"""The columns that hyperparameters may name."""
 _LOOKED_AT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts(DataSets):
-    """Data sets that all have the column `text`; or `prompt` and `completion`; or `messages`, each
-    conversation as JSON; or `input_ids`."""
+    """Data sets with the column `text`, or `prompt` and `completion`, or `messages` (conversations
+    as JSON), or `input_ids`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
     part: Part
     columns: dict[str, str]
-    """What a document is made of, and the name of its column."""
+    """The parts of a document, and their columns."""
     tools: str | None = None
     """The column of the tools that conversations may call."""
 
@@ -77,7 +77,7 @@ class _Read:
 def load(
     channels: Mapping[str, Path],
     settings: DataSettings,
-    kinds: Collection[str] = columns.DOCUMENTS,
+    kinds: Collection[str] = text_columns.DOCUMENTS,
 ) -> Texts:
     """Read and split the documents of a job's channels.
 
@@ -99,7 +99,7 @@ def load(
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         local = None
         if first is not None:
-            local = columns.of_documents(first, settings, None, kinds)
+            local = text_columns.of_documents(first, settings, None, kinds)
     like = hosts.first(local)
     choose = functools.partial(_chosen, settings, kinds, notes)
     read: dict[str, list[_Read]] = {}
@@ -128,8 +128,7 @@ def load(
 
 
 def _refuse_template(channels: Mapping[str, Path]) -> None:
-    """Raises DataError where a channel has JumpStart's template, by which prompts and completions
-    are made of columns."""
+    """Raise DataError if a channel has JumpStart's template, which builds prompts from columns."""
     for folder in channels.values():
         path = folder / "template.json"
         try:
@@ -138,10 +137,8 @@ def _refuse_template(channels: Mapping[str, Path]) -> None:
             continue
         if isinstance(template, dict) and {PROMPT, COMPLETION} <= set(template):
             raise DataError(
-                f"{path} is a template of JumpStart's, which is not read: texts would be learned "
-                "as they stand in their columns.",
-                f"Write what it makes of each row into the columns {PROMPT} and {COMPLETION}, and "
-                "remove it.",
+                f"{path} is a template of JumpStart, which is not applied.",
+                f"Apply it to each row, write columns {PROMPT} and {COMPLETION}, and remove it.",
             )
 
 
@@ -151,10 +148,10 @@ def _empty(columns_: Mapping[str, str]) -> pa.Table:
 
 
 def _units(paths: Sequence[Path], sample_by: str, as_given: bool) -> list[Callable[[], Part]]:
-    """What reads each file.
+    """Return a call for each file that reads it.
 
     Args:
-        as_given: Whether columns are what they are, as some were named.
+        as_given: Whether columns are read unchanged, as hyperparameters name some.
     """
 
     def read(path: Path) -> Part:
@@ -167,10 +164,10 @@ def _units(paths: Sequence[Path], sample_by: str, as_given: bool) -> list[Callab
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether a file has texts, not a table.
+    """Return whether a file is plain text, not a table.
 
     Raises:
-        DataError: it has no suffix, and may be either.
+        DataError: it has no suffix and may be either.
     """
     name = path.name.lower().removesuffix(".gz")
     if Path(name).suffix or not formats.is_delimited(path):
@@ -179,16 +176,15 @@ def _is_plain(path: Path) -> bool:
         return False
     if formats.is_structured(path):
         raise DataError(
-            f"{path} has no suffix, and its lines can be cut into equally many cells: it may be a "
-            "table, or texts.",
+            f"{path} has no suffix, and its lines can be split into equally many cells: it may be "
+            "a table or text.",
             f"Rename it to {path.name}.txt if its lines are texts, or to {path.name}.csv.",
         )
     return True
 
 
 def _with_alpaca_prompts(part: Part) -> Part:
-    """`part`, where it has Alpaca's columns with prompts by Alpaca's template instead of
-    `instruction` and `input`."""
+    """Replace Alpaca's columns `instruction` and `input` by prompts of Alpaca's template."""
     names = {plain(name): name for name in reversed(part.table.column_names)}
     if not set(_ALPACA) <= set(names):
         return part
@@ -204,10 +200,10 @@ def _with_alpaca_prompts(part: Part) -> Part:
         for _, batch in part.batches([instruction, given]):
             cells = (batch[name].to_pylist() for name in (instruction, given))
             texts = [
-                ALPACA_WITH_INPUT.format(asked or "", text)
+                ALPACA_WITH_INPUT.format(instruction_text or "", text)
                 if text
-                else ALPACA_WITHOUT_INPUT.format(asked or "")
-                for asked, text in zip(*cells, strict=True)
+                else ALPACA_WITHOUT_INPUT.format(instruction_text or "")
+                for instruction_text, text in zip(*cells, strict=True)
             ]
             yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
 
@@ -226,7 +222,7 @@ def _chosen(
     part: Part,
     like: dict[str, str] | None,
 ) -> _Read:
-    chosen = columns.of_documents(part, settings, like, kinds)
+    chosen = text_columns.of_documents(part, settings, like, kinds)
     if COMPLETION in chosen:
         cells = part.table[chosen[COMPLETION]]
         is_kept = cells.is_valid()
@@ -268,7 +264,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
         reason = f"columns {' and '.join(prompts)} hold prompts and completions"
         try:
             part = evidence.part if is_asked else _with_alpaca_prompts(evidence.part)
-            columns.of_documents(part, evidence.settings)
+            text_columns.of_documents(part, evidence.settings)
         except DataError as error:
             reason = f"{reason}; but {error.message.removesuffix('.')}"
             is_certain = is_decoder and not evidence.labels_beside(*prompts)
@@ -319,8 +315,9 @@ def _documents(read: _Read) -> pa.Table:
             for name, cells in cells_of.items():
                 for at, value in enumerate(cells):
                     if MESSAGES in read.columns:
-                        own = None if tools is None else tools[at]
-                        cells[at] = conversation(part, first + at, value, read.columns[name], own)
+                        cells[at] = conversation(
+                            part, first + at, value, read.columns[name], tools and tools[at]
+                        )
                     elif isinstance(value, (list, dict)):
                         raise DataError(
                             f"{part.where(first + at)} has no text in column "

@@ -1,4 +1,4 @@
-"""The files of a layout to parts with rows, each of one split."""
+"""Read the files of a layout into parts, each of one split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recipe.errors import DataError, Problems, listed
 
 Unit = Callable[[], Part]
 Units = Callable[[Sequence[Path]], Sequence[Unit]]
-"""What reads the files of one split: a call for each part; a part may be of several files."""
+"""Returns a call for each part of the files of a split; a part may combine several files."""
 
 _MOST_VALUES = 10
 _LONGEST_VALUE = 30  # characters
@@ -33,7 +33,7 @@ _FLAGS = {
     **dict.fromkeys(("is_valid", "is_validation", "is_val", "is_dev", "is_eval"), "validation"),
     "is_test": "test",
 }
-_OF_SPLITS = "says of which split its rows are"
+_OF_SPLITS = "has the split of each row"
 TRUE = {"true", "1", "1.0", "yes"}
 FALSE = {"false", "0", "0.0", "no"}
 
@@ -41,13 +41,13 @@ FALSE = {"false", "0", "0.0", "no"}
 def read_parts(
     layout: ChannelLayout, notes: list[str], units: Units | None = None
 ) -> list[tuple[str, Part]]:
-    """All that has rows, with its split; the training data first.
+    """Return the parts that have rows with their splits, the training data first.
 
-    A column that says which split each row is of wins over the names of files, so that a row that
-    is called a test row never trains.
+    A column that names the split of each row takes precedence over file names, so that a test row
+    is never trained.
 
     Args:
-        notes: What is left out is added to it.
+        notes: Gets a sentence for each part that is left out.
         units: By default each file is a part.
 
     Raises:
@@ -75,18 +75,18 @@ def read_parts(
             f"The training data has no rows: {files_of_train}.{why}",
             "Give rows to train on" + (", or rename the column." if why else "."),
         )
-    return sorted(parts, key=lambda each: ORDER.index(each[0]))
+    return sorted(parts, key=lambda split_and_part: ORDER.index(split_and_part[0]))
 
 
 def describe(
     split: str, parts: Sequence[Part], count: str, read: str, columns_read: Collection[str]
 ) -> str:
-    """Return a line about a split: its files, and which columns are read or not.
+    """Return a line about the data of a split: its files, and the columns that are read.
 
     Args:
-        count: The number of samples as text: `12 rows`.
+        count: The amount of data, such as `12 rows`.
         read: The columns that are read, as text.
-        columns_read: Their names, and names that are not listed as unread.
+        columns_read: Their names, and names of others that need not be reported as unread.
     """
     where = str(parts[0].path) if len(parts) == 1 else f"{len(parts)} files"
     kinds = ", ".join(sorted({part.format for part in parts}))
@@ -98,12 +98,12 @@ def describe(
 
 
 def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
-    """`part` without the rows that were rejected or ignored when they were annotated, and without
-    the column that says so; where that column is the label, without the ignored rows.
+    """Return the part without rows that annotators rejected or ignored, and without the column that
+    says so. If that column is the label, only ignored rows are left out.
 
     Args:
-        label: The column of labels, if it is known.
-        notes: How many are left out is added to it.
+        label: The label column, if it is known.
+        notes: Gets the number of rows that are left out.
     """
     column = next((name for name in part.table.column_names if is_mark(part, name)), None)
     if column is None:
@@ -118,7 +118,7 @@ def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
 
 
 def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
-    """Some rows of `part`; a note says how many are left out, and why, in words."""
+    """Return some rows of a part; a note says how many are left out, and why."""
     if all(is_kept):
         return part
     rows = np.flatnonzero(is_kept)
@@ -129,8 +129,8 @@ def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Par
 def _by_column(
     split: str, part: Part, layout: ChannelLayout, notes: list[str]
 ) -> list[tuple[str, Part]]:
-    """The rows of a part by what a column, maybe one that its folders stand for, says of their
-    split, if one does."""
+    """Divide a part by a column that names the split of each row; the column may come from the
+    names of its folders."""
     for name, value in layout.partitions.get(part.path, {}).items():
         if name not in part.table.column_names:
             values = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
@@ -139,20 +139,20 @@ def _by_column(
 
 
 def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> list[tuple[str, Part]]:
-    """The rows of a part by what a column says of their split; all of them where none does.
+    """Divide a part by the column that names the split of each row, if there is one.
 
     Args:
-        split: That of the part by its name.
-        is_unclear: Whether that name mentions several.
-        notes: How many rows are of which split is added to it.
+        split: The split of the part by its name.
+        is_unclear: Whether its name contains several splits.
+        notes: Gets the number of rows of each split.
     """
     column = next((name for name in part.table.column_names if _names_splits(part, name)), None)
     if column is None:
         if is_unclear:
             raise DataError(
-                f"The name of {part.path} mentions several splits, and no column says which rows "
-                "are of which.",
-                "Rename it after one, or add a column called split.",
+                f"The name of {part.path} contains several splits, and no column has the split of "
+                "each row.",
+                "Rename it to one split, or add a column called split.",
             )
         return [(split, part)]
     flagged = _FLAGS.get(plain(column))
@@ -180,7 +180,7 @@ def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> lis
 
 
 def _names_splits(part: Part, column: str) -> bool:
-    """Whether a column's values are splits: by its name and some values, or by all its values."""
+    """Return whether a column holds splits: by its name and some values, or by all its values."""
     kind = part.table.schema.field(column).type
     name = plain(column)
     if pa.types.is_nested(kind) or name in LABEL_NAMES:
@@ -197,8 +197,7 @@ def _names_splits(part: Part, column: str) -> bool:
         return {word.lower() for word in words} <= TRUE | FALSE
     known = [split_of(word) for word in words if word.lower() not in _UNUSED]
     if name in SPLIT_COLUMNS:
-        # A column `group` of test and control tells other things apart, and one `dataset` may say
-        # "eval-harness" in all rows.
+        # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
         is_certain = TRAIN in known or "split" in name or all(map(str.isalnum, words))
         return is_certain and (all(known) or (name in SPLIT_COLUMNS[:4] and TRAIN in known))
     return all(known) and TRAIN in known and len(set(known)) > 1

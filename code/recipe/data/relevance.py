@@ -22,13 +22,14 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import held_out
 from recipe.data.column_content import is_mark, is_text
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, SURE_LABELS, TWINS, plain
-from recipe.data.columns import check_choices, check_named, given_texts, pair_by_name
+from recipe.data.columns import check_choices, check_named
 from recipe.data.evidence import CLASSIFIER, Evidence, Recognised
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import Spool
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
+from recipe.data.text_columns import given_texts, pair_by_name
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
 

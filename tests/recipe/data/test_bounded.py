@@ -137,5 +137,7 @@ def test_numbers_of_which_few_are_told_are_refused_where_one_is_none(
     ]
     numbers[40] = "many"
     pq.write_table(table.set_column(1, "label", pa.array(numbers)), tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match=r"row 0 has '0\.5' in column 'label', which is no class"):
+    with pytest.raises(
+        DataError, match=r"row 0 has '0\.5' in column 'label', which is not a class"
+    ):
         classification.load({"train": tmp_path}, Hyperparameters())

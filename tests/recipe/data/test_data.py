@@ -284,7 +284,7 @@ BROKEN = [
     (GOOD + "text,POS\n", {}, ["'label'", "'POS' and 'pos'", "Write them alike"]),
     (GOOD + "text,cafe\u0301\ntext,caf\u00e9\n", {}, ["would be two", "Write them alike"]),
     ("text,label\n" + "a,01\nb,1\nc,2\n" * 9, {}, ["'01' and '1', which would be two"]),
-    (GOOD + "text,0.5\n", {}, ["a.csv line 32", "'0.5'", "no class"]),
+    (GOOD + "text,0.5\n", {}, ["a.csv line 32", "'0.5'", "not a class"]),
     (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "iconv"]),
     ("text,label\n", {}, ["no rows", "a.csv"]),
     ("", {}, ["no training data", "a.csv is empty"]),
@@ -347,7 +347,7 @@ def test_broken_delimited_data_is_named(
         (
             "a.jsonl",
             b'{"text": "a", "label": [null, 1' + b"0" * 30 + b"]}",
-            ["line 1", "10000", "no class"],
+            ["line 1", "10000", "not a class"],
         ),
         ("a.jsonl", b'{"text": "\\ud83d", "label": "b"}\n', ["a.jsonl line 1", "surrogate"]),
         ("a.arrow", b"\xff\xff\xff\xff\x10\0\0\0" + b"\x10\0" * 20, ["a.arrow", "arrow"]),

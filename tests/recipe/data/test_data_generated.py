@@ -282,7 +282,7 @@ KINDS = [
     Kind("too many class_names", lambda n, t, c: {"text": t, "label": code(c) + 1},
          hyperparameters={"class_names": "a,neg,pos"}, refused=["class_names has 3 names", "1, 2"]),
     Kind("class_names of names", lambda n, t, c: {"text": t, "label": c},
-         hyperparameters={"class_names": "neg,pos"}, refused=["class_names", "names of their own"]),
+         hyperparameters={"class_names": "neg,pos"}, refused=["class_names", "have names already"]),
     Kind("one-hot", lambda n, t, c: {"id": n, "text": t, "neg": 1 - code(c), "pos": code(c)}),
     Kind("one-hot, named", lambda n, t, c: {"x": n % 3, "text": t, "neg": 1 - code(c), "pos": code(c)},
          hyperparameters={"label_column": "neg,pos"}),

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from recipe.batching import batches
 from recipe.batching.batches import Packed, Padded, Samples
 from recipe.data import classification
-from recipe.data.columns import Columns, of_labelled_texts
 from recipe.data.files.formats import read
+from recipe.data.text_columns import Columns, of_labelled_texts
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_encoders

@@ -252,7 +252,7 @@ add("flan", lambda n:{"inputs":s(),"targets":s(),"task":o("a","b")},
 add("billsum", lambda n:{"text":s(60),"summary":s(20),"title":s(6)},
     "encoder: ? summarization sentence-embedding; masked: ? masked-lm summarization sentence-embedding; decoder: ? causal-lm summarization sentence-embedding; t5: summarization")
 add("grammar", lambda n:{"input":"Fix: "+s(),"target":s()},
-    "encoder: ! these are no classes; masked: ? masked-lm; decoder: ? causal-lm; t5: text2text-generation")
+    "encoder: ! too many for classes; masked: ? masked-lm; decoder: ? causal-lm; t5: text2text-generation")
 add("eli5", lambda n:{"q_id":f"q{n}","title":s(8),"selftext":s(10),"answers":{"a_id":["x"],"text":[s()],"score":[3]}},
     "encoder,t5: ! The label column of; masked: ? masked-lm; decoder: ? causal-lm")
 add("csv2 tickets", lambda n:{"Ticket Description":s(20),"Ticket Priority":o("low","high")},

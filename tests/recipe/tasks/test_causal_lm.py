@@ -165,7 +165,7 @@ def test_a_template_of_jumpstart_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"instruction": "do", "response": "done"}\n' * 3)
     template = {"prompt": "Below is an instruction: {instruction}", "completion": " {response}"}
     (tmp_path / "template.json").write_text(json.dumps(template))
-    with pytest.raises(DataError, match=r"template.json is a template of JumpStart's"):
+    with pytest.raises(DataError, match=r"template.json is a template of JumpStart"):
         load(tmp_path)
 
 
@@ -236,7 +236,7 @@ def spelled(role: str, text: str, turns: Sequence[str] = ("user", "assistant")) 
 
 def test_a_file_without_a_suffix_is_no_table_by_its_commas(tmp_path: Path) -> None:
     (tmp_path / "corpus").write_text("Well, he said.\n" * 9)
-    with pytest.raises(DataError, match=r"may be a table, or texts.*corpus\.txt.*corpus\.csv"):
+    with pytest.raises(DataError, match=r"may be a table or text.*corpus\.txt.*corpus\.csv"):
         load(tmp_path)
     (tmp_path / "corpus").rename(tmp_path / "corpus.txt")
     assert set(load(tmp_path).train["text"]) == {"Well, he said."}

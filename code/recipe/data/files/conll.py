@@ -1,4 +1,4 @@
-"""CoNLL files: a word and its tags on each line, sentences between empty lines."""
+"""Read CoNLL files: a word and its tags on each line, empty lines between sentences."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SAMPLE_LINES = 200
 _DOCUMENT = ("-DOCSTART-", "#begin document", "#end document")
 _COMMENT, _KEYED = ("# ", "#\t"), re.compile(r"#[ \t][^\s=]+ =")
 _SPACE = re.compile(r"[\t ]+")
-"""Other spaces of Unicode may be words, or stand within one."""
+"""Other white space of Unicode may be a word, or part of one."""
 _UNIVERSAL = ("upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-"""The columns of CoNLL-U behind number, word and lemma."""
+"""The columns of CoNLL-U after number, word and lemma."""
 _OF_2003 = ("pos_tags", "chunk_tags", "ner_tags")
 _AT_ONCE = 1_000  # sentences
 _MOST_TAGS = 1_000
@@ -32,7 +32,7 @@ _Row = tuple[int, list[str]]
 
 
 def is_conll(path: Path) -> bool:
-    """By its suffix; or a word and a tag such as B-PER on each line, but for empty ones."""
+    """Return whether a file has a suffix of CoNLL, or a word and a tag (B-PER) on each line."""
     if path.suffix.lower() in SUFFIXES:
         return True
     cells = [cells for cells in _first_cells(path) if cells]
@@ -42,14 +42,14 @@ def is_conll(path: Path) -> bool:
 
 
 def has_sentences(path: Path) -> bool:
-    """Whether all lines have as many cells, with empty lines between: words with any tags."""
+    """Return whether all lines have as many cells, in groups between empty lines."""
     groups = itertools.groupby(map(len, _first_cells(path)))
     widths = [width for width, _ in groups]
     return len({*widths} - {0}) == 1 and max(widths) > 1 and widths.count(max(widths)) > 1
 
 
 def _first_cells(path: Path) -> list[list[str]]:
-    """The cells of the first lines, none of those that are empty; [] if it is no text."""
+    """Return the cells of the first lines; [] if the file is not text."""
     try:
         with open_text(path, encoding_of(path)) as stream:
             return [cells for _, cells in _lines(itertools.islice(stream, _SAMPLE_LINES))]
@@ -58,14 +58,14 @@ def _first_cells(path: Path) -> list[list[str]]:
 
 
 def read_conll(path: Path, encoding: str) -> Part:
-    """A row for each sentence: the column `tokens`, and one of tags for each other column.
+    """Return a row for each sentence: the column `tokens`, and a column for each kind of tags.
 
-    These are called as in CoNLL-2003 where there are three, as in CoNLL-U where there are ten
-    columns in all, else `column_2` ... and the last one `tags`, if the one before it has no
-    entities of the same kinds. A first column that counts the words of each sentence is not one.
+    Three kinds are named as in CoNLL-2003, the ten columns of CoNLL-U as there. Otherwise they are
+    `column_2` ..., and the last one is `tags`, unless the one before it has the same entity types
+    (nested entities: one must be named). A column of word numbers is left out.
 
     Raises:
-        DataError: a line has another number of cells than those before it.
+        DataError: lines have different numbers of cells, or the first column holds no words.
     """
 
     def sentences() -> Iterator[list[_Row]]:
@@ -85,7 +85,7 @@ def read_conll(path: Path, encoding: str) -> Part:
                     f"{path} line {number} has {len(cells)} columns{why}.",
                     "Write a word and its tags on each line, an empty line after each sentence.",
                 )
-        # The first column may number the words of each; in CoNLL-U there are 1-2 and 1.1, too.
+        # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(at) for at in range(1, len(numbers) + 1)]
         words_like_tags += all(TAG.fullmatch(cells[0]) for _, cells in rows)
@@ -100,23 +100,23 @@ def read_conll(path: Path, encoding: str) -> Part:
     if width > 2 and named == several > 1:
         raise DataError(
             f"The first column of {path} is the same in all lines of a sentence, as the document's "
-            "name is in the files of CoNLL-2012 (OntoNotes): it has no words.",
-            "Write the columns of words and tags alone into a file.",
+            "name in CoNLL-2012 (OntoNotes).",
+            "Write a file with the columns of words and tags only.",
         )
     if words_like_tags == count and not kinds[1]:
         raise DataError(
             f"The first column of {path} has tags such as {rows[0][1][0]!r}, not words.",
-            "Write the word first on each line, and its tags behind it.",
+            "Write the word first on each line, then its tags.",
         )
     is_counted = counted == count
     is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)
-    # Of entities within others, as GermEval's, neither column is the one: it must be named.
+    # Nested entities, as in GermEval: the user must name one of the columns.
     is_nested = width > 2 and bool(kinds[0] & kinds[1] - {""})
     names = _names(width, is_counted, is_universal, is_nested)
     starts: list[npt.NDArray[np.int64]] = []
 
     def tables() -> Iterator[pa.Table]:
-        """The rows some at a time: as Python's objects they are ten times the file."""
+        """Yield the rows in pieces: as Python objects, all of them take ten times the file."""
         again = sentences()
         while some := list(itertools.islice(again, _AT_ONCE)):
             starts.append(np.array([rows[0][0] for rows in some], np.int64))
@@ -133,7 +133,7 @@ def read_conll(path: Path, encoding: str) -> Part:
 
 
 def _names(width: int, is_counted: bool, is_universal: bool, is_nested: bool) -> dict[str, int]:
-    """The places of the columns that are read, by their names."""
+    """Return the positions of the columns by name."""
     if is_universal:
         return dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
     first = 1 if width > 2 and is_counted else 0
@@ -145,10 +145,10 @@ def _names(width: int, is_counted: bool, is_universal: bool, is_nested: bool) ->
 
 
 def _lines(stream: Iterable[str]) -> Iterator[_Row]:
-    """Number and cells of each line; no cells between sentences, and comments left out.
+    """Yield the number and cells of each line, without cells between sentences.
 
-    A comment stands before a sentence. A line there that begins with # and ends with a tag, or with
-    what words before it end with, has the word #; so has one within a sentence.
+    Comments before a sentence are left out. A line that begins with # is no comment within a
+    sentence, or if it ends with a tag of this file: `#` is its word.
     """
     by_tabs: bool | None = None
     is_within = False
@@ -165,7 +165,7 @@ def _lines(stream: Iterable[str]) -> Iterator[_Row]:
             continue
         if by_tabs is None:
             by_tabs = "\t" in text
-        # Between tabs a word may have a space.
+        # A word may contain a space if tabs separate the cells.
         cells = text.split("\t") if by_tabs else _SPACE.split(text)
         if len(ends) < _MOST_TAGS:
             ends.add(cells[-1])

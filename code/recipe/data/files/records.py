@@ -62,7 +62,7 @@ def of_blocks(blocks: Blocks) -> Records:
         table = rows.table() if is_alike else _again(blocks, seen.kinds())
     finally:
         rows.close()
-    strings = {each.name for each in table.schema if pa.types.is_string(each.type)}
+    strings = {field.name for field in table.schema if pa.types.is_string(field.type)}
     return Records(table, {name: row for name, row in seen.containers.items() if name in strings})
 
 
@@ -116,9 +116,9 @@ class _Seen:
 
 
 def _example(kind: pa.DataType) -> Any:
-    """A value that is of this type."""
+    """Return a value of this type."""
     if pa.types.is_struct(kind):
-        return {each.name: _example(each.type) for each in kind}
+        return {field.name: _example(field.type) for field in kind}
     if pa.types.is_list(kind):
         return [_example(kind.value_type)]
     if pa.types.is_null(kind):

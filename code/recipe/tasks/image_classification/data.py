@@ -1,4 +1,4 @@
-"""From a job's channels to pictures and their classes: folders of classes, tables, or both."""
+"""Load images and their classes: from folders of classes, tables, or both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 
 PLACE, BYTES, FILE = "place", "bytes", "file"
-"""The columns of a picture: its place for people; its bytes, or the file that holds them."""
+"""The columns of an image: its place for messages; its bytes, or the file that holds them."""
 NAMES = ("image", "img", "picture", "photo", "pixels", "jpg", "jpeg", "png", "image_bytes")
 FILE_NAMES = ("file_name", "filename", "file", "image_path", "path", "image_file", "image", "img")
 
@@ -40,7 +40,7 @@ class Pictures(DataSets):
 
 
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
-    """Find, label and split the pictures of a job's channels. None is opened.
+    """Find, label and split the images of a job's channels, without opening any.
 
     Raises:
         DataError: names the channel, file or column that cannot be used, and the remedy.
@@ -102,7 +102,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
 def _of_channel(
     path: Path, own: str | None, settings: DataSettings, notes: list[str]
 ) -> list[tuple[str, Part]]:
-    """The parts of a channel with their splits: what its tables hold or name, else its folders."""
+    """Return the parts of a channel with their splits: from its tables, else from its folders."""
     if not path.exists():
         raise DataError(
             f"The channel {path} does not exist.", "Check the channel's name and its S3 prefix."
@@ -138,7 +138,7 @@ def _is_picture(path: Path) -> bool:
 def _folders(
     root: Path, pictures: Sequence[Path], own: str | None, notes: list[str]
 ) -> list[tuple[str, Part]]:
-    """Pictures in a folder for each class; a folder above those may name a split."""
+    """Return images of folders named after classes; a folder above may name the split."""
     by_split: dict[str, list[Path]] = {}
     classes = sorted({path.parent.name for path in pictures if path.parent != root})
     if classes and all(map(split_of, classes)):
@@ -182,10 +182,10 @@ def _folders(
 
 
 def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
-    """The pictures that a table holds or names, those without a label left out.
+    """Return the images that a table holds or names, without rows that have no label.
 
     Raises:
-        DataError: the column of pictures or of labels is not known, or a file is not there.
+        DataError: the column of images or labels is not known, or a file does not exist.
     """
     names = part.table.column_names
     classes = [plain(name) for name in names if name in part.class_names]
@@ -221,7 +221,7 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
 
 
 def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
-    """The files that the rows without bytes name, which lie beside the table."""
+    """Return the files that rows without bytes name, relative to the table's folder."""
     known = [f"{stem}.path", stem] if stem else [f"{NAMES[0]}.path", *FILE_NAMES]
     column = first_known(part, [plain(name) for name in known])
     if column is None:

@@ -1,8 +1,8 @@
-"""From a job's channels to preferences: a prompt, the answer that was chosen, the one that was not.
+"""Load preference pairs: a prompt, the chosen answer and the rejected one.
 
-Answers are texts or conversations, and the prompt is a column of its own or what both begin with:
-`chosen` and `rejected` of hh-rlhf are whole talks ("Human: ... Assistant: ..."), those of
-UltraFeedback lists of messages of which the first ones are the same.
+Answers are texts or conversations. The prompt is a column, or the common beginning of both answers:
+`chosen` and `rejected` of hh-rlhf are whole dialogues ("Human: ... Assistant: ..."), those of
+UltraFeedback are lists of messages with the same first ones.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ OTHER_PROMPTS = "the answers are to different prompts"
 EMPTY = "an answer is empty"
 SAME = "both answers are the same"
 _TURN = "\n\nAssistant:"
-"""What stands before each answer of a talk that is written as one text."""
+"""Precedes each answer of a dialogue in one text."""
 _MOST_WITHOUT_PROMPT = 0.1
-"""A larger share of rows without a shared beginning says that the prompt is in another column."""
+"""With a larger share of rows without a common beginning, the prompt must be in another column."""
 _LAST_WORD = re.compile(r"\S*\Z")
 _AT_ONCE = 10_000
 _SCHEMA = pa.schema([(name, pa.large_string()) for name in (PROMPT, CHOSEN, REJECTED)])
@@ -79,8 +79,7 @@ class Preferences(DataSets):
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     """Read and split the preferences of a job's channels.
 
-    A row is not used, and counted in a line, if an answer is empty, both are the same, or it has no
-    prompt.
+    Rows with an empty answer, equal answers or no prompt are left out and counted in a note.
 
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
@@ -113,9 +112,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     whole = {split: pa.concat_tables(of_split) for split, of_split in tables.items()}
     are_talks = True in kinds
     if empty := [split for split in read if not whole[split].num_rows]:
-        told = " ".join(note for note in notes if "not used" in note)
+        reasons = " ".join(note for note in notes if "not used" in note)
         raise DataError(
-            f"The {empty[0]} data has no pair that can be used. {told}",
+            f"The {empty[0]} data has no pair that can be used. {reasons}",
             "Give a prompt and two different answers in each row.",
         )
     built = {split: held_out.data_set([table]) for split, table in whole.items()}
@@ -145,10 +144,10 @@ class _Usable:
 
 
 def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
-    """The rows that can be used.
+    """Return the rows that can be used.
 
     Raises:
-        DataError: a row has another kind of value than others, or too many have no prompt.
+        DataError: rows have different kinds of values, or too many have no prompt.
     """
     talks = {
         what
@@ -219,10 +218,13 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
 
 
 def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bool) -> list[Any]:
-    """Some values of a column as texts, or as lists of messages.
+    """Convert values of a column to texts, or to lists of messages.
+
+    Args:
+        first: The number of the first row.
 
     Raises:
-        DataError: a row, of which `first` is the first one, has another kind of value.
+        DataError: a row has another kind of value.
     """
     for row, value in enumerate(cells, first):
         if value is None:
@@ -241,7 +243,7 @@ def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bo
 
 
 def _is_talk(value: Any) -> bool:
-    """Whether a value is a list of messages, or JSON of one."""
+    """Return whether a value is a list of messages, or its JSON."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -251,10 +253,10 @@ def _is_talk(value: Any) -> bool:
 
 
 def of_texts(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
-    """A row of texts with its prompt, or why it cannot be used.
+    """Return a row of texts with its prompt, or the reason why it cannot be used.
 
-    A prompt that is None is what both answers begin with: of a talk up to "Assistant:", of other
-    texts up to where a word ends.
+    If the prompt is None, it is the common beginning of both answers: up to "Assistant:" in a
+    dialogue, up to the end of a word in other texts.
     """
     if not chosen.strip() or not rejected.strip():
         return EMPTY
@@ -266,7 +268,7 @@ def of_texts(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
     end = shared.rfind(_TURN) + len(_TURN)
     if _TURN not in shared:
         follows = chosen[len(shared) : len(shared) + 1] + rejected[len(shared) : len(shared) + 1]
-        ends_in_word = shared[-1:].isalnum() and any(each.isalnum() for each in follows)
+        ends_in_word = shared[-1:].isalnum() and any(map(str.isalnum, follows))
         end = len((_LAST_WORD.sub("", shared) if ends_in_word else shared).rstrip(" "))
     if not chosen[:end].strip():
         return NO_PROMPT
@@ -278,10 +280,10 @@ def of_texts(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
 def of_talks(
     prompt: list[Message] | str | None, chosen: list[Message] | None, rejected: list[Message] | None
 ) -> Triple | str:
-    """A row of conversations with its prompt, or why it cannot be used.
+    """Return a row of conversations with its prompt, or the reason why it cannot be used.
 
-    A prompt that is no list of messages is what both conversations begin with; and the user's
-    turn, where these have none.
+    A prompt that is not a list of messages is the common beginning of both conversations, plus the
+    prompt as the user's turn if that has none.
     """
     if not chosen or not rejected:
         return EMPTY
@@ -298,8 +300,10 @@ def of_talks(
     answers = [chosen[shared:], rejected[shared:]]
     if any(answer and answer[0]["role"] != "assistant" for answer in answers):
         return OTHER_PROMPTS
-    said = [[turn["content"] for turn in each if turn["role"] == "assistant"] for each in answers]
-    if not all("".join(contents).strip() for contents in said):
+    texts = [
+        [turn["content"] for turn in turns if turn["role"] == "assistant"] for turns in answers
+    ]
+    if not all("".join(contents).strip() for contents in texts):
         return EMPTY
     if all(turn["role"] == "system" for turn in before):
         return NO_PROMPT

@@ -1,4 +1,4 @@
-"""From a job's channels to sources and targets: documents and summaries, texts and translations."""
+"""Load sources and targets: documents and summaries, texts and translations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SUMMARIES = (
     ("text", "abstract"),
     ("email_body", "subject_line"),
 )
-"""What the columns of a document and its summary are called."""
+"""Names of the columns of documents and summaries."""
 PAIRS = (
     ("source", "target"),
     ("src", "tgt"),
@@ -64,16 +64,16 @@ PAIRS = (
     ("text", "translation"),
     *((prompt, answer) for prompt in PROMPT_NAMES for answer in COMPLETION_NAMES),
 )
-"""What the columns of any text and what is written for it are called."""
+"""Names of the columns of other sources and targets."""
 _TRANSLATION = "translation"
 _PARTS = (*PROMPT_PARTS, *SURE_LABELS, TEXT, "instruction", "prefix", "question", "query")
-"""What the columns are called that belong to a source, or say which targets are wanted."""
+"""Names of columns that belong to a source, or select targets."""
 _LANGUAGES = (
     *("source_lang", "src_lang", "source_language", "src_language", "from_lang", "direction"),
     *("target_lang", "tgt_lang", "target_language", "tgt_language", "to_lang", "lang_pair"),
     "language_pair",
 )
-"""What the columns are called that say the languages of a row."""
+"""Names of columns with the languages of a row."""
 _MOST_LANGUAGES = 1_000
 
 
@@ -124,7 +124,7 @@ def _columns(
     """Return the columns of the source and of the target.
 
     Raises:
-        DataError: a given column is not there, or they are not known by their names.
+        DataError: a given column does not exist, or none is known by name.
     """
     known = [*_of_languages(given), *SUMMARIES, *PAIRS]
     names = part.table.column_names
@@ -143,8 +143,8 @@ def _columns(
         ]
     elif languages and not _of_languages(given):
         raise DataError(
-            f"{part.path} has translations between {' and '.join(languages)}, and which is the "
-            "source is not said.",
+            f"{part.path} has translations between {' and '.join(languages)}: which is the source "
+            "is not known.",
             f"Give source_lang={languages[0]} and target_lang={languages[-1]}, or the reverse.",
         )
     alternatives = [[Role(SOURCE, (source,), "text_column", parts=_PARTS),
@@ -157,15 +157,15 @@ def _columns(
 
 
 def _refuse_several_languages(part: Part, source: str) -> None:
-    """Raises DataError where rows are of several languages: a job learns one direction."""
+    """Raise DataError if rows are of several languages: a job learns one direction."""
     for name in part.table.column_names:
         is_known = plain(name) in _LANGUAGES and is_string(part.table.schema.field(name).type)
         if is_known and len(codes := part.distinct(name, _MOST_LANGUAGES) or ["many"]) != 1:
             raise DataError(
                 f"{part.path} has rows of several languages by column {name!r} "
-                f"({', '.join(map(str, codes[:3]))} ...), and all would be learned as of one.",
-                "Keep the rows of one direction, with source_lang and target_lang where the model "
-                f"wants them; or give text_column={source} if the texts say it themselves.",
+                f"({', '.join(map(str, codes[:3]))} ...), and one direction is trained.",
+                "Keep the rows of one direction, with source_lang and target_lang if the model "
+                f"needs them; or give text_column={source} if the texts name the language.",
             )
 
 
@@ -184,7 +184,7 @@ def _of_languages(given: DataSettings) -> list[tuple[str, str]]:
 
 
 def _texts(part: Part, source: str, target: str, notes: list[str]) -> pa.Table:
-    """The rows that have both texts; a note says how many have not."""
+    """Return the rows with both texts; a note counts the others."""
     for name in (source, target):
         if name in part.mixed:
             raise DataError(

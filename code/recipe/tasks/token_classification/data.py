@@ -1,4 +1,4 @@
-"""From a job's channels to words with a tag for each: entities (IOB2), or any other tags."""
+"""Load words with a tag for each: entities (IOB2), or any other tags."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
 _LOOKED_AT = 100
 _MOST_LONE_WORDS = 20
-"""Rows of one word each, from which they are words of sentences that were cut apart."""
+"""More rows, all of one word, are sentences that were split into words."""
 _SURE = 0.9
 _AT_ONCE = 10_000
 _SCHEMA = pa.schema([
@@ -67,7 +67,7 @@ class Tagged(DataSets):
     names: tuple[str, ...]
     """The tags; a tag's id is its position."""
     are_entities: bool
-    """Whether they are B-, I- and O of entities."""
+    """Whether the tags are B-, I- and O of entities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,10 @@ def _units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
 
 
 def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
-    """The tags of a model that is trained on `files`, whether they are entities', and a line.
+    """Return the tags of the training data, whether they are entities, and a line for the log.
 
     Raises:
-        DataError: there is one tag only, or a kind of entity is written in two ways.
+        DataError: there is one tag only, or an entity type is written in two ways.
     """
     counts = sum((file.tags for file in files), Counter[str]())
     in_use = set(counts)
@@ -171,14 +171,14 @@ def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...
         sizes = [f"{name} ({counts[name]} words)" for name in names]
         more = ", ..." if len(sizes) > 20 else ""
         return names, False, f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
-    # O, and B- and I- of each type; in the order that was declared, where one was.
+    # O, and B- and I- of each type, in the declared order if there is one.
     types = sorted({match[2] for tag in {*in_use, *declared} if (match := _TAG.fullmatch(tag))})
     if not in_use <= set(declared):
         labels.check_spellings(f"Column {column!r} of {files[0].part.path}", types)
     iob2_names = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
     kept = [name for name in declared if name in iob2_names]
     if others := sorted({tag[0] for tag in in_use - set(iob2_names)}):
-        notes.append(f"tags: {', '.join(others)} are read as B and I: the same entities in IOB2.")
+        notes.append(f"tags: {', '.join(others)} are converted to B and I (IOB2).")
     begun = sum((file.begun for file in files), Counter[str]())
     words: Counter[str] = Counter()
     for tag, count in counts.items():
@@ -189,9 +189,9 @@ def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...
 
 
 def iob2(tags: Sequence[str | None]) -> list[str | None]:
-    """The same entities in IOB2, of tags in IOB1, IOB2, IO, IOE, BIOES, BILOU or BMES.
+    """Convert tags in IOB1, IOB2, IO, IOE, BIOES, BILOU or BMES to IOB2.
 
-    An entity begins where its tag says so, where the type changes, and behind a tag that ends one.
+    An entity begins at a tag that starts one, at another type, and after a tag that ends one.
     """
     converted: list[str | None] = []
     type_before, ended = None, True
@@ -209,7 +209,7 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
 
 
 def _columns(part: Part, settings: DataSettings, like: tuple[str, str] | None) -> tuple[str, str]:
-    """The column of the words (or the text), and that of the tags (or spans)."""
+    """Return the column of words (or texts) and the column of tags (or spans)."""
     if part.format == fasttext.FORMAT:
         raise DataError(
             f"{part.path} has lines of {fasttext.MARK}, whose labels belong to a whole text.",
@@ -237,8 +237,8 @@ def _columns(part: Part, settings: DataSettings, like: tuple[str, str] | None) -
 
 
 def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
-    """Words and their tags as lists, also where these are written as strings; a text beside a list
-    of names, or names with spaces between, as what stands between its spaces."""
+    """Return words and tags as lists, parsed if they are strings. A text with a list of tags, or
+    with tags separated by spaces, is split at spaces."""
     listed, of_tags = (
         values.container(value) if isinstance(value, str) else value for value in (words, tags)
     )
@@ -311,15 +311,17 @@ def _read(part: Part, columns: tuple[str, str], class_names: str | None, notes: 
     problems.check()
     if word_count == table.num_rows > _MOST_LONE_WORDS:
         raise DataError(
-            f"Each of the {word_count} rows of {part.path} has one word only, and a word is not "
-            "told by itself.",
+            f"Each of the {word_count} rows of {part.path} has one word only: tags depend on the "
+            "other words of a sentence.",
             "Give the words of a sentence as lists in one row, or as CoNLL: a word and its tag on "
             "each line, an empty line after each sentence.",
         )
     if empty:
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
     if trimmed:
-        notes.append(f"{trimmed} spans of {part.path} had space at their edges, which is left out.")
+        notes.append(
+            f"{trimmed} spans of {part.path} had white space at their edges, which is removed."
+        )
     spans.check_edges(part, within, sum(counts[tag] for tag in counts if tag[:2] == "B-"), notes)
     return _Read(
         part=part,
@@ -335,7 +337,7 @@ def _read(part: Part, columns: tuple[str, str], class_names: str | None, notes: 
 def _tags(
     part: Part, row: int, words: Sequence[Any], cell: Any, columns: tuple[str, str]
 ) -> list[str | None]:
-    """The names of a row's tags; None for a word without (-100)."""
+    """Return the names of a row's tags; None for a word without a tag (-100)."""
     names = part.class_names.get(columns[1])
     if not isinstance(cell, list) or len(cell) != len(words):
         count = len(cell) if isinstance(cell, list) else "no"
@@ -373,9 +375,9 @@ def _build(
     known = set(names)
 
     def sentences() -> Iterator[pa.Table]:
-        for each in parts:
+        for read in parts:
             first = 1
-            for batch in each.table.to_batches(_AT_ONCE):
+            for batch in read.table.to_batches(_AT_ONCE):
                 rows = batch[TAGS].to_pylist()
                 rows = [iob2(tags) for tags in rows] if are_entities else rows
                 for row, tags in enumerate(rows, first):
@@ -383,7 +385,7 @@ def _build(
                     with problems.noted():
                         if strange is not None:
                             raise DataError(
-                                f"{each.part.path}, sentence {row}, has the tag {strange!r}, which "
+                                f"{read.part.path}, sentence {row}, has the tag {strange!r}, which "
                                 f"is in the {split} data but not in the training data "
                                 f"({', '.join(names[:20])}).",
                                 "Give training sentences with that tag, or remove it.",
