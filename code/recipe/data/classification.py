@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import column_content, columns, held_out, labelled_rows, labels, shards, values
+from recipe.data import column_content, columns, held_out, labelled_rows, labels, values
 from recipe.data.column_names import (
     GRADE_NAMES,
     LABEL,
@@ -36,8 +36,9 @@ from recipe.data.held_out import DataSets
 from recipe.data.labelled_rows import Read
 from recipe.data.labels import Labels
 from recipe.data.layout import channels as layout
+from recipe.data.layout import shards
+from recipe.data.layout.shards import Hosts
 from recipe.data.reading import accepted, describe, read_parts
-from recipe.data.shards import Hosts
 from recipe.data.text_columns import Columns, of_labelled_texts
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings

@@ -16,9 +16,9 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 from datasets.table import InMemoryTable
 
-from recipe.data import shards
 from recipe.data.files.spool import spooled
-from recipe.data.shards import Hosts
+from recipe.data.layout import shards
+from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 

@@ -16,7 +16,6 @@ from recipe.data import (
     classification,
     held_out,
     labelled_rows,
-    shards,
     text_columns,
     values,
 )
@@ -38,6 +37,7 @@ from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.layout import channels as layout
+from recipe.data.layout import shards
 from recipe.data.reading import describe, only, read_parts
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings

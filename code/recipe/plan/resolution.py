@@ -11,9 +11,9 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from recipe import task_table
-from recipe.data import shards
 from recipe.data.layout import channels as layout
-from recipe.data.shards import Hosts
+from recipe.data.layout import shards
+from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError, DistributedError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained, quantized

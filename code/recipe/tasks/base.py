@@ -172,8 +172,8 @@ class Task(ABC):
 
     takes_shards: ClassVar[bool] = False
     """Whether channels may be sharded over hosts. Such a task decides columns and classes by the
-    data of all hosts (`recipe.data.shards`), and indexes what its samples have besides tokens and
-    labels by `Samples.places` and `span`."""
+    data of all hosts (`recipe.data.layout.shards`), and indexes what its samples have besides
+    tokens and labels by `Samples.places` and `span`."""
     objective: Objective
     data: DataSets
     train: Dataset

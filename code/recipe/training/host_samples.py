@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from recipe.batching import samples as batching
 from recipe.batching.samples import Samples
 from recipe.console import say
-from recipe.data.shards import Hosts
+from recipe.data.layout.shards import Hosts
 from recipe.errors import DistributedError
 from recipe.runtime import device
 
