@@ -175,17 +175,20 @@ class TestCodeArtifact:
         result = scripted.train(CA_REPOSITORY_ARN="team/python")
         assert result.returncode == 2 and scripted.failure
         assert scripted.failure.startswith("ConfigError: CA_REPOSITORY_ARN is 'team/python'")
-        told = subprocess.run(
+        reported = subprocess.run(
             [sys.executable, "-m", "amphora", "doctor", "--json"],
             env=scripted.environment(CA_REPOSITORY_ARN="team/python"),
             capture_output=True,
             text=True,
             check=False,
         )
-        errors = [each for each in json.loads(told.stdout)["findings"] if each["level"] == "error"]
-        assert told.returncode == 1
+        errors = [
+            entry for entry in json.loads(reported.stdout)["findings"] if entry["level"] == "error"
+        ]
+        assert reported.returncode == 1
         assert any(
-            each["what"] == "packages" and "CA_REPOSITORY_ARN" in each["detail"] for each in errors
+            entry["what"] == "packages" and "CA_REPOSITORY_ARN" in entry["detail"]
+            for entry in errors
         )
 
     def test_wheels_alone_need_no_token(self, index: IndexServer, tmp_path: Path) -> None:

@@ -43,5 +43,5 @@ def test_a_quota_limits_the_cpus(tmp_path: Path, files: dict[str, str], limit: i
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
-    own = len(os.sched_getaffinity(0))
-    assert devices.usable_cpus(tmp_path) == (min(own, limit) if limit else own)
+    local = len(os.sched_getaffinity(0))
+    assert devices.usable_cpus(tmp_path) == (min(local, limit) if limit else local)

@@ -20,8 +20,8 @@ from tests.support.neuron_devices import device, neuron_ls, printing, trn1
 
 
 def trn2(count: int, lnc: int, kind: str) -> list[dict[str, Any]]:
-    told = {"instance_type": kind, "instance_id": "i-0", "logical_neuroncore_config": lnc}
-    return [device(number, 8 // lnc, 103079215104, **told) for number in range(count)]
+    reported = {"instance_type": kind, "instance_id": "i-0", "logical_neuroncore_config": lnc}
+    return [device(number, 8 // lnc, 103079215104, **reported) for number in range(count)]
 
 
 @pytest.fixture(autouse=True)

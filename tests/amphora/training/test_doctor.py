@@ -55,8 +55,8 @@ def test_a_job_that_would_run(tree: Tree) -> None:
     assert "MB for each process" in found["memory"][0]["detail"]
     assert "0.00" not in found["memory"][0]["detail"]
     assert not (tree.base / "model").exists() and not (tree.base / "output").exists()
-    told = [each for every in found.values() for each in every if each["level"] != "ok"]
-    assert not told, "a local run has no inputdataconfig.json and resourceconfig.json"
+    reported = [entry for every in found.values() for entry in every if entry["level"] != "ok"]
+    assert not reported, "a local run has no inputdataconfig.json and resourceconfig.json"
 
 
 def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> None:
@@ -67,7 +67,7 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
     (code / "check.py").write_text("\n".join([*lines, "os.kill(os.getpid(), signal.SIGKILL)"]))
     status, found = doctor(recipe_job(tree), AMPHORA_CODE_DIR=str(code))
     assert status == 1
-    assert [(each["level"], each["detail"]) for each in found["recipe"]] == [
+    assert [(entry["level"], entry["detail"]) for entry in found["recipe"]] == [
         ("warning", "the rows take 9 GB"),
         ("error", "no output"),
     ]

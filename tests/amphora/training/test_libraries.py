@@ -100,9 +100,9 @@ def test_several_processes_on_cpus_train_one_model(tree: Tree, script: str, proc
         USE_TORCH_XLA="0",
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(path.read_text()) for path in (tree.base / "output/data").glob("*.json")]
-    assert [each["world"] for each in told] == [processes] * processes
-    for each in told:
+    reported = [json.loads(path.read_text()) for path in (tree.base / "output/data").glob("*.json")]
+    assert [entry["world"] for entry in reported] == [processes] * processes
+    for entry in reported:
         for name, weight in expected().items():
-            found = torch.tensor(each["weights"][name])
+            found = torch.tensor(entry["weights"][name])
             torch.testing.assert_close(found, weight, rtol=0, atol=1e-6)

@@ -59,9 +59,9 @@ def test_a_process_for_each_core_and_a_cache_that_outlives_the_job(tree: Tree) -
 
 
 def test_what_the_user_sets_is_never_overridden(tree: Tree) -> None:
-    own = xla(tree, NEURON_COMPILE_CACHE_URL="s3://bucket/cache", NEURON_CC_FLAGS="-O1")
-    assert (own.environ[URL], own.environ[FLAGS]) == ("s3://bucket/cache", "-O1")
-    assert own.cache is None and "compiled programs are kept in s3://bucket/cache" in own.notes
+    ours = xla(tree, NEURON_COMPILE_CACHE_URL="s3://bucket/cache", NEURON_CC_FLAGS="-O1")
+    assert (ours.environ[URL], ours.environ[FLAGS]) == ("s3://bucket/cache", "-O1")
+    assert ours.cache is None and "compiled programs are kept in s3://bucket/cache" in ours.notes
     local = xla(tree, NEURON_COMPILE_CACHE_URL="file:///tmp/c", NEURON_CC_FLAGS="-O1")
     assert local.cache == Path("/tmp/c")
     # The compiler's own option beats the variable.
@@ -97,8 +97,8 @@ def test_efa_between_hosts_that_have_it(tree: Tree) -> None:
     assert not set(EFA) & set(plan(tree.configure(), efa=True, **STACK).environ)
     tree.configure(resourceconfig=two)
     assert not set(EFA) & set(plan(tree, efa=False, **STACK).environ)
-    for own, provider in (({}, "efa"), ({"FI_PROVIDER": "tcp"}, "tcp")):
-        environ = plan(tree, efa=True, **STACK, **own).environ
+    for ours, provider in (({}, "efa"), ({"FI_PROVIDER": "tcp"}, "tcp")):
+        environ = plan(tree, efa=True, **STACK, **ours).environ
         assert [environ[name] for name in EFA] == [provider, "1", "1"]
 
 
@@ -147,7 +147,7 @@ def test_a_cache_that_cannot_be_made_is_only_warned_of(tree: Tree, tmp_path: Pat
     found = json.loads(
         tree.train(PATH=f"{tmp_path}:{os.environ['PATH']}", AMPHORA_NEURON_STACK="native").stdout
     )["findings"]
-    details = {f"{each['what']}: {each['detail']}" for each in found}
+    details = {f"{entry['what']}: {entry['detail']}" for entry in found}
     assert "device: neuron: neuron-ls lists 4 logical Neuron cores at LNC 2" in details
     assert "start: Neuron stack: native" in details
     cache = tree.base / "checkpoints" / "neuron-compile-cache"

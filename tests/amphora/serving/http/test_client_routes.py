@@ -66,8 +66,8 @@ def test_sagemakers_openai_path_and_the_custom_attribute_name_the_route(shared: 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     assert "Routes: /invocations, /v1/completions" in answer.text
     # What an attribute means to a user's own handlers is theirs to say.
-    own = shared().ready()
-    assert own.http.post("/invocations", json="x", headers=absent).status_code == 200
+    local = shared().ready()
+    assert local.http.post("/invocations", json="x", headers=absent).status_code == 200
 
 
 def test_an_error_has_the_form_of_its_routes_api_and_the_code_of_its_exception(

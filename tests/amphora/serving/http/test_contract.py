@@ -43,8 +43,8 @@ def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(
     answer = server.http.post("/ping")
     assert (answer.status_code, answer.content) == (200, b"")
     assert "Serving" not in server.log
-    told = "batches of up to 32 requests, time-out 60 s, queue limit 512"
-    assert server.log.count(told) == 1, server.log
+    reported = "batches of up to 32 requests, time-out 60 s, queue limit 512"
+    assert server.log.count(reported) == 1, server.log
 
 
 def test_the_clients_faults_are_told_apart(start: Start) -> None:

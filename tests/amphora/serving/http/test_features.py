@@ -82,8 +82,8 @@ def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
     """
     server = start(code).ready()
     early, late = open_session(server), open_session(server)
-    told = in_session(server, early, "early")
-    assert (told.text, told.headers["X-Amzn-SageMaker-Closed-Session-Id"]) == ("ab", early)
+    reported = in_session(server, early, "early")
+    assert (reported.text, reported.headers["X-Amzn-SageMaker-Closed-Session-Id"]) == ("ab", early)
     untold = in_session(server, late, "late")
     assert (untold.text, "X-Amzn-SageMaker-Closed-Session-Id" in untold.headers) == ("ab", False)
     for identifier in (early, late):
@@ -234,7 +234,7 @@ def test_a_model_that_the_device_has_no_room_for_is_507(start: Start, tmp_path: 
         answer = http.post("/models", json={"model_name": str(number), "url": url})
         codes.append((answer.status_code, answer.json()["error"]["code"]))
     words = {True: (507, "out_of_memory"), False: (500, "model_not_loaded")}
-    assert codes == [words[each] for each in full.values()]
+    assert codes == [words[entry] for entry in full.values()]
 
 
 def duplex(

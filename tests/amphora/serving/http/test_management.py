@@ -46,10 +46,10 @@ def test_orders_are_json(shared: Start, path: str, kind: str) -> None:
     ],
 )
 def test_pages_of_other_sites_manage_nothing(server: Running, origin: str) -> None:
-    own = origin.replace("{port}", str(server.port))
+    local = origin.replace("{port}", str(server.port))
     # By DNS, a site may claim this address: then its name is the host's, too.
-    host = own.rpartition("/")[2] if "evil" in own else f"localhost:{server.port}"
-    headers = {"origin": own, "host": host}
+    host = local.rpartition("/")[2] if "evil" in local else f"localhost:{server.port}"
+    headers = {"origin": local, "host": host}
     order = {"model_name": "x", "url": "/nowhere"}
     assert code(server.http.post("/models", json=order, headers=headers)) == (403, "foreign_origin")
     assert code(server.http.delete("/models/x", headers=headers)) == (403, "foreign_origin")

@@ -110,13 +110,19 @@ def test_a_stream_of_choices_has_roles_reasons_and_counts(client: openai.OpenAI)
         )
     )
     for index in (0, 1):
-        own = [
-            each.choices[0] for each in chunks if each.choices and each.choices[0].index == index
+        local = [
+            entry.choices[0]
+            for entry in chunks
+            if entry.choices and entry.choices[0].index == index
         ]
-        assert own[0].delta.role == "assistant"
+        assert local[0].delta.role == "assistant"
         # No character is sent in halves.
-        assert [each.delta.content for each in own if each.delta.content] == [*"Ciao", "é", "!"]
-        assert own[-1].finish_reason == "stop"
+        assert [entry.delta.content for entry in local if entry.delta.content] == [
+            *"Ciao",
+            "é",
+            "!",
+        ]
+        assert local[-1].finish_reason == "stop"
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 2 * (len(REPLY.encode()) + 1)
@@ -223,14 +229,14 @@ def test_huggingface_client_generates_and_chats(hub: InferenceClient) -> None:
     assert details.generated_text == "345678"
     assert details.details is not None
     assert details.details.finish_reason == "stop_sequence"
-    assert [each.text for each in details.details.tokens] == [*"345678"]
+    assert [entry.text for entry in details.details.tokens] == [*"345678"]
     events = list(hub.text_generation("12", max_new_tokens=3, stream=True, details=True))
     assert events[-1].generated_text == "345"
     assert events[-1].details is not None
     assert events[-1].details.generated_tokens == 3
     assert hub.chat_completion(HELLO, temperature=0).choices[0].message.content == REPLY
     pieces = hub.chat_completion(HELLO, temperature=0, stream=True)
-    assert "".join(each.choices[0].delta.content or "" for each in pieces) == REPLY
+    assert "".join(entry.choices[0].delta.content or "" for entry in pieces) == REPLY
     with pytest.raises(HfHubHTTPError, match="grammar"):
         hub.text_generation("12", grammar={"type": "json", "value": {}})  # type: ignore[arg-type]
 
@@ -261,7 +267,7 @@ def test_requests_of_many_kinds_are_answered_together(server: Running) -> None:
     before = predictions(server)
     with ThreadPoolExecutor(len(orders)) as threads:
         answers = list(
-            threads.map(lambda each: server.http.post(each[0], json=each[1]).text, orders)
+            threads.map(lambda entry: server.http.post(entry[0], json=entry[1]).text, orders)
         )
     assert predictions(server) - before < len(orders), "nothing was merged"
     for (path, _, words), answer in zip(orders, answers, strict=True):
@@ -301,7 +307,7 @@ def test_vectors_for_openais_and_huggingfaces_clients(
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             for options in ({}, {"encoding_format": "float"}):
                 answer: Any = client.embeddings.create(model="x", input=texts, **options)
-                got = np.array([each.embedding for each in answer.data])
+                got = np.array([entry.embedding for entry in answer.data])
                 assert np.allclose(got, expected, atol=1e-4)
         hub = InferenceClient(url)
         vector = hub.feature_extraction(texts[0], normalize=True)

@@ -140,7 +140,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
             time.sleep(0.05)
         port = port_file.read_text().split()[0]
         targets = httpx.get(f"http://127.0.0.1:{port}/json").json()
-        (page,) = [each for each in targets if each["type"] == "page"]
+        (page,) = [entry for entry in targets if entry["type"] == "page"]
         with connect(page["webSocketDebuggerUrl"], max_size=None) as socket:
             yield Browser(socket)
     finally:
@@ -148,7 +148,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         process.wait()
 
 
-def asked(server: Running) -> list[Any]:
+def requested(server: Running) -> list[Any]:
     """The requests that the handlers saw."""
     lines = server.log.splitlines()
     return [json.loads(line.removeprefix("asked ")) for line in lines if line.startswith("asked ")]
@@ -172,7 +172,7 @@ def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -
     assert browser.run("document.querySelectorAll('#answer b').length") == 0, "labels are text"
     browser.ask(text="a", text_pair="b")
     browser.ask(text="a", text_pair="", parameters='{"top_k": 2}')
-    assert asked(server)[1:] == [
+    assert requested(server)[1:] == [
         {"inputs": "it's late"},
         {"inputs": {"text": "a", "text_pair": "b"}},
         {"inputs": "a", "parameters": {"top_k": 2}},
@@ -187,7 +187,7 @@ def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -
     code = browser.code("Python").replace("requests", "httpx")
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert b"storm" in said.stdout
-    assert asked(server)[-2:] == [{"inputs": "it's"}] * 2
+    assert requested(server)[-2:] == [{"inputs": "it's"}] * 2
 
 
 def test_a_vector_is_a_summary_and_sentences_are_compared(start: Start, browser: Browser) -> None:
@@ -198,7 +198,7 @@ def test_a_vector_is_a_summary_and_sentences_are_compared(start: Start, browser:
     assert "Copy the vector" in shown
     assert browser.run("$('answer').offsetHeight") < 200
     assert "0.500" in browser.ask(sentences="one\n\ntwo")
-    assert asked(server)[-1]["inputs"]["sentences"] == ["one", "two"]
+    assert requested(server)[-1]["inputs"]["sentences"] == ["one", "two"]
 
 
 def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
@@ -207,16 +207,18 @@ def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
     browser.ask(text="first")
     shown = browser.ask(text="second")
     assert shown.split("|")[0].split() == ["first", "<b>x</b>", "second", "<b>x</b>"]
-    roles = [turn["role"] for turn in asked(server)[-1]["inputs"]]
+    roles = [turn["role"] for turn in requested(server)[-1]["inputs"]]
     assert roles == ["user", "assistant", "user"]
-    assert "parameters" not in asked(server)[-1], "nothing is sampled unless somebody asks for it"
+    assert "parameters" not in requested(server)[-1], (
+        "nothing is sampled unless somebody asks for it"
+    )
     assert "answer ended at its limit of tokens" in shown
     assert "chat.completions.create" in browser.code("openai")
     assert "max_tokens=64,\n    temperature=0," in browser.code("openai")
     # Until a field is changed, programs show what was sent, and sending it again is the same.
     said = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
     assert json.loads(said.stdout)
-    assert asked(server)[-1] == asked(server)[-2]
+    assert requested(server)[-1] == requested(server)[-2]
     browser.run(
         "$('text').value = 'third'; $('text').dispatchEvent(new Event('input', {bubbles: true}))"
     )
@@ -270,7 +272,7 @@ def test_one_of_several_models_is_chosen_and_asked(
     browser.follow("a/second.tar.gz")
     assert browser.run("$('model').innerText") == "a/second.tar.gz"
     assert "0.500" in browser.ask(sentences="one")
-    assert asked(server)[-1]["inputs"]["sentences"] == ["one"]
+    assert requested(server)[-1]["inputs"]["sentences"] == ["one"]
     sent = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
     assert json.loads(sent.stdout) == [0.5]
     assert 'TargetModel="a/second.tar.gz"' in browser.code("boto3")

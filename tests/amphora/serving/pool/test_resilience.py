@@ -52,19 +52,19 @@ def test_beyond_the_queues_bound_503_soon_with_retry_after(start: Start, tmp_pat
     gate = Gate(tmp_path / "gate")
 
     with ThreadPoolExecutor(6) as threads:
-        asked = [threads.submit(server.invoke, gate.order)]
+        requested = [threads.submit(server.invoke, gate.order)]
         gate.wait_until_at_work()
-        asked += [threads.submit(server.invoke, gate.order) for _ in range(5)]
+        requested += [threads.submit(server.invoke, gate.order) for _ in range(5)]
         try:
             # They are answered while all others wait.
-            until(lambda: sum(each.done() for each in asked) == 3)
-            refused = [each.result() for each in asked if each.done()]
+            until(lambda: sum(entry.done() for entry in requested) == 3)
+            refused = [entry.result() for entry in requested if entry.done()]
         finally:
             gate.open()
     for answer in refused:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
         assert answer.headers["retry-after"] == "1"
-    assert [each.result().status_code for each in asked].count(200) == 3
+    assert [entry.result().status_code for entry in requested].count(200) == 3
 
 
 def test_a_deadline_that_passes_in_the_queue_costs_no_work(start: Start, tmp_path: Path) -> None:

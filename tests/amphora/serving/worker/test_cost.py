@@ -90,8 +90,8 @@ def inputs(task: str) -> st.SearchStrategy[Any]:
         if task == "masks":
             text = "[MASK]" + text
         if task == "answers":
-            asked = {"question": "who", "context": text}
-            return asked if count == 1 else [asked] * count
+            requested = {"question": "who", "context": text}
+            return requested if count == 1 else [requested] * count
         return text if count == 1 else [text] * count
 
     return st.builds(made, PIECES, SIZES)

@@ -135,7 +135,7 @@ def test_a_requests_return_all_scores_gives_all_as_transformers_4(
     )
     ask = json.dumps({**body, "parameters": {"return_all_scores": True}}).encode()
     answered = json.loads(answer(loaded, ask)[0])
-    assert [len(each) for each in answered] == [3] * (1 if nested else 2)
+    assert [len(entry) for entry in answered] == [3] * (1 if nested else 2)
 
 
 @pytest.mark.parametrize(
@@ -240,11 +240,11 @@ def test_a_task_whose_pipeline_transformers_has_dropped(
     assert "Hugging Face image, since the model answers question-answering" in (
         capsys.readouterr().out
     )
-    asked = {"question": "said anna", "context": "anna said the film was good in paris"}
-    named, given, best = json.loads(answer(loaded, json.dumps({"inputs": asked}).encode())[0])
+    requested = {"question": "said anna", "context": "anna said the film was good in paris"}
+    named, given, best = json.loads(answer(loaded, json.dumps({"inputs": requested}).encode())[0])
     assert named == given == best[0]
     assert set(named) == {"score", "start", "end", "answer"}
-    assert named["answer"] == asked["context"][named["start"] : named["end"]]
+    assert named["answer"] == requested["context"][named["start"] : named["end"]]
 
 
 SHADOWING = """
@@ -358,12 +358,12 @@ TENSOR = """
 def test_a_tensor_over_http(start: Start) -> None:
     """The flow of AWS's tutorials: a prediction that is a tensor, and no output_fn."""
     server = start(TENSOR).ready(60)
-    told = server.invoke([[1, 2], [3, 4]])
-    assert told.status_code == 200
-    assert [len(row) for row in told.json()] == [3, 3]
-    told = server.invoke([[1, 2]], accept="application/json;q=0.1, text/csv")
-    assert told.headers["content-type"] == "text/csv"
-    assert len(told.text.strip().split(",")) == 3
+    reported = server.invoke([[1, 2], [3, 4]])
+    assert reported.status_code == 200
+    assert [len(row) for row in reported.json()] == [3, 3]
+    reported = server.invoke([[1, 2]], accept="application/json;q=0.1, text/csv")
+    assert reported.headers["content-type"] == "text/csv"
+    assert len(reported.text.strip().split(",")) == 3
     refused = server.http.post("/invocations", content="x", headers={"content-type": "text/plain"})
     assert refused.status_code == 415
     assert server.invoke([[1, 2]], accept="image/png").status_code == 406
@@ -448,8 +448,8 @@ def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
     made: list[UserCode] = []
     yield _provision
-    for each in made:
-        each.cancel()
+    for entry in made:
+        entry.cancel()
 
 
 def archive(path: Path, *names: str) -> str:
@@ -464,14 +464,14 @@ def archive(path: Path, *names: str) -> str:
 def test_the_model_archive_as_submit_directory(
     provision: Callable[..., Path], tmp_path: Path
 ) -> None:
-    own = tmp_path / "model" / "code"
+    local = tmp_path / "model" / "code"
     # SageMaker has unpacked it: nothing is fetched (there is no S3 here).
-    assert provision("s3://bucket/job/model.tar.gz", code="X = 1") == own
+    assert provision("s3://bucket/job/model.tar.gz", code="X = 1") == local
     place = archive(tmp_path / "other.tar.gz", "config.json", "code/mine.py")
     found = provision(place, program="mine.py")
     assert (found / "mine.py").is_file()
     assert found.name == "code"
-    assert found != own
+    assert found != local
     place = archive(tmp_path / "sourcedir.tar.gz", "mine.py", "code/mine.py")
     assert (provision(place, program="mine.py") / "code").is_dir()
 
@@ -479,13 +479,13 @@ def test_the_model_archive_as_submit_directory(
 def test_a_prefix_of_models_as_submit_directory(
     provision: Callable[..., Path], tmp_path: Path
 ) -> None:
-    own = tmp_path / "model" / "code"
+    local = tmp_path / "model" / "code"
     for place in ("s3://bucket/models/", "s3://bucket/models"):
-        assert provision(place) == own
-        assert provision(place, multi=True, program="mine.py") == own
+        assert provision(place) == local
+        assert provision(place, multi=True, program="mine.py") == local
         with pytest.raises(CodeError, match="a prefix instead of an archive"):
             provision(place, program="mine.py")
-    assert provision("s3://bucket/models/", program="mine.py", code="X = 1") == own
+    assert provision("s3://bucket/models/", program="mine.py", code="X = 1") == local
 
 
 def test_a_models_own_code_comes_before_what_all_models_share(

@@ -62,8 +62,8 @@ def test_a_request_that_does_not_fit_is_507_and_the_next_one_is_answered(tmp_pat
 def test_requests_that_do_not_fit_together_are_answered_alone(tmp_path: Path) -> None:
     loaded, item = made(tmp_path)
     items = [item("one"), item("huge"), item("two")]
-    for each in items:
-        loaded.read_input(each)
+    for entry in items:
+        loaded.read_input(entry)
     first, second, third = loaded.predict_batch(items)
     assert (first, third) == ("one", "two")
     assert isinstance(second, Fault) and second.status == 507

@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.seen.append((self.path, self.headers.get("authorization", "")))
         path = self.path.partition("?")[0]
         if path.startswith(f"/api/models/{REPOSITORY}"):
-            files = sorted(each.name for each in self.server.folder.iterdir())
+            files = sorted(entry.name for entry in self.server.folder.iterdir())
             listed: Any = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
             if "/tree/" not in path:
                 siblings = [{"rfilename": name} for name in files]

@@ -315,4 +315,4 @@ def test_what_was_at_work_beside_one_that_kills_its_worker_is_answered(server: R
         until(lambda: server.metric("amphora_batch_size_sum") - before == 5)
         bad = server.invoke({"slices": 20, "crash": 2})
         assert (bad.status_code, bad.json()["error"]["code"]) == (500, "worker_died")
-        assert [each.result().json()[0] for each in good] == [30] * 5
+        assert [entry.result().json()[0] for entry in good] == [30] * 5

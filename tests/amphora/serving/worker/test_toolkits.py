@@ -101,7 +101,9 @@ def place(
     monkeypatch.setenv("HF_TASK", "")
     monkeypatch.delenv("HF_TASK")
     # As in an image, where nobody but the server knows the folder with the image's inference.py.
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if Path(each).resolve() != CODE])
+    monkeypatch.setattr(
+        sys, "path", [element for element in sys.path if Path(element).resolve() != CODE]
+    )
     monkeypatch.delitem(sys.modules, "inference", raising=False)
     before = set(sys.modules)
 
@@ -229,20 +231,20 @@ def test_a_file_answers_as_in_the_image_it_was_written_for(
 def compare(
     question: Question, status: int, kind: str, body: bytes, image: tuple[int, Any]
 ) -> None:
-    told = f"{question}\nours: {status} {kind} {body[:300]!r}\nthe image's: {image}"
+    reported = f"{question}\nours: {status} {kind} {body[:300]!r}\nthe image's: {image}"
     if isinstance(question.ours, int) and question.ours >= 400:
-        assert status == question.ours, told
-        assert image[0] >= 400 or question.why, told
+        assert status == question.ours, reported
+        assert image[0] >= 400 or question.why, reported
         return
-    assert status == 200, told
+    assert status == 200, reported
     answer = decoded(body, kind)
     if question.ours is not None:
         assert question.why
-        assert question.ours == "json" or same(answer, _as_decoded(question.ours, kind)), told
+        assert question.ours == "json" or same(answer, _as_decoded(question.ours, kind)), reported
         assert kind in question.accept
         return
-    assert image[0] == 200, told
-    assert same(answer, decoded(image[1], kind)), told
+    assert image[0] == 200, reported
+    assert same(answer, decoded(image[1], kind)), reported
 
 
 def _as_decoded(value: Any, kind: str) -> Any:
@@ -252,16 +254,16 @@ def _as_decoded(value: Any, kind: str) -> Any:
 def test_the_documents_table_counts_these_files() -> None:
     text = (CODE.parent / "docs" / "SERVING.md").read_text()
     rows = re.findall(r"^\| sagemaker-[^|]*\|([ \d|]+)\|$", text, re.MULTILINE)
-    told = [tuple(map(int, row.split("|"))) for row in rows]
+    reported = [tuple(map(int, row.split("|"))) for row in rows]
     counted = []
     for oracle in ("huggingface", "pytorch", "base"):
         files = [file for file in FILES if file.oracle == oracle]
-        asked = [question for file in files for question in file.questions]
-        same = sum(question.ours is None for question in asked)
-        different = sum(bool(question.why) for question in asked)
+        requested = [question for file in files for question in file.questions]
+        same = sum(question.ours is None for question in requested)
+        different = sum(bool(question.why) for question in requested)
         refused = sum(not file.starts for file in files)
-        errors = len(asked) - same - different
-        counted.append((len(files), refused, len(asked), same, errors, different))
-    assert told == counted
+        errors = len(requested) - same - different
+        counted.append((len(files), refused, len(requested), same, errors, different))
+    assert reported == counted
     assert sum(row[0] for row in counted) >= 60
     assert len({file.name for file in FILES}) == len(FILES)
