@@ -68,7 +68,7 @@ def hold(bound: Bound, figure: int, reason: str = "") -> None:
 
     Args:
         bound: The kind of cost.
-        figure: The cost of the request, as far as it is known.
+        figure: The cost of the request, or the part known so far.
         reason: How the figure was computed, such as "1,000 texts x 500 labels".
     """
     if figure > bound.most:

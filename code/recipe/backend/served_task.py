@@ -13,7 +13,7 @@ class ServedTask(ABC):
     """A loaded model that answers requests."""
 
     def example(self, text: str) -> Request | None:
-        """Return a cheap request with a text, to warm up; None if there is none for the task."""
+        """Return a cheap request with a text, to warm up; None if the task has none."""
         return Request(texts=[text])
 
     @abstractmethod
