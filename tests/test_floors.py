@@ -43,6 +43,18 @@ def test_no_folder_has_become_a_heap() -> None:
     assert max(counts.values()) <= 14, counts.most_common(3)
 
 
+def test_no_two_public_modules_have_one_name() -> None:
+    """Task folders have the same modules; some names mean the same thing in both packages."""
+    names = Counter(
+        path.stem
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if not path.stem.startswith("_") and path.parents[1].name != "tasks"
+    )
+    shared = {name for name, count in names.items() if count > 1}
+    assert shared <= {"errors", "secret_rules", "settings"}
+
+
 def test_the_entry_scripts_know_no_container() -> None:
     for path in (ROOT / "code").glob("*.py"):
         assert not re.search(r"^\s*(from|import) amphora\b", path.read_text(), re.MULTILINE), path
