@@ -11,6 +11,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from recipe.backend.generation import shapes
+from recipe.backend.generation.decoding import END, Completion, Token
+from recipe.backend.requests.payloads import Answers
 from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
@@ -151,18 +154,16 @@ def test_log_probabilities_are_the_models(model: Generator) -> None:
     assert len(tokens) > 10
 
 
-def test_details_name_special_tokens_and_the_text_has_none_of_them(model: Generator) -> None:
-    names = set()
-    for seed in range(30):
-        drawn = {"do_sample": True, "temperature": 50.0, "top_k": 0, "seed": seed}
-        body = {"inputs": PROMPT, "parameters": {"details": True, **drawn}}
-        request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
-        (prediction,) = model.predict([request])
-        (answer,) = prediction[0]
-        tokens = answer["details"]["tokens"]
-        names |= {token["text"] for token in tokens if token["special"]}
-        assert not any(name in answer["generated_text"] for name in names)
-    assert names and names <= set(SPECIAL)
+def test_details_and_streams_name_special_tokens(model: Generator) -> None:
+    reader = model.loaded.tokenizer
+    end = Token(reader.eos_token_id, special=True)
+    written = Completion(prompt=0, place=0, text="a", tokens=[Token(9, "a"), end], finish=END)
+    body = {"inputs": PROMPT, "parameters": {"details": True}}
+    request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
+    ((entry,),) = shapes.shaped(Answers([[written]]), request, reader)
+    assert [token["text"] for token in entry["details"]["tokens"]] == ["a", "</s>"]
+    (event,) = shapes.shaped(iter([written]), request, reader)
+    assert (event["token"]["text"], event["generated_text"]) == ("</s>", "a")
 
 
 def test_penalties_and_biases_are_those_of_their_definition(model: Generator) -> None:
