@@ -210,6 +210,9 @@ def _read_splits(
                 notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
             for column in chosen.read:
                 values.check_texts(part, column)
+                if empty := values.empty_texts(part, column):
+                    notes.append(f"{empty} rows of {part.path} have no text in column {column!r}: "
+                                 "they are learned as empty texts.")  # fmt: skip
             part = values.with_labels(part, chosen.label)
             read.setdefault(split, []).append(Read(part=part, columns=chosen))
     problems.check()

@@ -77,6 +77,15 @@ def check_texts(part: Part, column: str) -> None:
 _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
 
 
+def empty_texts(part: Part, column: str) -> int:
+    """Return how many strings of a column are null or blank."""
+    cells = part.table[column]
+    if not is_string(cells.type):
+        return 0
+    has_text = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
+    return len(cells) - int(pc.sum(has_text).as_py() or 0)
+
+
 def check_untagged(part: Part, column: str) -> None:
     """Raise DataError if another column has a tag for each word of this one."""
     rows = part.table[column].slice(0, _SAMPLE_ROWS).to_pylist()

@@ -276,6 +276,15 @@ def test_a_small_hold_out_has_a_row_and_leaves_every_class() -> None:
 
 
 GOOD = delimited(ROWS, ",")
+
+
+def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
+    rows = [{"text": [None, " ", "fine"][n % 3], "label": n % 2} for n in range(30)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = load({"train": tmp_path}).found
+    assert any(line.startswith("20 rows of") and "have no text" in line for line in found)
+
+
 BROKEN = [
     (GOOD + "one,two,three\n", {}, ["a.csv line 32", "3 fields", "has 2", "double quotes"]),
     (GOOD + '"never closed,pos\n', {}, ["a.csv", "starts on line 32", "quote"]),
