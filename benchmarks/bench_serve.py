@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/bench_serve.py
         [--workload classification|embeddings|long]
         [--peers infinity,litserve,openvino,ray,bentoml] [--clients 32,8,1] [--rounds 1]
+        [--engines torch,openvino]
         [--seconds 4] [--texts FILE] [--model FOLDER] [--faults] [--figures FILE]
 
 Without --model, MiniLM-L6 is saved first (`servers/workloads.py`); without --texts, sentences of 6
@@ -356,6 +357,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", default=",".join(in_python.PEERS), help=f"of {', '.join(PEERS)}, or ''"
     )
+    parser.add_argument("--engines", default="torch", help="of torch, openvino: AMPHORA_ENGINE")
     parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
     asked = parser.parse_args()
     work = WORKLOADS[asked.workload]
@@ -373,7 +375,8 @@ def main() -> None:
             {"classification": save_model, "embeddings": save_embedder}[work.task](base / "model")
         asked.right = Right(base / "model", work.task)
         names = [name for name in asked.peers.split(",") if name]
-        servers = [_amphora(base), *_peers(base, names, work)]
+        engines = [_amphora(base, engine) for engine in asked.engines.split(",")]
+        servers = [*engines, *_peers(base, names, work)]
         for server in servers:
             bodies = [written(server.launch.body(texts)) for texts in asked.lists]
             (server.folder / "bodies").write_text("".join(body + "\n" for body in bodies))
@@ -424,7 +427,7 @@ def _requests(texts: list[str], work: Workload) -> list[list[str]]:
     return [texts[begin : begin + work.texts] for begin in begins]
 
 
-def _amphora(base: Path) -> Server:
+def _amphora(base: Path, engine: str) -> Server:
     (port,) = free_ports(1)
     settings = {
         "SAGEMAKER_BASE_DIR": str(base),
@@ -432,9 +435,11 @@ def _amphora(base: Path) -> Server:
         "SAGEMAKER_MODEL_SERVER_WORKERS": "2",
         "AMPHORA_CODE_DIR": str(ROOT / "code"),
         "OMP_NUM_THREADS": "1",
+        "AMPHORA_ENGINE": engine,
     }
     command = [sys.executable, "-m", "amphora", "serve"]
-    return Server("amphora", Launch(command, settings, port, "/invocations"), base)
+    name = "amphora" if engine == "torch" else f"amphora, {engine}"
+    return Server(name, Launch(command, settings, port, "/invocations"), base)
 
 
 def _peers(base: Path, names: list[str], work: Workload) -> list[Server]:

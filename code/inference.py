@@ -51,6 +51,8 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
             print("warm-up: skipped, since this task has no example request", flush=True)
             break
         answers.write_answer(predict_fn(request, model), payloads.JSON)
+    if (engine := registry.engine_of(model)) is not None:
+        engine.take_over()
 
 
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
@@ -60,8 +62,10 @@ def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
-    """Let predictions pause between calls of the model."""
+    """Let predictions pause between calls of the model, and start what each worker needs."""
     turns.take(pause)
+    if (engine := registry.engine_of(model)) is not None:
+        engine.start()
 
 
 def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:

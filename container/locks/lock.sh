@@ -31,15 +31,16 @@ lock() { # name, lowest Python, dependency groups...
 project=container/pyproject.toml present=
 # The development environment installs sagemaker-training apart, since it needs a C compiler.
 with="--no-emit-package sagemaker-training"
-lock dev 3.11 recipe image test docs
+lock dev 3.11 recipe image cpu test docs
 with=
 lock neuron-xla 3.10 recipe-xla image
 with=--generate-hashes
 lock image 3.11 recipe image
 lock image-transformers4 3.11 recipe-transformers4 scripts-transformers4 image
-# What the image for GPUs has in addition.
+# What the images for GPUs and CPUs have beside either.
 project='' present=$(sed -n 's/==.*//p' container/locks/image.txt)
 lock gpu 3.11 gpu
+lock cpu 3.11 cpu
 # The tool that lists an image's packages, in a folder of its own.
 present=
 lock sbom 3.10 sbom
@@ -72,6 +73,7 @@ check_wheels() { # Python, glibc, locks that are installed together
 }
 for image in image image-transformers4; do
     check_wheels 3.12 2_34 $image gpu
+    check_wheels 3.12 2_34 $image cpu
 done
 check_wheels 3.10 2_35 neuron-xla
 check_wheels 3.12 2_39 neuron-xla

@@ -41,7 +41,7 @@ def test_amphora_is_the_entrypoint_and_nothing_of_the_bases_is_left(
     assert labels["org.opencontainers.image.base.name"] == torch_base
 
 
-def test_gpus_and_cpus_share_all_dependencies_but_bitsandbytes(
+def test_gpus_and_cpus_share_all_dependencies_but_one_each(
     docker: Docker, cpu_image: str, torch_base: str
 ) -> None:
     gpu_image = docker.image("gpu", "--tag", "test-gpu", "--base-image", torch_base)
@@ -51,12 +51,15 @@ def test_gpus_and_cpus_share_all_dependencies_but_bitsandbytes(
     )
     shared = len(base) + 1
     assert gpu[:shared] == cpu[:shared]
-    ask = "from importlib.util import find_spec; print(find_spec('bitsandbytes') is not None)"
-    has_it = [
+    ask = (
+        "from importlib.util import find_spec as of; "
+        "print([name for name in ('bitsandbytes', 'openvino') if of(name) is not None])"
+    )
+    beside = [
         docker("run", "--rm", "--entrypoint", "python3", image, "-c", ask).stdout.strip()
         for image in (gpu_image, cpu_image)
     ]
-    assert has_it == ["True", "False"]
+    assert beside == ["['bitsandbytes']", "['openvino']"]
 
 
 def test_the_bases_torch_is_kept(docker: Docker, cpu_image: str, torch_base: str) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
+from recipe.backend.engines.graph import Forward
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, Request, Text
@@ -54,6 +55,8 @@ class LoadedModel:
     """The layout of padded rows."""
     layout: Layout | None = None
     """The layout that replaces padding: packed rows, or programs of fixed shapes."""
+    engine: Forward | None = None
+    """OpenVINO's graph, which replaces the model's forward; None: PyTorch computes it."""
 
     @property
     def columns(self) -> tuple[str, ...]:

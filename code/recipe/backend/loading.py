@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from recipe.backend import packed_rows, precision
+from recipe.backend.engines import conversion
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
@@ -135,27 +136,34 @@ def laid_out(
     is_int8: bool = False,
 ) -> LoadedModel:
     """Return an encoder in the layout that this host computes fastest: programs of fixed shapes,
-    packed or padded rows.
+    OpenVINO's graph, packed or padded rows.
 
     Args:
         loaded: The model in its final precision, on the CPU if the device needs fixed shapes.
         kind: The kind of device.
         architecture: The Auto class of its head.
         reading: The values that will be read.
-        environ: AMPHORA_PACKING, AMPHORA_BUCKETS.
+        environ: AMPHORA_ENGINE, AMPHORA_PACKING, AMPHORA_BUCKETS.
         is_int8: Whether its layers will be quantized to int8.
 
     Raises:
-        ModelError: The device cannot compute the model.
+        ModelError: The device or OpenVINO cannot compute the model.
         ValueError: A variable has an invalid value.
     """
     if kind in DEVICES:
         return _on_device(loaded, kind, reading, environ)
     loaded = _with_safe_merging(loaded, reading)
-    # int8 has one scale for the activations of a call, which texts in one row would share.
-    if is_int8 or loaded.padded.merging != PADDED:
-        return loaded
-    return _packed(loaded, architecture.__name__, reading, environ)
+    why_not = []
+    if loaded.padded.merging != PADDED:
+        why_not.append(f"the model takes {loaded.padded.merging}")
+    if is_int8:
+        # int8 has one scale for a call's activations.
+        why_not.append("AMPHORA_DTYPE is int8")
+    if conversion.is_requested(environ):
+        if architecture is AutoModelForMaskedLM:
+            why_not.append("of masked texts few tokens are read")
+        return _by_openvino(loaded, why_not)
+    return loaded if why_not else _packed(loaded, architecture.__name__, reading, environ)
 
 
 def _refuse_on_device(kind: str, architecture: Any) -> None:
@@ -200,6 +208,16 @@ def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
         name = type(loaded.model).__name__
         print(f"batches: padding changes the answers of {name}: {merging}", flush=True)
     return replace(merged, typed=typed)
+
+
+def _by_openvino(loaded: LoadedModel, why_not: Sequence[str]) -> LoadedModel:
+    """Return the model as OpenVINO computes it. Raise ModelError if it cannot, or for `why_not`."""
+    if why_not:
+        raise conversion.refused(" and ".join(why_not))
+    untyped = {TYPE_IDS} - set(loaded.tokenizer.model_input_names)
+    inputs = sorted(loaded.padded.inputs - untyped)
+    engine = conversion.converted(loaded.model, inputs, loaded.max_length)
+    return replace(loaded, engine=engine, padded=replace(loaded.padded, by_cost=True))
 
 
 def _packed(

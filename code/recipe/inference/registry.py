@@ -9,6 +9,9 @@ import transformers
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.backend import pipelines
+from recipe.backend.engines import conversion
+from recipe.backend.engines.graph import Forward
+from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
@@ -50,9 +53,27 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
         name = chosen(origin, environ)
         print(f"task: {name}", flush=True)
         if (served := SERVED.get(name)) is None:
-            return pipelines.Foreign.load(origin, name, environ)
-        task: ServedTask = resolve(served.load)(origin, **served.options)
-        return task
+            task: ServedTask = pipelines.Foreign.load(origin, name, environ)
+        else:
+            task = resolve(served.load)(origin, **served.options)
+    if conversion.is_requested(environ) and engine_of(task) is None:
+        raise conversion.refused(
+            "it computes encoders (classification, entities, question answering, vectors, "
+            "rankings), and this model is none of them"
+        )
+    return task
+
+
+def model_of(task: ServedTask) -> LoadedModel | None:
+    """Return a task's model; None if a library computes it."""
+    model: LoadedModel | None = getattr(getattr(task, "vectors", task), "loaded", None)
+    return model
+
+
+def engine_of(task: ServedTask) -> Forward | None:
+    """Return OpenVINO's graph of a task's model; None if PyTorch computes it."""
+    model = model_of(task)
+    return None if model is None else model.engine
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:

@@ -29,6 +29,7 @@ SETTINGS: Mapping[str, str] = {
         ("CODE_DIR", "folder of the recipe and the default handlers (/opt/amphora/code)"),
         # Serving: the model
         ("DTYPE", "float32, bfloat16, float16 or int8 (bfloat16 where the device computes in it)"),
+        ("ENGINE", "torch or openvino: what computes encoders on a CPU (torch)"),
         ("GENERATION", "vllm or transformers: what generates text (vllm if it can)"),
         ("PACKING", "0 pads the texts of a call instead of joining them in one row (1)"),
         ("BLOCKED_WEIGHTS", "0 keeps PyTorch's layout of the weights on a CPU (1)"),
@@ -68,7 +69,6 @@ REMOVED = {
         ),
         ("MAX_WINDOWS", "Set AMPHORA_MAX_ROWS: windows are among its rows."),
         ("COMPILE", "Call torch.compile in the model_fn of an inference.py."),
-        ("ENGINE", "Leave it out: PyTorch computes. OpenVINO needs an inference.py that uses it."),
         ("SESSIONS", "Leave it out: a model has at most 1,024 open sessions."),
         (
             "CACHE_TOKENS",

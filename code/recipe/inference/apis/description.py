@@ -9,6 +9,7 @@ from typing import Any
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.requests.payloads import BadRequest, Request
 from recipe.compat import UNBOUNDED
+from recipe.inference import registry
 from recipe.inference.apis import openai, openai_forms, tei, tgi
 from recipe.task_table import SERVED
 from recipe.tasks.causal_lm.serve import Generator
@@ -56,8 +57,9 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     if isinstance(model, Classifier) and model.loaded.model.config.num_labels == 1:
         described["form"] = "rank"
     loaded = getattr(model, "loaded", None)
-    computed = getattr(getattr(model, "vectors", model), "loaded", None)
-    if computed is not None and isinstance(computed.layout, PackedRows):
+    computed = registry.model_of(model)
+    # Packed rows have no padding, and calls of OpenVINO's graph are cut by what padding costs.
+    if computed is not None and (computed.engine or isinstance(computed.layout, PackedRows)):
         described["padding"] = False
     reads = model.vectors if isinstance(model, Embedder) else loaded
     if isinstance(model, LibraryVectors):

@@ -15,6 +15,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from recipe.backend import bounds, loaded_model, loading, precision, turns
 from recipe.backend.bounds import Bound
+from recipe.backend.engines import conversion
 from recipe.backend.loaded_model import LoadedModel, side_of
 from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import BadRequest, Request
@@ -127,6 +128,8 @@ class SentenceVectors:
             )  # fmt: skip
         elif is_static:
             raise static.refused(kind, f"of its modules ({_names(model)}) shapes are not known")
+        elif conversion.is_requested(environ):
+            raise conversion.refused(f"the model's modules are {_names(model)}")
         else:
             turns.pause_before_calls(model[0])
         return cls(model, loaded, normalizes=normalizes)

@@ -1,0 +1,99 @@
+"""Compares a graph's answers with those of the model that it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recipe.backend.engines.graph import Forward
+from recipe.backend.rows import TokenRow, are_close, padded, tolerance_of
+from recipe.data.column_names import TYPE_IDS
+
+_LONGEST = 4096
+"""Tokens of the longest text that is compared."""
+
+
+def fault(
+    exact: Any,
+    forwards: Mapping[torch.dtype, Forward],
+    names: Sequence[str],
+    inputs: Sequence[str],
+    longest: int,
+) -> str:
+    """Return how a graph's answers differ from the model's to each text alone; empty if they don't.
+
+    Args:
+        exact: The model in float32.
+        forwards: The graph in each precision.
+        names: Of its outputs.
+        inputs: What both take.
+        longest: Tokens that the model reads at most.
+    """
+    pad = int(exact.config.pad_token_id or 0)
+
+    def batch_of(rows: Sequence[TokenRow], length: int) -> dict[str, Tensor]:
+        batch = padded(rows, length, pad, exact.device)
+        return {name: batch[name] for name in inputs if name in batch}
+
+    for rows in _drawn(longest, exact.config, TYPE_IDS in inputs):
+        # What a text's neighbours are must not change its answer.
+        alone = [
+            _values(exact(**batch_of([row], len(row.ids))), names, [row])  # each output of a row
+            for row in rows
+        ]
+        wanted = [values[place] for place in range(len(names)) for values in alone]
+        batch = batch_of(rows, max(len(row.ids) for row in rows))
+        for dtype, forward in forwards.items():
+            values = _values(forward(**batch), names, rows)
+            tolerance = tolerance_of(wanted, dtype)
+            if not are_close(values, wanted, tolerance):
+                pairs = zip(values, wanted, strict=True)
+                far = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+                return (
+                    f"in {dtype} its graph's answers to {len(rows)} texts of up to "
+                    f"{batch['input_ids'].shape[1]} tokens differ from PyTorch's in float32 by "
+                    f"{far:.3g}, where {tolerance:.3g} would be rounding"
+                )
+    return ""
+
+
+def _drawn(longest: int, config: Any, has_types: bool) -> Iterator[list[TokenRow]]:
+    """Yield texts of random tokens: one and several, short ones and as long as the model reads, of
+    one length and of several; with the types of pairs, where it takes them, and without."""
+    random = np.random.default_rng(0)
+    pad, most = int(config.pad_token_id or 0), min(longest, _LONGEST)
+    for lengths in (
+        (2,),
+        (17,),
+        (9, 30, 5),
+        (40, 3, 40, 21, 12, 2, 33),
+        (most // 3, most),
+        (most,),
+    ):
+        rows = []
+        for length in lengths:
+            ids = random.integers(1, config.vocab_size, max(1, min(length, longest)))
+            # A text holds no padding: some models count no position for it.
+            rows.append(TokenRow(np.where(ids == pad, pad - 1 if pad else 1, ids).tolist()))
+        yield rows
+        if has_types and getattr(config, "type_vocab_size", 2) > 1:
+            yield [
+                replace(row, types=sorted(random.integers(0, 2, len(row.ids)).tolist()))
+                for row in rows
+            ]
+
+
+def _values(output: Any, names: Sequence[str], rows: Sequence[TokenRow]) -> list[Tensor]:
+    """Return what is read of an output, in float32, without the values of padding."""
+    values = []
+    for name in names:
+        whole = output[name].float()
+        is_per_token = name != "logits" or whole.ndim == 3
+        for one, row in zip(whole, rows, strict=True):
+            values.append(one[: len(row.ids)] if is_per_token else one)
+    return values
