@@ -95,6 +95,11 @@ def locate(
         CodeError: The code cannot be downloaded or unpacked, or it lacks the entry point.
     """
     if job.entry_point is None:
+        if place := job.sagemaker.get("sagemaker_submit_directory"):
+            raise CodeError(
+                f"sagemaker_submit_directory is {place!r}, but no entry point is named.",
+                "Set sagemaker_program to a file of it, or leave out both to train by the recipe.",
+            )
         return Source(root=recipe_dir(environ), kind=ProgramKind.SCRIPT, name="train.py")
     place = job.submit_directory.removeprefix("file://")
     path = Path(place)

@@ -151,6 +151,13 @@ def test_a_place_that_does_not_exist(tree: Tree, tmp_path: Path) -> None:
     assert tree.failure and "sagemaker_submit_directory is" in tree.failure
 
 
+def test_code_without_an_entry_point_is_not_ignored(tree: Tree, tmp_path: Path) -> None:
+    packed = archive(tmp_path / "s.tar.gz", ("script.py", HELLO))
+    tree.configure({"sagemaker_submit_directory": str(packed)})
+    assert tree.train().returncode == 2
+    assert tree.failure and "no entry point is named" in tree.failure
+
+
 class TestKinds:
     def test_a_shell_script_with_windows_line_endings_is_refused(self, tree: Tree) -> None:
         tree.configure({"sagemaker_program": "run.sh"}).script(

@@ -158,6 +158,10 @@ CASES = {
         "import torch\nraise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')",
         1, ("lower the batch size",), "torch.OutOfMemoryError: CUDA out of memory",
     ),
+    "out of memory": Case(
+        "import numpy\nnumpy.empty(1 << 60, dtype='u1')", 1, ("larger instance",),
+        "numpy._core._exceptions._ArrayMemoryError"
+    ),
     "interrupt": Case("raise KeyboardInterrupt", 130, (), "KeyboardInterrupt"),
     "exit code": Case("raise SystemExit(17)", 17, ("exit code 17",), "The script ended with exit code 17"),
     "exit with words": Case("raise SystemExit('bad split')", 1, ("bad split",)),
