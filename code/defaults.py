@@ -40,11 +40,11 @@ def leads(model_dir: str) -> bool:
     return not is_saved and not named and bool(pytorch.script_files(model_dir))
 
 
-def for_file(own: frozenset[str], path: str) -> Defaults:
+def for_file(defined: frozenset[str], path: str) -> Defaults:
     """Return the defaults for a file of handlers.
 
     Args:
-        own: The functions that the file defines.
+        defined: The functions that the file defines.
         path: The path of the file; empty if there is none.
 
     Raises:
@@ -60,14 +60,14 @@ def for_file(own: frozenset[str], path: str) -> Defaults:
         raise ValueError(
             f"{VARIABLE} is {setting!r}. Give {HUGGING_FACE} or {PYTORCH}, or leave it out."
         )
-    return Defaults(own=own, path=path, setting=setting)
+    return Defaults(defined=defined, path=path, setting=setting)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
     """The default functions of one file."""
 
-    own: frozenset[str]
+    defined: frozenset[str]
     path: str
     setting: str
 
@@ -83,10 +83,10 @@ class Defaults:
         Raises:
             ValueError: The model needs a function that the file does not define.
         """
-        missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.own)
-        if "transform_fn" in self.own or not missing:
+        missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.defined)
+        if "transform_fn" in self.defined or not missing:
             return {}
-        if "predict_fn" not in self.own:
+        if "predict_fn" not in self.defined:
             kind = type(model).__name__
             if not callable(model) and library_call(model) is None:
                 raise ValueError(
@@ -94,7 +94,11 @@ class Defaults:
                     " predict_fn(data, model), or return a pipeline or a module."
                 )
             reads_tokens = getattr(model, "main_input_name", "") == "input_ids"
-            if "input_fn" not in self.own and reads_tokens and "transformers" in packages_of(model):
+            if (
+                "input_fn" not in self.defined
+                and reads_tokens
+                and "transformers" in packages_of(model)
+            ):
                 raise ValueError(
                     f"model_fn of {self.path} returned a {kind}, and nothing in the file"
                     " tokenizes requests: return transformers.pipeline(...) from model_fn, or"
@@ -128,7 +132,11 @@ class Defaults:
     def advice(self, model: Any, model_dir: str) -> str:
         """Return advice for an error in the file's predict_fn: which default input_fn was used, and
         how to select the other one. Return "" if there is no choice."""
-        if self.setting or {"input_fn", "transform_fn"} & self.own or "predict_fn" not in self.own:
+        if (
+            self.setting
+            or {"input_fn", "transform_fn"} & self.defined
+            or "predict_fn" not in self.defined
+        ):
             return ""
         if self.family(model, model_dir)[0] == PYTORCH:
             return f"Its data is a tensor; {VARIABLE}={HUGGING_FACE} leaves JSON unchanged."

@@ -267,8 +267,8 @@ def all_at_once(problems: Sequence[str]) -> HyperparameterError:
 
 _OF_TASKS: Mapping[str, Sequence[str]] = {
     name: [task for task, row in TASKS.items() if name in row.hyperparameters]
-    for each in TASKS.values()
-    for name in each.hyperparameters
+    for of_task in TASKS.values()
+    for name in of_task.hyperparameters
 }
 _SMOOTHING = "label_smoothing"
 

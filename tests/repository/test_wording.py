@@ -159,7 +159,8 @@ def test_a_decision_has_its_parts_and_a_row_of_the_index(page: Path) -> None:
 def test_variables_are_named_after_what_they_hold() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}, line {node.lineno}: {node.id}"
-        for path in (ROOT / "container").rglob("*.py")
+        for folder in ("code", "container")
+        for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Name) and node.id in ("each", "own", "asked", "told")
     ]

@@ -28,7 +28,7 @@ def unread(report: Mapping[str, Any]) -> list[str]:
         report: from_pretrained's output_loading_info.
     """
     # transformers 4 reports names, transformers 5 names with both shapes.
-    other = (each if isinstance(each, str) else each[0] for each in report["mismatched_keys"])
+    other = (key if isinstance(key, str) else key[0] for key in report["mismatched_keys"])
     return sorted({*report["missing_keys"], *other})
 
 

@@ -71,9 +71,9 @@ def check_named(part: Part, given: DataSettings) -> None:
         value = getattr(given, item.name)
         if not value or not item.name.endswith(("_column", "_columns")):
             continue
-        for name in [value] if value in names else [each.strip() for each in value.split(",")]:
+        for name in [value] if value in names else [part.strip() for part in value.split(",")]:
             # A column of records is named without its fields.
-            if not any(each == name or each.startswith(f"{name}.") for each in names):
+            if not any(column == name or column.startswith(f"{name}.") for column in names):
                 wrong[name] = item.name
     if wrong:
         values = ", ".join(f"{key} has value {name!r}" for name, key in wrong.items())

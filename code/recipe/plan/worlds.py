@@ -38,7 +38,7 @@ class Cut:
     """Most samples in a batch of one process."""
     accumulation: int
     """Batches of a process in a step."""
-    asked: tuple[int, int]
+    given: tuple[int, int]
     """The hyperparameters: batch size of one process, and batches in a step."""
     sharded: bool
     samples: int
@@ -46,7 +46,7 @@ class Cut:
 
     def as_job(self) -> dict[str, Any]:
         """Return the record for a checkpoint, with JSON's types."""
-        return {**asdict(self), "asked": list(self.asked)}
+        return {**asdict(self), "given": list(self.given)}
 
 
 def of_arguments(args: TrainingArguments) -> Cut:
@@ -56,7 +56,7 @@ def of_arguments(args: TrainingArguments) -> Cut:
         processes=args.world_size,
         size=size,
         accumulation=accumulation,
-        asked=(size, accumulation),
+        given=(size, accumulation),
         sharded=bool(args.fsdp),
         samples=args.world_size * size * accumulation,
     )
@@ -74,16 +74,16 @@ def kept(requested: Cut, saved: Mapping[str, Any] | None) -> Cut:
     if (
         not saved
         or saved["samples"] == requested.samples
-        or saved["asked"] != list(requested.asked)
+        or saved["given"] != list(requested.given)
     ):
         return requested
     samples = int(saved["samples"])
-    accumulation = -(-samples // (requested.processes * requested.asked[0]))
+    accumulation = -(-samples // (requested.processes * requested.given[0]))
     return Cut(
         processes=requested.processes,
         size=-(-samples // (requested.processes * accumulation)),
         accumulation=accumulation,
-        asked=requested.asked,
+        given=requested.given,
         sharded=requested.sharded,
         samples=samples,
     )

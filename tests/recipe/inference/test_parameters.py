@@ -14,6 +14,7 @@ import pytest
 
 from recipe.backend.generation import options
 from recipe.backend.requests.payloads import BadRequest
+from recipe.inference.apis import request_reader
 from recipe.tasks.masked_lm import serve as fill_mask
 from recipe.tasks.question_answering import serve as question_answering
 from recipe.tasks.text_classification import serve as classifier
@@ -310,15 +311,12 @@ def test_the_model_limits_a_text_and_the_tokenizer_says_what_is_usual(
 
 @pytest.mark.parametrize("kind", ["T5ForConditionalGeneration", "BartForConditionalGeneration"])
 def test_an_encoder_decoder_reads_a_long_text_whole_if_asked(kind: str, tmp_path: Path) -> None:
-    import inference
-
     save(kind, tmp_path / "m", seed=3)
     tokenizer(16).save_pretrained(tmp_path / "m")
     served: Any = Handlers(tmp_path / "m", HF_TASK="text2text-generation").model
     for truncation, read, cut in (None, 16, [0]), (False, 36, []):
         body = {"inputs": VARIED, "truncation": truncation, "max_new_tokens": 2}
-        request = inference.reading.read(
-            json.dumps(body).encode(), "application/json", "/invocations"
-        )
+        text = json.dumps(body).encode()
+        request = request_reader.read(text, "application/json", "/invocations")
         served.measure(request)
         assert (len(request.token_ids[0]), list(request.truncated)) == (read, cut)

@@ -34,8 +34,8 @@ ARGUMENTS = (*STEPS, "--save_total_limit", "9", "--logging_steps", "1", "--lr", 
 
 def cut(processes: int, size: int, accumulation: int = 1) -> Cut:
     samples = processes * size * accumulation
-    asked = (size, accumulation)
-    return Cut(processes=processes, size=size, accumulation=accumulation, asked=asked,
+    given = (size, accumulation)
+    return Cut(processes=processes, size=size, accumulation=accumulation, given=given,
                sharded=False, samples=samples)  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_the_samples_of_a_step_are_kept(was: Cut, now: Cut, found: tuple[int, in
     assert kept.size <= now.size, "a device has room for what was asked for"
     assert kept.processes * kept.size * kept.accumulation >= kept.samples
     again = worlds.kept(was, kept.as_job())
-    if found[2] == was.samples and now.asked == was.asked:
+    if found[2] == was.samples and now.given == was.given:
         assert (again.size, again.samples) == (was.size, was.samples), "and back"
 
 
@@ -98,7 +98,7 @@ def finer(
 def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
     spread = np.random.default_rng(0).lognormal(5, 0.6, 333).astype(int).clip(4).tolist()
     training, now = finer(spread, cut(1, 16, 2))
-    assert (now.size, now.accumulation, now.samples, now.asked) == (4, 8, 32, (16, 2))
+    assert (now.size, now.accumulation, now.samples, now.given) == (4, 8, 32, (16, 2))
     assert training.steps() == 11
     lengths, longest = training.samples.lengths, []
     for at in range(8):

@@ -154,8 +154,9 @@ def test_texts_in_float32_are_those_of_generate(
         ids = torch.tensor(reader([text])["input_ids"])
         mask = torch.ones_like(ids)
         written = plain.generate(input_ids=ids, attention_mask=mask, do_sample=False, **settings)
-        start = 0 if plain.config.is_encoder_decoder else ids.shape[1]
-        expected = reader.decode(written[0, start:], skip_special_tokens=True)
+        expected = reader.decode(written[0], skip_special_tokens=True)
+        if not plain.config.is_encoder_decoder:
+            expected = expected[len(reader.decode(ids[0], skip_special_tokens=True)) :]
         only_new = {} if plain.config.is_encoder_decoder else {"return_full_text": False}
         (answer,) = served.ask({"inputs": text, "parameters": {**settings, **only_new}})
         assert answer["generated_text"] == expected

@@ -197,7 +197,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     try:
         made = records.of_blocks(objects)
     except UnicodeEncodeError as error:
-        of_rows = ((each, at) for each in read() for at in range(len(each.values)))
+        of_rows = ((block, at) for block in read() for at in range(len(block.values)))
         where = next(
             f"row {row}" if block.lines is None else f"line {block.lines[at]}"
             for row, (block, at) in enumerate(of_rows)

@@ -190,7 +190,7 @@ def _usual(kind: pa.DataType) -> pa.DataType:
         entry = pa.struct([("key", _usual(kind.key_type)), ("value", _usual(kind.item_type))])
         return pa.list_(entry)
     if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_usual(each.type)) for each in kind])
+        return pa.struct([field.with_type(_usual(field.type)) for field in kind])
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_usual(kind.value_type)))
     if pa.types.is_large_list(kind):

@@ -56,7 +56,7 @@ def find(
             say contradicts itself; one of several configurations must be asked for; or a split has
             files of which each host has its own and files that all hosts have.
     """
-    requested = [each.strip() for each in (configurations or "").split(",") if each.strip()]
+    requested = [part.strip() for part in (configurations or "").split(",") if part.strip()]
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
     named = {name: split_of(name) for name in data}
     others = [name for name, split in named.items() if split is None]
@@ -64,11 +64,11 @@ def find(
     inside: dict[str, Mapping[str, list[Path]]] = {}
     for name, path in data.items():
         alone = others == [name] and "train" not in named.values()
-        own = named[name] or ("train" if alone else None)
+        split_of_channel = named[name] or ("train" if alone else None)
         if name in sharded and not (path.exists() and sources.scan(path).data):
-            inside[name] = {own: []} if own else {}
+            inside[name] = {split_of_channel: []} if split_of_channel else {}
         else:
-            inside[name] = _inside(name, path, own, requested, notes)
+            inside[name] = _inside(name, path, split_of_channel, requested, notes)
     files: dict[str, list[Path]] = {}
     for name, of_channel in inside.items():
         for split, paths in of_channel.items():
@@ -106,7 +106,7 @@ def find(
 
 
 def _inside(
-    name: str, path: Path, own: str | None, requested: Sequence[str], notes: list[str]
+    name: str, path: Path, of_channel: str | None, requested: Sequence[str], notes: list[str]
 ) -> Mapping[str, list[Path]]:
     """Return the files of each split in one channel."""
     if not path.exists():
@@ -118,7 +118,7 @@ def _inside(
     sources_here = sources.scan(path)
     notes += sources_here.describe(name)
     root = path if path.is_dir() else path.parent
-    assigned = splits.by_names(root, sources_here.data, own, requested)
+    assigned = splits.by_names(root, sources_here.data, of_channel, requested)
     for card in sources_here.cards:
         _check_card(card, assigned.files)
     notes += assigned.notes

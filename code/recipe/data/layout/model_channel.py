@@ -27,7 +27,7 @@ def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path 
     A channel may hold the model's files, one folder with them, or model.tar.gz.
     """
     names = [name] if name else MODEL_CHANNELS
-    channel = next((channels[each] for each in names if each in channels), None)
+    channel = next((channels[one] for one in names if one in channels), None)
     if channel is None or not channel.is_dir():
         return None
     archive = channel / "model.tar.gz"

@@ -25,7 +25,7 @@ class Assigned:
 
 
 def by_names(
-    root: Path, paths: Sequence[Path], own: str | None, requested: Sequence[str]
+    root: Path, paths: Sequence[Path], of_channel: str | None, requested: Sequence[str]
 ) -> Assigned:
     """Return the files of each split.
 
@@ -34,7 +34,7 @@ def by_names(
 
     Args:
         root: The channel's folder.
-        own: The split that the channel stands for, if any.
+        of_channel: The split that the channel stands for, if any.
         requested: The configurations that are read: folders, each of which has its own splits.
 
     Raises:
@@ -51,11 +51,16 @@ def by_names(
         split: [path for path, of_path in named.items() if of_path == split]
         for split in sorted(present)
     }
-    if own in ("validation", "test") and own not in present and len(present) == 1 and not unnamed:
+    if (
+        of_channel in ("validation", "test")
+        and of_channel not in present
+        and len(present) == 1
+        and not unnamed
+    ):
         # The channel's name is the user's word, and what is evaluated is never learned.
-        notes.append(f"{listed(paths)}: taken as {own} data, as the channel is named so.")
-        return Assigned(files={own: list(paths)}, notes=notes)
-    if own == TRAIN and present and TRAIN not in present:
+        notes.append(f"{listed(paths)}: taken as {of_channel} data, as the channel is named so.")
+        return Assigned(files={of_channel: list(paths)}, notes=notes)
+    if of_channel == TRAIN and present and TRAIN not in present:
         others = f"{listed(unnamed)} may be of any split" if unnamed else "no other file is there"
         raise DataError(
             f"{listed([path for path in paths if path not in unnamed])}: the names say "
@@ -63,12 +68,14 @@ def by_names(
             "Name the training data train, such as train.csv, or give each split a channel of its "
             "own (train, test). Leave out files with the rows of all splits.",
         )
-    if unnamed and own is None:
+    if unnamed and of_channel is None:
         notes.append(f"{listed(unnamed)} is not used: neither it nor its channel names a split.")
-    elif unnamed and own in present and own == TRAIN:
-        notes.append(f"{listed(unnamed)} is not used: other files are named after {own} data.")
-    elif unnamed and own is not None:
-        files.setdefault(own, []).extend(unnamed)
+    elif unnamed and of_channel in present and of_channel == TRAIN:
+        notes.append(
+            f"{listed(unnamed)} is not used: other files are named after {of_channel} data."
+        )
+    elif unnamed and of_channel is not None:
+        files.setdefault(of_channel, []).extend(unnamed)
     return Assigned(files=files, notes=notes)
 
 

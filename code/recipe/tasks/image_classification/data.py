@@ -51,11 +51,11 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
     others = [name for name in data if split_of(name) is None]
     for name, path in data.items():
-        alone = others == [name] and not any(split_of(each) == "train" for each in data)
-        own = split_of(name) or ("train" if alone else None)
+        alone = others == [name] and not any(split_of(n) == "train" for n in data)
+        of_channel = split_of(name) or ("train" if alone else None)
         with problems.noted():
-            for split, part in _of_channel(path, own, settings, notes):
-                if own is None or split == own or not any(split_of(n) == split for n in data):
+            for split, part in _of_channel(path, of_channel, settings, notes):
+                if of_channel in (None, split) or not any(split_of(n) == split for n in data):
                     parts.setdefault(split, []).append(part)
     problems.check()
     if not parts.get("train"):
@@ -69,14 +69,15 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
             "and label.",
         )
     spelled: dict[str, list[list[str]]] = {
-        split: [LabelShape().spell(part, LABEL) for part in each] for split, each in parts.items()
+        split: [LabelShape().spell(part, LABEL) for part in of_split]
+        for split, of_split in parts.items()
     }
     train = [label for labels_of_part in spelled["train"] for label in labels_of_part]
     known = labels.classes(parts["train"][0], LABEL, train)
     built = {}
-    for split, each in parts.items():
+    for split, of_split in parts.items():
         tables = []
-        for part, names in zip(each, spelled[split], strict=True):
+        for part, names in zip(of_split, spelled[split], strict=True):
             strange = next((row for row, name in enumerate(names) if name not in known.ids), None)
             if strange is not None:
                 raise DataError(
@@ -87,7 +88,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
             ids = pa.array([known.ids[name] for name in names], pa.int64())
             tables.append(part.with_column(LABEL, ids).table)
         built[split] = held_out.data_set(tables)
-        of_files = f"{len(each)} tables or folders" if len(each) > 1 else str(each[0].path)
+        of_files = (
+            f"{len(of_split)} tables or folders" if len(of_split) > 1 else str(of_split[0].path)
+        )
         notes.append(f"{split} data: {len(built[split])} pictures from {of_files}")
     uses, rule = held_out.assign(built, settings, lambda split: np.asarray(split[LABEL][:]))
     sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
@@ -100,7 +103,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
 
 
 def _of_channel(
-    path: Path, own: str | None, settings: DataSettings, notes: list[str]
+    path: Path, of_channel: str | None, settings: DataSettings, notes: list[str]
 ) -> list[tuple[str, Part]]:
     """Return the parts of a channel with their splits: from its tables, else from its folders."""
     if not path.exists():
@@ -109,13 +112,13 @@ def _of_channel(
         )
     sources_here = sources.scan(path)
     pictures = sorted(
-        each for each in (*sources_here.data, *sources_here.passed_over) if _is_picture(each)
+        file for file in (*sources_here.data, *sources_here.passed_over) if _is_picture(file)
     )
-    tables = [each for each in sources_here.data if not _is_picture(each)]
+    tables = [file for file in sources_here.data if not _is_picture(file)]
     if not tables:
-        return _folders(path, pictures, own, notes)
+        return _folders(path, pictures, of_channel, notes)
     root = path if path.is_dir() else path.parent
-    assigned = splits.by_names(root, tables, own, [])
+    assigned = splits.by_names(root, tables, of_channel, [])
     notes += assigned.notes
     problems = Problems()
     parts: list[tuple[str, Part]] = []
@@ -136,7 +139,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def _folders(
-    root: Path, pictures: Sequence[Path], own: str | None, notes: list[str]
+    root: Path, pictures: Sequence[Path], of_channel: str | None, notes: list[str]
 ) -> list[tuple[str, Part]]:
     """Return images of folders named after classes; a folder above may name the split."""
     by_split: dict[str, list[Path]] = {}
@@ -157,10 +160,10 @@ def _folders(
                 "Put the pictures of each class into a folder of its name, or add a metadata.csv "
                 "with the columns file_name and label.",
             )
-        split = named or own
+        split = named or of_channel
         if split is not None:
             by_split.setdefault(split, []).append(path)
-    if own == "train" and by_split.keys() - {"train"} and "train" not in by_split:
+    if of_channel == "train" and by_split.keys() - {"train"} and "train" not in by_split:
         raise DataError(
             f"The folders of {root} name {' and '.join(sorted(by_split))} data, and none is for "
             "training.",
@@ -199,10 +202,10 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     stem = settings.image_column
     kept = pa.nulls(rows, pa.large_binary())
     for name in [stem] if stem else NAMES:
-        for each in (f"{name}.bytes", name):
-            kind = part.table.schema.field(each).type if each in names else pa.null()
+        for column in (f"{name}.bytes", name):
+            kind = part.table.schema.field(column).type if column in names else pa.null()
             if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-                kept = part.table[each].cast(pa.large_binary()).combine_chunks()
+                kept = part.table[column].cast(pa.large_binary()).combine_chunks()
                 stem = name
     files: list[str | None] = [None] * rows
     if kept.null_count:
@@ -255,7 +258,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
         if name in NOT_DATA_CHANNELS or not path.is_dir():
             continue
         found = sources.scan(path)
-        pictures = [each for each in (*found.data, *found.passed_over) if _is_picture(each)]
+        pictures = [file for file in (*found.data, *found.passed_over) if _is_picture(file)]
         in_folders = sum(len(picture.relative_to(path).parts) > 1 for picture in pictures)
         if in_folders > 1 and all(map(_is_picture, found.data)):
             return Recognised(reason=f"channel {name} holds folders of pictures")

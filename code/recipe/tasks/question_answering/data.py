@@ -139,7 +139,7 @@ def _unanswered(split: datasets.Dataset) -> int:
     """Return how many of the questions have no answer."""
     batches = values.tables(split.select_columns([ANSWERS]), _AT_ONCE)
     counts = [pc.list_value_length(batch[ANSWERS]).to_numpy() for batch in batches]
-    return sum(int((each == 0).sum()) for each in counts)
+    return sum(int((of_batch == 0).sum()) for of_batch in counts)
 
 
 def _rows(part: Part, columns: Mapping[str, str]) -> tuple[pa.Table, int]:
@@ -207,7 +207,7 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
     cells = (cell for _, batch in part.batches([column]) for cell in batch[column].to_pylist())
     for row, cell in enumerate(cells):
         articles = cell if column == "data" else [{"paragraphs": cell}]
-        for paragraph in [each for article in articles or [] for each in article["paragraphs"]]:
+        for paragraph in [one for article in articles or [] for one in article["paragraphs"]]:
             for question in paragraph.get("qas") or []:
                 answers = question.get("answers") or []
                 if any(question.get(name) is True for name in _NONE_THERE):

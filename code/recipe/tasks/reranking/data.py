@@ -92,7 +92,7 @@ def _by_query(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows of each query together, in the order of the queries' first rows, each text once;
     some queries at a time."""
     of_batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(_AT_ONCE)]
-    hashes = [pd.util.hash_array(each.to_numpy(zero_copy_only=False)) for each in of_batches]
+    hashes = [pd.util.hash_array(queries.to_numpy(zero_copy_only=False)) for queries in of_batches]
     _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
     order = np.argsort(firsts[numbers], kind="stable")
     ends = np.append(np.flatnonzero(np.diff(numbers[order])) + 1, len(order))

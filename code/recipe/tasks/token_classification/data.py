@@ -127,7 +127,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
             read.setdefault(split, []).append(_read(part, columns, settings.class_names, notes))
     problems.check()
     names, are_entities, summary = _tag_names(read["train"], notes)
-    built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
+    built = {split: _build(split, files, names, are_entities) for split, files in read.items()}
     findings = []
     for split, files in read.items():
         sentences = sum(file.sentences for file in files)
