@@ -66,7 +66,8 @@ def check_texts(part: Part, column: str) -> None:
     if what is None:
         return
     check_untagged(part, column)
-    shown = sample[0] if isinstance(sample[0], str) else json.dumps(sample[0], default=str)
+    first = next(iter(sample), None)
+    shown = first if isinstance(first, str) else json.dumps(first, default=str)
     raise DataError(
         f"Column {column!r} of {part.path} is not text: it {what}, such as {shown[:60]!r}.",
         f"{_NAME_TEXTS.removesuffix('.')}, or write it as strings; the columns are "

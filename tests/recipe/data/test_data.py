@@ -112,6 +112,12 @@ def test_a_type_without_a_usual_one_and_a_column_twice_are_named(tmp_path: Path)
     assert "b.parquet has two columns called 'text'" in str(caught.value)
 
 
+def test_a_column_of_empty_values_that_are_not_texts_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [0] * 4, "label": ["a", "b"] * 2}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"'text' of .*a.parquet is not text: it is of type int64"):
+        load({"train": tmp_path})
+
+
 @pytest.mark.parametrize("as_columns", [True, False])
 @pytest.mark.parametrize("value", ["eval-harness", "Test Kitchen", {"name": "imdb"}])
 def test_a_column_called_dataset_leaves_rows(tmp_path: Path, value: Any, as_columns: bool) -> None:
