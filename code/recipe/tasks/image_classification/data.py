@@ -202,10 +202,10 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     stem = settings.image_column
     kept = pa.nulls(rows, pa.large_binary())
     for name in [stem] if stem else NAMES:
-        for column in (f"{name}.bytes", name):
-            kind = part.table.schema.field(column).type if column in names else pa.null()
+        for of_bytes in (f"{name}.bytes", name):
+            kind = part.table.schema.field(of_bytes).type if of_bytes in names else pa.null()
             if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-                kept = part.table[column].cast(pa.large_binary()).combine_chunks()
+                kept = part.table[of_bytes].cast(pa.large_binary()).combine_chunks()
                 stem = name
     files: list[str | None] = [None] * rows
     if kept.null_count:
