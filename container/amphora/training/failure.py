@@ -47,8 +47,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         " job network access.",
     ),
     (
-        r"OutOfMemoryError|CUDA out of memory|can't allocate memory|MemoryError"
-        r"|died with <Signals.SIGKILL",
+        r"MemoryError|CUDA out of memory|can't allocate memory|died with <Signals.SIGKILL",
         "Out of memory: lower the batch size or max_length, or take a larger instance.",
     ),
     (

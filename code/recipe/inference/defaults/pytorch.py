@@ -43,7 +43,7 @@ def load_torchscript(model_dir: str) -> Any:
     """Load the TorchScript module in model.pt, or in the only .pt or .pth file, on this device.
 
     Raises:
-        ModelError: There is no such file, there are several, or the file is not TorchScript.
+        ModelError: The folder has no such file or several, or the file is not TorchScript.
     """
     import torch
 

@@ -37,6 +37,8 @@ _BROKEN = b'data: {"error":'
 _REMARKS = {"metadata", "service_tier", "store", "user", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention"}  # fmt: skip
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_COMPLETION_TOKENS = 16
+"""The new tokens of a completion that names no number, as in OpenAI's API."""
 
 
 @dataclass
@@ -194,7 +196,10 @@ class VllmServer:
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompts = len(prompt)
         copies = body.get("n") or 1
-        length = next((body[key] for key in _LENGTHS if body.get(key)), 1)
+        # A chat that names no length may fill the context, which is allowed to a single text.
+        longest = min(self.description["max_length"], self._most_written)
+        usual = _COMPLETION_TOKENS if part.route == translation.COMPLETIONS else longest
+        length = next((body[key] for key in _LENGTHS if body.get(key)), usual)
         # Other types are refused by vLLM.
         if isinstance(copies, int) and isinstance(length, int):
             cost = prompts * copies * length
@@ -204,7 +209,8 @@ class VllmServer:
                     "too_costly",
                     f"The request asks for {cost:,} tokens that may be generated ({prompts:,}"
                     f" prompts x {copies:,} texts x {length:,} new tokens for each text);"
-                    f" {self._most_written:,} are allowed (AMPHORA_MAX_TOKENS_WRITTEN).",
+                    f" {self._most_written:,} are allowed (AMPHORA_MAX_TOKENS_WRITTEN). Give a lower"
+                    f" {_LENGTHS[0]}.",
                 )
         return {**body, "model": named}
 

@@ -226,6 +226,8 @@ def test_lines_are_answered_in_their_places(server: Running) -> None:
         ({"inputs": "x", "parameters": 3}, 400, "parameters is not an object"),
         ({"messages": CHAT, "prompt": "x"}, 400, "one of messages, prompt, input"),
         ({"prompt": ["x"] * 3, "n": 20, "max_tokens": 20}, 413, "1,200 tokens"),
+        ({"messages": CHAT, "n": 8}, 413, "8 texts x 128 new tokens"),
+        ({"prompt": ["x"] * 8, "n": 8}, 413, "8 texts x 16 new tokens"),
         ({"messages": CHAT, "max_completion_tokens": 2000}, 413, "AMPHORA_MAX_TOKENS_WRITTEN"),
         ({"prompt": "x", "guided_json": SCHEMA}, 400, "'guided_json' is not a key of vLLM's"),
         ({"prompt": "x", "max_new_tokens": 3}, 400, "'max_new_tokens' is not a key"),
