@@ -51,18 +51,7 @@ def run(
     """
     watch = Stopwatch()
     parts.check()
-    if is_first_process():  # fail now, not after hours of training
-        remedy = "Mount it writable, or set {} to another folder."
-        for what, folder, variable in (
-            ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
-            ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
-        ):
-            atomic.check_writable(what, folder, remedy.format(variable))
-    pushing = None
-    if hyperparameters.push_to_hub and is_first_process():
-        token = hyperparameters.hub_token or hyperparameters.hf_token or environ.get("HF_TOKEN")
-        is_private = hyperparameters.hub_private_repo is not False
-        pushing = hub.prepare(str(hyperparameters.hub_model_id), token, is_private)
+    pushing = _check_targets(hyperparameters, places, environ) if is_first_process() else None
     if not has_terminal() or not is_first_process():
         datasets.disable_progress_bars()
     quieten()
@@ -113,6 +102,25 @@ def run(
     if pushing:
         pushing.push(places.model_dir)
     return metrics
+
+
+def _check_targets(
+    hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
+) -> hub.Repository | None:
+    """Check that results can be written, before hours of training; return the repository to push
+    them to.
+    """
+    remedy = "Mount it writable, or set {} to another folder."
+    for what, folder, variable in (
+        ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
+        ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
+    ):
+        atomic.check_writable(what, folder, remedy.format(variable))
+    if not hyperparameters.push_to_hub:
+        return None
+    token = hyperparameters.hub_token or hyperparameters.hf_token or environ.get("HF_TOKEN")
+    is_private = hyperparameters.hub_private_repo is not False
+    return hub.prepare(str(hyperparameters.hub_model_id), token, is_private)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,23 +68,10 @@ def read_conll(path: Path, encoding: str) -> Part:
         DataError: lines have different numbers of cells, or the first column holds no words.
     """
 
-    def sentences() -> Iterator[list[_Row]]:
-        with open_text(path, encoding) as stream:
-            for has_words, lines in itertools.groupby(_lines(stream), key=lambda row: bool(row[1])):
-                if has_words:
-                    yield list(lines)
-
     width = count = counted = named = several = words_like_tags = 0
     kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
-    for rows in sentences():
-        for number, cells in rows:
-            width = width or len(cells)
-            if len(cells) != width or width < 2:
-                why = f", and the lines before it {width}" if width > 1 else ": a word and no tag"
-                raise DataError(
-                    f"{path} line {number} has {len(cells)} columns{why}.",
-                    "Write a word and its tags on each line, an empty line after each sentence.",
-                )
+    for rows in _sentences(path, encoding):
+        width = len(rows[0][1])
         # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(at) for at in range(1, len(numbers) + 1)]
@@ -117,7 +104,7 @@ def read_conll(path: Path, encoding: str) -> Part:
 
     def tables() -> Iterator[pa.Table]:
         """Yield the rows in pieces: as Python objects, all of them take ten times the file."""
-        again = sentences()
+        again = _sentences(path, encoding)
         while some := list(itertools.islice(again, _AT_ONCE)):
             starts.append(np.array([rows[0][0] for rows in some], np.int64))
             if is_universal:
@@ -130,6 +117,26 @@ def read_conll(path: Path, encoding: str) -> Part:
     table = spooled(pa.schema([(name, kind) for name in names]), tables())
     lines = np.concatenate([np.empty(0, np.int64), *starts])
     return Part(path=path, format="CoNLL", table=table, lines=lines)
+
+
+def _sentences(path: Path, encoding: str) -> Iterator[list[_Row]]:
+    """Yield the lines of each sentence. Raises DataError if their numbers of cells differ."""
+    width = 0
+    with open_text(path, encoding) as stream:
+        for has_words, lines in itertools.groupby(_lines(stream), key=lambda row: bool(row[1])):
+            if not has_words:
+                continue
+            rows = list(lines)
+            for number, cells in rows:
+                width = width or len(cells)
+                if len(cells) != width or width < 2:
+                    why = f", the lines before it {width}" if width > 1 else ": a word and no tag"
+                    raise DataError(
+                        f"{path} line {number} has {len(cells)} columns{why}.",
+                        "Write a word and its tags on each line, an empty line after each "
+                        "sentence.",
+                    )
+            yield rows
 
 
 def _names(width: int, is_counted: bool, is_universal: bool, is_nested: bool) -> dict[str, int]:

@@ -149,23 +149,7 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
     Raises:
         DataError: rows have different kinds of values, or too many have no prompt.
     """
-    talks = {
-        what
-        for what, name in columns.items()
-        if any(
-            _is_talk(value)
-            for _, batch in part.batches([name])
-            for value in batch[name].to_pylist()
-        )
-    }
-    if len(talks - {PROMPT}) == 1:
-        raise DataError(
-            f"{part.path} has conversations in only one of the columns {columns[CHOSEN]!r} and "
-            f"{columns[REJECTED]!r}.",
-            "Give both answers as texts, or both as lists of messages.",
-        )
-    if talks:
-        check_parts(part, columns.values(), TEMPLATE_PARTS, "")
+    talks = _conversations(part, columns)
     names: list[str] = part.table.column_names
     status = [name for name in names if plain(name) == _STATUS and name not in columns.values()]
     left_out: dict[str, tuple[int, int]] = {}
@@ -215,6 +199,33 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
             "Name the column of prompts in the hyperparameter prompt_column.",
         )
     return _Usable(table=table, are_talks=bool(talks), left_out=left_out)
+
+
+def _conversations(part: Part, columns: Mapping[str, str]) -> set[str]:
+    """Return which of the columns hold conversations; without any, all hold texts.
+
+    Raises:
+        DataError: only one of the answers is a conversation, or a column of the chat template's
+            is not read.
+    """
+    talks = {
+        what
+        for what, name in columns.items()
+        if any(
+            _is_talk(value)
+            for _, batch in part.batches([name])
+            for value in batch[name].to_pylist()
+        )
+    }
+    if len(talks - {PROMPT}) == 1:
+        raise DataError(
+            f"{part.path} has conversations in only one of the columns {columns[CHOSEN]!r} and "
+            f"{columns[REJECTED]!r}.",
+            "Give both answers as texts, or both as lists of messages.",
+        )
+    if talks:
+        check_parts(part, columns.values(), TEMPLATE_PARTS, "")
+    return talks
 
 
 def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bool) -> list[Any]:

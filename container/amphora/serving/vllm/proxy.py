@@ -209,8 +209,8 @@ class VllmServer:
                     "too_costly",
                     f"The request asks for {cost:,} tokens that may be generated ({prompts:,}"
                     f" prompts x {copies:,} texts x {length:,} new tokens for each text);"
-                    f" {self._most_written:,} are allowed (AMPHORA_MAX_TOKENS_WRITTEN). Give a lower"
-                    f" {_LENGTHS[0]}.",
+                    f" {self._most_written:,} are allowed (AMPHORA_MAX_TOKENS_WRITTEN). Give fewer"
+                    f" in {_LENGTHS[0]}.",
                 )
         return {**body, "model": named}
 
