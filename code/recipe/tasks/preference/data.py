@@ -294,7 +294,8 @@ def of_talks(
     """Return a row of conversations with its prompt, or the reason why it cannot be used.
 
     A prompt that is not a list of messages is the common beginning of both conversations, plus the
-    prompt as the user's turn if that has none.
+    prompt as the user's turn if that has none. A prompt that no user's turn there has is another
+    one: the row contradicts itself.
     """
     if not chosen or not rejected:
         return EMPTY
@@ -306,8 +307,12 @@ def of_talks(
         shared = len(prompt) if shared >= len(prompt) and chosen[: len(prompt)] == prompt else 0
     else:
         before = chosen[:shared]
-        if prompt and prompt.strip() and all(turn["role"] != "user" for turn in before):
+        questions = [turn["content"] for turn in before if turn["role"] == "user"]
+        text = (prompt or "").strip()
+        if text and not questions:
             before = [*before, {"role": "user", "content": prompt}]
+        elif text and not any(text in question or question in text for question in questions):
+            return OTHER_PROMPTS
     answers = [chosen[shared:], rejected[shared:]]
     if any(answer and answer[0]["role"] != "assistant" for answer in answers):
         return OTHER_PROMPTS

@@ -134,10 +134,16 @@ def test_rows_that_say_nothing_are_counted_and_named(
         ((None, GOOD, BAD), NO_PROMPT),
         ((ASKED, None, BAD), EMPTY),
         ((ASKED, said("u:other", "a:x"), BAD), OTHER_PROMPTS),
+        (("another", ASKED + GOOD, ASKED + BAD), OTHER_PROMPTS),
     ],
 )
 def test_conversations_that_are_no_preference(given: tuple[Any, Any, Any], why: str) -> None:
     assert preferences.of_talks(*given) == why
+
+
+def test_a_prompt_that_the_conversations_repeat_is_read_once() -> None:
+    found = preferences.of_talks(" why", ASKED + GOOD, ASKED + BAD)
+    assert found == (ASKED, GOOD, BAD)
 
 
 @pytest.mark.parametrize(
