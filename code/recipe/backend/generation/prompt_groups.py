@@ -85,8 +85,7 @@ def has_fixed_positions(config: Any) -> bool:
 def pieces(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Piece[Prompt]]:
     """Group the prompts of a request by the settings that a call of `generate` shares."""
     settings = prompts[0].settings
-    model: Any = loaded.model
-    chosen = {**vars(model.generation_config), **dict(settings.chosen)}
+    chosen = {**vars(loaded.model.generation_config), **dict(settings.chosen)}
     # Penalties on tokens of the prompt would apply to its padding, too.
     if chosen["repetition_penalty"] not in (None, 1.0) or chosen["no_repeat_ngram_size"]:
         merges = False
