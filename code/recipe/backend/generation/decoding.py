@@ -49,8 +49,8 @@ class Completion:
 class Writer:
     """Adds tokens to a `Completion` until an end token, a stop text or the most tokens.
 
-    As in pipelines, a text that continues its prompt is what its tokens add to the decoded prompt:
-    by themselves, tokens of some tokenizers lose the space before them.
+    As in pipelines of transformers 4, a text that continues its prompt is what its tokens add to
+    the decoded prompt: alone, tokens of some tokenizers lose the space before them.
     """
 
     def __init__(
