@@ -42,6 +42,10 @@ def test_only_the_described_routes_are_answered(shared: Start) -> None:
     error = absent.json()["error"]
     assert (error["type"], error["param"]) == ("not_found_error", None)
     assert "Routes: /invocations, /v1/completions" in error["message"]
+    unknown = server.http.post("/v1/complete", json={}).json()["error"]["message"]
+    assert "Routes: /ping, /invocations, /v1/completions" in unknown
+    assert "/v1/embeddings" not in unknown
+    assert server.http.get("/health").status_code == 200
     assert server.http.post("/embed", json={"inputs": "x"}).json()["error_type"] == "Validation"
     (model,) = server.http.get("/v1/models").json()["data"]
     assert model["id"] == "mine"
