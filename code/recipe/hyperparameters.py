@@ -15,7 +15,7 @@ from recipe import value_ranges
 from recipe.errors import HyperparameterError
 from recipe.secret_rules import is_secret_name, mask_shapes
 from recipe.settings import DataSettings, ModelSettings, documented
-from recipe.task_table import CLASSIFICATION, TASKS
+from recipe.task_table import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +220,7 @@ class Hyperparameters(DataSettings, ModelSettings):
                 remedy = f"Leave it out, or give {listed}."
                 if name == _SMOOTHING and self.task in _OF_TASKS[f"{_SMOOTHING}_factor"]:
                     remedy = f"Give {_SMOOTHING}_factor."
-                if name == "long_texts" and self.task == CLASSIFICATION:
+                if name == "long_texts" and self.task == "text-classification":
                     remedy = (
                         "Leave it out: longer texts are truncated. To classify whole texts, give a "
                         "model that reads them (ModernBERT: 8,192 tokens) and max_length."
@@ -266,9 +266,9 @@ def all_at_once(problems: Sequence[str]) -> HyperparameterError:
 
 
 _OF_TASKS: Mapping[str, Sequence[str]] = {
-    name: [task for task, row in TASKS.items() if name in row.hyperparameters]
-    for of_task in TASKS.values()
-    for name in of_task.hyperparameters
+    name: [task for task, spec in TASKS.items() if name in spec.hyperparameters]
+    for spec in TASKS.values()
+    for name in spec.hyperparameters
 }
 _SMOOTHING = "label_smoothing"
 

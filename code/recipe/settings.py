@@ -147,6 +147,16 @@ class DataSettings(JobSettings):
     rejected_column: str | None = documented(
         None, "preference: column of rejected answers. Default: detected by name."
     )
+    columns: str | None = documented(
+        None,
+        "Columns by their roles, for roles that no other hyperparameter names, such as "
+        "question:frage,context:kontext. docs/DATA.md lists the roles of each task.",
+    )
+    ignore_columns: str | None = documented(
+        None,
+        "Columns to leave out, separated by commas, although their names say that they belong to "
+        "a sample.",
+    )
     problem_type: str | None = documented(
         None,
         "single_label_classification, multi_label_classification or regression. Default: "

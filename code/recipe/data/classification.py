@@ -16,32 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import column_content, columns, held_out, labelled_rows, labels, values
-from recipe.data.column_names import (
-    GRADE_NAMES,
-    LABEL,
-    LABEL_NAMES,
-    PAIR,
-    SURE_LABELS,
-    TEXT,
-    TEXT_NAMES,
-    TOKEN_IDS,
-    TYPE_IDS,
-    plain,
-)
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data import held_out, labelled_rows, labels, values
+from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.files import text_files
-from recipe.data.files.part import Part, is_list, is_string
+from recipe.data.files.part import Part
 from recipe.data.held_out import DataSets
-from recipe.data.labelled_rows import Read
+from recipe.data.labelled_rows import LabelledPart
 from recipe.data.labels import Labels
-from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
-from recipe.data.reading import accepted, describe, read_parts
-from recipe.data.text_columns import Columns, of_labelled_texts
+from recipe.data.reading import Read, Reading, describe_files, read_columns
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
+from recipe.task_table import TASKS
 
 Array = npt.NDArray[Any]
 
@@ -79,17 +66,21 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    hosts = shards.of_job()
+    hosts, notes = shards.of_job(), list[str]()
+    reading = read_columns(
+        channels,
+        TASKS["text-classification"],
+        settings,
+        notes,
+        functools.partial(text_files.units, notes=notes),
+        hosts,
+        values.check_no_tags,
+    )
+    texts_read = tuple(
+        reading.columns[role] for role in (TEXT, PAIR, TOKEN_IDS) if role in reading.columns
+    )
     with hosts.together():
-        places = layout.find(channels, settings.dataset_config_name, hosts.sharded)
-        notes = list(places.notes)
-        parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
-        first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        local = None if first is None else _choose(first, settings, None, [])[1]
-    like = hosts.first(local)
-    with hosts.together():
-        read = _read_splits(parts, settings, notes, like)
-        like = like or read["train"][0].columns
+        read = _labelled(reading, notes)
     first_rows = functools.partial(_distinct, settings=settings)
     of_hosts = hosts.each({split: [*map(first_rows, of)] for split, of in read.items()})
     distinct: dict[str, list[_Distinct]] = defaultdict(list)
@@ -112,23 +103,24 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     with hosts.together():
         built = {split: labelled_rows.build(split, of, shape, known) for split, of in read.items()}
         for split in distinct.keys() - built.keys():  # its rows are all on other hosts
-            texts = dict.fromkeys((TEXT, PAIR)[: len(like.read)], pa.large_string())
-            inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
+            texts = dict.fromkeys((TEXT, PAIR)[: len(texts_read)], pa.large_string())
+            is_ids = TOKEN_IDS in reading.columns
+            inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if is_ids else texts
             schema = pa.schema([*inputs.items(), (LABEL, labelled_rows.KINDS[known.problem])])
             built[split] = held_out.data_set([schema.empty_table()])
-    findings = [_describe(split, of) for split, of in read.items()]
+    findings = [_describe(reading.of(split), of) for split, of in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
-    uses, rule = held_out.assign(built, settings, strata, hosts, places.sharded)
+    uses, rule = held_out.assign(built, settings, strata, hosts, reading.sharded)
     return Splits(
         **uses,
         labels=known,
         found=[*notes, *findings, rule, *_describe_labels(known, uses["train"], hosts)],
-        text_columns=like.read,
+        text_columns=texts_read,
     )
 
 
-def _named(read: Read, names: Mapping[int, str]) -> Read:
-    return dataclasses.replace(read, part=_with_names(read.part, read.columns.label, names))
+def _named(read: LabelledPart, names: Mapping[int, str]) -> LabelledPart:
+    return dataclasses.replace(read, part=_with_names(read.part, read.label, names))
 
 
 def _column(split: datasets.Dataset) -> Array:
@@ -137,104 +129,37 @@ def _column(split: datasets.Dataset) -> Array:
     return labels_of_rows
 
 
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows have texts and a label for each.
-
-    Not certain are completions of prompts, labels beside lists of texts or beside answers to
-    prefer, numbers for pairs of texts, and columns that have to be named first.
-    """
-    part, settings = evidence.part, evidence.settings
-    if part is None:
-        return None
-    try:
-        part, chosen = _choose(part, settings, None, [])
-        for column in chosen.read:
-            values.check_texts(part, column)
-        part = values.with_labels(part, chosen.label)
-    except DataError as error:
-        if not column_content.possible_labels(part, part.table.column_names):
-            return None
-        reason = error.message.removesuffix(".")
-        remedy = error.remedy or "Name them in text_column and label_column."
-        return Recognised(reason=reason, certain=False, remedy=remedy)
-    different = {str(value) for value in part.table[chosen.label].to_pylist()}
-    if column_content.is_text(part, chosen.label) and len(different) > max(
-        2, part.table.num_rows // 2
-    ):
-        return None  # most rows have different texts
-    reason = f"column {chosen.label} holds labels of {' and '.join(chosen.read)}"
-    read = {*chosen.read, chosen.label}
-    is_other = bool(read & {*(evidence.prompts or ())[1:]})
-    if chosen.pair is not None and plain(chosen.label) not in SURE_LABELS:
-        is_grade = plain(chosen.label) in GRADE_NAMES
-        is_other |= is_grade or labels.shape_of([(part, chosen.label)]).problem == labels.NUMBER
-    is_other |= None not in (evidence.named(["chosen"]), evidence.named(["rejected"]))
-    for name in set(part.table.column_names) - read:
-        kind = part.table.schema.field(name).type
-        is_other |= is_list(kind) and (
-            is_string(kind.value_type) or pa.types.is_nested(kind.value_type)
-        )
-    return Recognised(reason=reason, certain=not is_other)
-
-
-def _read_splits(
-    parts: Sequence[tuple[str, Part]],
-    settings: DataSettings,
-    notes: list[str],
-    like: Columns | None,
-) -> dict[str, list[Read]]:
-    """Return the parts of each split with their columns.
-
-    Args:
-        like: The columns of the training data, if another host decides; by default those of the
-            first part.
-    """
-    read: dict[str, list[Read]] = {}
+def _labelled(reading: Reading, notes: list[str]) -> dict[str, list[LabelledPart]]:
+    """Return the files of each split with one column of labels, without rows that have none."""
+    read: dict[str, list[LabelledPart]] = {}
     problems = Problems()
-    for split, part in parts:
+    for file in reading.files:
         with problems.noted():
-            if split == "test" and like is not None and not _has_label(part, like.label):
-                notes.append(f"{part.path} has no column of labels and is not used.")
-                continue
-            if split == "test" and like is not None and not _has_text(part, like):
-                notes.append(f"{part.path} has no column of texts and is not used.")
-                continue
-            part, chosen = _choose(part, settings, like, notes)
-            like = like or chosen
-            if split != "train" and labels.is_unlabelled(part, chosen.label):
+            texts = tuple(file.columns[role] for role in (TEXT, PAIR, TOKEN_IDS)
+                          if role in file.columns)  # fmt: skip
+            part, label = values.one_label_column(file.part, file.columns.columns[LABEL])
+            if file.split != "train" and labels.is_unlabelled(part, label):
                 notes.append(f"{part.path} has no labels and is not used.")
                 continue
             rows = part.table.num_rows
-            part = labels.labelled(part, chosen.label, is_pair=chosen.pair is not None)
+            part = labels.labelled(part, label, is_pair=len(texts) > 1)
             if unlabelled := rows - part.table.num_rows:
                 notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
-            for column in chosen.read:
+            for column in texts:
                 values.check_texts(part, column)
                 if empty := values.empty_texts(part, column):
                     notes.append(f"{empty} rows of {part.path} have no text in column {column!r}: "
                                  "they are learned as empty texts.")  # fmt: skip
-            part = values.with_labels(part, chosen.label)
-            read.setdefault(split, []).append(Read(part=part, columns=chosen))
+            part = values.with_labels(part, label)
+            labelled = LabelledPart(part=part, texts=texts, label=label)
+            read.setdefault(file.split, []).append(labelled)
     problems.check()
     return read
 
 
-def _choose(
-    part: Part, settings: DataSettings, like: Columns | None, notes: list[str]
-) -> tuple[Part, Columns]:
-    """Return the rows that an annotator accepted, and the columns to read of them."""
-    columns.check_named(part, settings)
-    for name in part.table.column_names:
-        if plain(name) in (*TEXT_NAMES, "tokens", "words"):
-            values.check_untagged(part, name)
-    label = settings.label_column
-    part, label = values.with_indicators(accepted(part, label, notes), label)
-    return part, of_labelled_texts(part, settings, label, like)
-
-
-def _distinct(read: Read, settings: DataSettings) -> _Distinct:
+def _distinct(read: LabelledPart, settings: DataSettings) -> _Distinct:
     """Return the first row of each label."""
-    column, are_cut = read.columns.label, settings.label_separator is not None
+    column, are_cut = read.label, settings.label_separator is not None
     only = labelled_rows.distinct(read.part, column, are_cut)
     return _Distinct(part=only, column=column, rows=read.part.table.num_rows)
 
@@ -275,20 +200,10 @@ def _with_names(part: Part, column: str, names: Mapping[int, str]) -> Part:
     return part.named(column, [names[key] for key in sorted(names)])
 
 
-def _describe(split: str, parts: Sequence[Read]) -> str:
-    rows = sum(read.part.table.num_rows for read in parts)
-    read = []
-    columns_read: set[str] = set()
-    for texts, label in sorted({(one.columns.read, one.columns.label) for one in parts}):
-        shown = f"text column {texts[0]!r}"
-        if len(texts) > 1:
-            shown = f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
-        read.append(f"{shown}, label column {label!r}")
-        columns_read |= {*texts, label, *label.split(",")}
-    columns_read |= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in columns_read else set()
-    return describe(
-        split, [one.part for one in parts], f"{rows} rows", "; ".join(read), columns_read
-    )
+def _describe(files: Sequence[Read], labelled: Sequence[LabelledPart]) -> str:
+    rows = sum(read.part.table.num_rows for read in labelled)
+    ids = (TYPE_IDS, "attention_mask") if TOKEN_IDS in files[0].columns else ()
+    return describe_files(files, f"{rows} rows", more_read=ids)
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
@@ -322,23 +237,3 @@ def rows_of_classes(known: Labels, encoded_labels: Sequence[Any] | Array) -> dic
     else:
         counts = encoded.reshape(-1, len(known.names)).sum(axis=0)
     return dict(zip(known.names, counts.astype(int).tolist(), strict=True))
-
-
-def _has_text(part: Part, like: Columns) -> bool:
-    """Return whether `part` has the text columns of the training data, or another with texts."""
-    names = part.table.column_names
-    nested = any(pa.types.is_nested(kind) for kind in part.table.schema.types)
-    return (
-        set(like.read) <= set(names)
-        or nested
-        or any(column_content.is_text(part, name) for name in names)
-    )
-
-
-def _has_label(part: Part, label: str) -> bool:
-    """Return whether `part` has the label column of the training data (several with commas, if
-    they are indicators), or one with a name that such columns have.
-    """
-    names = part.table.column_names
-    whole = label in names or set(label.split(",")) <= set(names)
-    return whole or columns.first_known(part, LABEL_NAMES) is not None

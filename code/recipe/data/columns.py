@@ -1,42 +1,33 @@
-"""Choose the column of each role of a task by its name.
+"""Choose the column of each role of a task, by names alone.
 
-A hyperparameter decides, then the columns of the training data, then known names (`choose`). A
-column that belongs to a sample and would not be read ends the job (`check_parts`): a text that is
-silently left out makes a wrong model.
+Hyperparameters name columns, and other columns are found by the names that the task's spec lists.
+Nothing depends on what the cells hold. A column that belongs to a sample by its name and would not
+be read ends the job: a part of a sample that is silently left out makes a wrong model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections import defaultdict
+import functools
+import itertools
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.column_content import (
-    possible_labels,
-    values_of,
-)
-from recipe.data.column_names import (
-    ANSWERS_COMPARED,
-    IMAGES,
-    SURE_LABELS,
-    TEXT,
-    plain,
-)
-from recipe.data.files.part import Part, is_list, is_string
+from recipe.data.files.part import Part, is_list
 from recipe.errors import DataError, near
 from recipe.settings import DataSettings
+from recipe.spec import Column, Form, Kind, TaskSpec, normalized, stem
+from recipe.task_table import TASKS, names_of_samples
 
-_SHOWN = 8
-_CHOICES = {"choices", "options", "endings", "alternatives", "candidates", "distractors"}
-_CHOICE = re.compile(
-    r"(choice|option|opt|op|ending|alternative|answer|distractor|sol)?_?(\d+|[a-e])"
-)
-"""What columns of answers to choose from are called."""
+_SHARED = ("text_column", "text_pair_column", "label_column")
+"""Hyperparameters that name columns of several tasks."""
+_MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
+_SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
+_NOTHING: Sequence[Any] = (None, "", "[]", "{}", "null", [])
 SCRIPT = (
     "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
     "docs/TRAINING.md, Your own script), or remove these rows."
@@ -44,37 +35,155 @@ SCRIPT = (
 """What to do with conversations that are more than texts."""
 
 
-@dataclass(frozen=True)
-class Role:
-    """What a column of a sample is for."""
+class ColumnsError(DataError):
+    """The columns of a file do not make the samples of a task.
 
-    what: str
-    names: Sequence[str]
-    """What such columns are called (`plain`), most telling first."""
-    key: str = ""
-    """The hyperparameter that names the column, if there is one."""
-    is_optional: bool = False
-    parts: Collection[str] = ()
-    """What columns are called that belong to this one. One with values ends the job, unless the
-    hyperparameter names this column."""
+    Args:
+        missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
+    """
+
+    def __init__(self, message: str, remedy: str, missing: int = 0) -> None:
+        super().__init__(message, remedy)
+        self.missing = missing
 
 
-def check_named(part: Part, given: DataSettings) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The columns of a file that are read, by their roles."""
+
+    form: Form
+    columns: Mapping[str, tuple[str, ...]]
+
+    def __contains__(self, role: str) -> bool:
+        return role in self.columns
+
+    def __getitem__(self, role: str) -> str:
+        return self.columns[role][0]
+
+    def get(self, role: str) -> str | None:
+        """Return the column of an optional role."""
+        return self.columns[role][0] if role in self.columns else None
+
+    @property
+    def names(self) -> list[str]:
+        """Return all columns that are read."""
+        return [name for names in self.columns.values() for name in names]
+
+    def describe(self) -> str:
+        """Return the roles and their columns, for the log: `text 'review', label 'stars'`."""
+        return ", ".join(
+            f"{role} {' and '.join(map(repr, names))}" for role, names in self.columns.items()
+        )
+
+    @property
+    def targets(self) -> list[str]:
+        """Return the columns of what is learned."""
+        roles = [column.role for column in self.form.columns if column.is_target]
+        return [name for role in roles for name in self.columns.get(role, ())]
+
+    def lacks_target(self, part: Part) -> bool:
+        """Return whether a file lacks what these columns learn, as unlabelled test data does."""
+        return bool(self.targets) and not set(self.targets) & set(part.table.column_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    """The columns of a file that can have each role of a form."""
+
+    form: Form
+    given: Mapping[str, Sequence[str]]
+    """The columns that hyperparameters name."""
+    columns: Mapping[str, Sequence[str]]
+
+    @property
+    def missing(self) -> list[Column]:
+        return [c for c in self.form.columns if not (c.is_optional or self.columns[c.role])]
+
+    @property
+    def ambiguous(self) -> list[Column]:
+        return [
+            column
+            for column in self.form.columns
+            if len(self.columns[column.role]) > 1
+            and not (column.is_repeated or column.role in self.given)
+        ]
+
+
+def select(
+    part: Part,
+    spec: TaskSpec,
+    settings: DataSettings,
+    training: Selection | None = None,
+    is_detection: bool = False,
+) -> Selection:
+    """Return the columns of the first form of a task that a file has.
+
+    Args:
+        training: The columns of the training data: other files must have the same.
+        is_detection: Leave out what counts only if the hyperparameter `task` is given.
+
+    Raises:
+        DataError: a column that is named does not exist; a role has no column or several; or a
+            column that belongs to a sample would not be read. The remedy has the line to give.
+    """
+    if training is not None:
+        return _same_columns(part, training)
+    check_named(part, settings)
+    matches = [
+        match
+        for form in spec.forms
+        if not (is_detection and form.needs_task)
+        and (match := _match(part, form, settings, is_detection)) is not None
+        and (not is_detection or spec.owns_settings or _is_known(match, settings))
+    ]
+    complete = [match for match in matches if not match.missing]
+    for match in complete:
+        if not match.ambiguous:
+            columns = {role: tuple(names) for role, names in match.columns.items() if names}
+            selection = Selection(form=match.form, columns=columns)
+            _check_unread(part, spec, match, selection, settings)
+            return selection
+    if complete:
+        raise _several_candidates(part, complete[0])
+    raise _no_candidate(part, spec, settings, matches)
+
+
+def _same_columns(part: Part, training: Selection) -> Selection:
+    columns: dict[str, tuple[str, ...]] = {}
+    lacking: list[str] = []
+    for role, names in training.columns.items():
+        present = tuple(name for name in names if name in part.table.column_names)
+        if present != names and not training.form[role].is_optional:
+            lacking += [name for name in names if name not in present]
+        if present:
+            columns[role] = present
+    if lacking:
+        raise ColumnsError(
+            f"{part.path} lacks {' and '.join(map(repr, lacking))}, read in the training data: its "
+            f"columns are {', '.join(part.table.column_names)}.",
+            "Give the columns the same names in all files.",
+        )
+    return dataclasses.replace(training, columns=columns)
+
+
+def check_named(part: Part, settings: DataSettings) -> None:
     """Check that the columns exist that hyperparameters name, all at once.
 
     Raises:
         DataError: one or more do not.
     """
     names = part.table.column_names
-    wrong: dict[str, str] = {}
-    for item in dataclasses.fields(given):
-        value = getattr(given, item.name)
-        if not value or not item.name.endswith(("_column", "_columns")):
-            continue
-        for name in [value] if value in names else [part.strip() for part in value.split(",")]:
-            # A column of records is named without its fields.
-            if not any(column == name or column.startswith(f"{name}.") for column in names):
-                wrong[name] = item.name
+    requested = {key: _split(part, value) for key in _COLUMN_SETTINGS
+                 if (value := getattr(settings, key))}  # fmt: skip
+    requested["columns"] = list(named_columns(settings).values())
+    requested["ignore_columns"] = ignored_columns(settings)
+    wrong = {
+        name: key
+        for key, columns in requested.items()
+        for name in columns
+        # A column of records is named without its fields.
+        if not any(column == name or column.startswith(f"{name}.") for column in names)
+    }
     if wrong:
         values = ", ".join(f"{key} has value {name!r}" for name, key in wrong.items())
         meant = " ".join(dict.fromkeys(filter(None, (near(name, names) for name in wrong))))
@@ -84,160 +193,274 @@ def check_named(part: Part, given: DataSettings) -> None:
         )
 
 
-def first_known(part: Part, known: Sequence[str], taken: Collection[str] = ()) -> str | None:
-    """Return the column with the first of the `known` names, or None; none of those `taken`."""
-    free = [name for name in reversed(part.table.column_names) if name not in taken]
-    by_plain = {plain(name): name for name in free}
-    return next((by_plain[name] for name in known if name in by_plain), None)
+def _split(part: Part, value: str) -> list[str]:
+    """Return the columns that a value names: one with commas in its name, or several."""
+    if value in part.table.column_names:
+        return [value]
+    return [name.strip() for name in value.split(",") if name.strip()]
 
 
-def choose(
-    part: Part,
-    alternatives: Sequence[Sequence[Role]],
-    given: DataSettings,
-    like: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Return the column of each role of the first alternative that the table has.
+def ignored_columns(settings: DataSettings) -> list[str]:
+    """Return the columns that the hyperparameter ignore_columns names."""
+    value = settings.ignore_columns or ""
+    return [name.strip() for name in value.split(",") if name.strip()]
 
-    A hyperparameter names a column; otherwise it is that of the training data (`like`), or the one
-    with a known name. If hyperparameters name columns, alternatives without any of them are out.
+
+def named_columns(settings: DataSettings) -> dict[str, str]:
+    """Return the columns that the hyperparameter `columns` names, by their roles.
 
     Raises:
-        DataError: a column that is named does not exist; no alternative has its columns (the
-            message lists those of the first one); or others belong to them and would not be read.
+        DataError: its value is not `role:column,role:column`.
     """
-    check_named(part, given)
-    names, like = part.table.column_names, like or {}
-    keys = {role.key for roles in alternatives for role in roles} - {""}
-    named = {key: getattr(given, key) for key in keys if getattr(given, key)}
-    missing: list[Role] = []
-    for roles in alternatives:
-        if not like.keys() <= {role.what for role in roles}:
-            continue
-        if named and not named.keys() & {role.key for role in roles}:
-            continue
-        chosen: dict[str, str] = {}
-        for role in roles:
-            column = named.get(role.key) or like.get(role.what)
-            if column is None and not like:
-                column = first_known(part, role.names, {*named.values(), *chosen.values()})
-            if column in names:
-                chosen[role.what] = str(column)
-        required = [role for role in roles if not role.is_optional or role.what in like]
-        absent = [role for role in required if role.what not in chosen]
-        if not absent:
-            break
-        missing = missing or absent
-    else:
-        if like:
-            lacking = " and ".join(repr(like.get(role.what)) for role in missing)
-            raise DataError(
-                f"{part.path} lacks {lacking}, read in the training data: its columns are "
-                f"{', '.join(names)}.",
-                "Give the columns the same names in all files.",
-            )
-        raise unknown(part, missing)
-    if len(set(chosen.values())) < len(chosen):
+    pairs = [pair.partition(":") for pair in (settings.columns or "").split(",") if pair.strip()]
+    if any(not (role.strip() and column.strip()) for role, _, column in pairs):
         raise DataError(
-            f"One column of {part.path} is named for two things: {chosen}.",
-            f"Name a different column in each of {', '.join(role.key for role in roles)}.",
+            f"Hyperparameter columns has value {settings.columns!r}.",
+            "Give roles and their columns, such as columns=question:frage,context:kontext.",
         )
-    for role in roles:
-        if role.parts and role.what in chosen and role.key not in named:
-            if len(roles) > 1:
-                check_choices(part)
-            leave = f"{role.key}={chosen[role.what]}" if role.key else ""
-            check_parts(part, chosen.values(), role.parts, leave)
-    return chosen
+    return {role.strip(): column.strip() for role, _, column in pairs}
 
 
-def unknown(part: Part, missing: Sequence[Role]) -> DataError:
-    """Return the refusal of a table without a known column for each role."""
-    plural = "s" if len(missing) > 1 else ""
-    pronoun = "them" if plural else "it"
-    keys = [role.key or role.what for role in missing]
-    remedy = f"Name {pronoun} in the hyperparameter{plural} {' and '.join(keys)}."
-    if not all(role.key for role in missing):
-        remedy = f"Rename {pronoun} to {' and '.join(keys)}."
-    return DataError(
-        f"The {' and '.join(role.what for role in missing)} column{plural} of {part.path} "
-        f"{'are' if plural else 'is'} not known by name: its columns are "
-        f"{', '.join(part.table.column_names)}.",
-        remedy,
+_COLUMN_SETTINGS = tuple(
+    item.name
+    for item in dataclasses.fields(DataSettings)
+    if item.name.endswith(("_column", "_columns")) and item.name != "ignore_columns"
+)
+
+
+def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -> _Match | None:
+    """Return the columns that can have each role of a form: those that hyperparameters name, or
+    those with known names; None if hyperparameters name columns of roles that it does not have."""
+    given = _given(part, form, settings)
+    if given is None:
+        return None
+    taken = {*itertools.chain(*given.values()), *ignored_columns(settings)}
+    columns: dict[str, Sequence[str]] = {}
+    for column in form.columns:
+        known = _known_names(column, settings, is_detection)
+        hits = given.get(column.role) or [
+            name
+            for name in part.table.column_names
+            if name not in taken
+            and (normalized(name) in known or (column.is_repeated and stem(name) in known))
+            and _can_be(column.kind, part.table.schema.field(name).type)
+        ]
+        is_free = column.is_optional and not column.is_content
+        columns[column.role] = hits[:1] if is_free else hits
+    return _Match(form=form, given=given, columns=columns)
+
+
+def _given(part: Part, form: Form, settings: DataSettings) -> dict[str, list[str]] | None:
+    roles = {column.setting: column.role for column in form.columns if column.setting}
+    pair = roles.get("text_pair_column")
+    given: dict[str, list[str]] = {}
+    for key in _COLUMN_SETTINGS:
+        value = getattr(settings, key)
+        if not value:
+            continue
+        if key not in roles:
+            return None
+        names = _split(part, value)
+        if key == "text_column" and len(names) == 2 and pair is not None:
+            given[pair] = [names.pop()]
+        if len(names) > 1 and not form[roles[key]].is_list:
+            return None
+        given[roles[key]] = names
+    for role, column in named_columns(settings).items():
+        if role not in form.roles:
+            return None
+        given[role] = [column]
+    is_half = roles.get("text_column") in given and pair is not None and pair not in given
+    return None if is_half and form.is_pair else given  # one text was named, not two
+
+
+def _is_known(match: _Match, settings: DataSettings) -> bool:
+    """Return whether columns that several tasks' hyperparameters name are a task's by name."""
+    return all(
+        match.form[role].setting not in _SHARED
+        or set(map(normalized, names)) <= _known_names(match.form[role], settings, True)
+        for role, names in match.given.items()
     )
 
 
-def several_labels(part: Part, names: Sequence[str]) -> DataError:
-    """Return the refusal of a table in which several columns may be the label."""
-    return DataError(
-        f"{part.path} has {', '.join(map(repr, names))}, which may be the labels: the label column "
-        "is not known for sure by its name.",
-        f"Give label_column={' or label_column='.join(names[:_SHOWN])}.",
+def _known_names(column: Column, settings: DataSettings, is_detection: bool) -> frozenset[str]:
+    """Return the names of a column, normalized."""
+    languages = settings.source_lang or "", settings.target_lang or ""
+    return _expanded((*column.names, *(() if is_detection else column.names_of_task)), languages)
+
+
+@functools.cache
+def _expanded(names: tuple[str, ...], languages: tuple[str, str]) -> frozenset[str]:
+    expanded = [name for name in names if "{" not in name]
+    # `en` stands for `en_XX`, too.
+    for source, target in {languages, (languages[0].split("_")[0], languages[1].split("_")[0])}:
+        if source and target and source != target:
+            values = {"source_lang": source, "target_lang": target}
+            expanded += [name.format(**values) for name in names if "{" in name]
+    return frozenset(map(normalized, expanded))
+
+
+def _can_be(kind: Kind, type_: pa.DataType) -> bool:
+    """Return whether a column of this Arrow type decides for a form."""
+    if kind in (Kind.TEXTS, Kind.TOKEN_IDS):
+        return is_list(type_)
+    return kind is not Kind.ARTICLES or "qas" in str(type_)
+
+
+def _several_candidates(part: Part, match: _Match) -> DataError:
+    shown, lines = [], []
+    for column in match.ambiguous:
+        names = match.columns[column.role]
+        shown.append(f"{len(names)} columns may be the {column.role}: {examples(part, names)}")
+        choices = [f"{column.naming}{name}" for name in names]
+        if column.setting == "text_column" and len(names) == 2:
+            choices.append(f"{column.naming}{','.join(names)} for a pair")
+        lines.append(" or ".join(choices))
+    return ColumnsError(f"{part.path}: {'; '.join(shown)}.", f"Give {'; and '.join(lines)}.")
+
+
+def _no_candidate(
+    part: Part, spec: TaskSpec, settings: DataSettings, matches: Sequence[_Match]
+) -> DataError:
+    """Return the refusal of a file that has no form of a task, by the form that lacks least."""
+    if not matches:
+        named = [key for key in (*_COLUMN_SETTINGS, "columns") if getattr(settings, key)]
+        given = ", ".join(f"{key}={getattr(settings, key)}" for key in named)
+        return ColumnsError(
+            f"No form of the data of {spec.name} has all the columns that are named: {given}.",
+            "Leave some out; docs/DATA.md lists the columns of each task.",
+            len(named) + 1,
+        )
+    match = min(
+        matches,
+        key=lambda m: (len(m.missing), m.form.is_pair, -sum(map(bool, m.columns.values()))),
+    )
+    missing = match.missing
+    others = [
+        name
+        for name in part.table.column_names
+        if name not in itertools.chain(*match.columns.values())
+    ]
+    lines = " ".join(f"{column.naming}..." for column in missing)
+    if len(missing) == len(others):
+        lines = " ".join(
+            f"{column.naming}{name}" for column, name in zip(missing, others, strict=True)
+        )
+    elif len(missing) == 1 and others:
+        lines = " or ".join(f"{missing[0].naming}{name}" for name in others[:_SHOWN_COLUMNS])
+    if (languages := _languages(part, spec)) is not None:
+        lines = languages
+    elif missing[-1].is_list and not missing[-1].is_optional:
+        lines += f" (or several columns of 0 and 1: {missing[-1].naming}a,b)"
+    roles = " and the ".join(column.role for column in missing)
+    return ColumnsError(
+        f"{part.path} has no column that is known by name as the {roles} of {spec.name}; its "
+        f"columns are {examples(part, part.table.column_names)}.",
+        f"Give {lines}. docs/DATA.md lists the names that are known.",
+        len(missing),
     )
 
 
-def check_choices(part: Part) -> None:
-    """Raise DataError if there are answers to choose from, in lists or in columns as `option_1`.
+def _languages(part: Part, spec: TaskSpec) -> str | None:
+    """Return the hyperparameters that choose the languages of a column of translations."""
+    patterns = {
+        name.partition("{")[0]
+        for form in spec.forms
+        for name in form.columns[0].names
+        if "{" in name and not name.startswith("{")
+    }
+    languages = [
+        name.removeprefix(pattern)
+        for pattern in patterns
+        for name in part.table.column_names
+        if name.startswith(pattern)
+    ]
+    if len(languages) < 2:
+        return None
+    return f"source_lang={languages[0]} target_lang={languages[-1]}, or the reverse"
 
-    Without them, a model could only learn the labels of the right answers by heart.
+
+def examples(part: Part, names: Sequence[str]) -> str:
+    """Return columns with an example of each, for messages: `'body' ('We waited ...')`."""
+    shown = []
+    for name in names[:_SHOWN_COLUMNS]:
+        cells = part.table[name].slice(0, 100).to_pylist()
+        value = next((cell for cell in cells if cell not in _NOTHING), None)
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        cut = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+        shown.append(f"{name!r} ({cut!r})" if isinstance(value, str) else f"{name!r} ({cut})")
+    more = len(names) - _SHOWN_COLUMNS
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_unread(
+    part: Part, spec: TaskSpec, match: _Match, selection: Selection, settings: DataSettings
+) -> None:
+    """Raise DataError if columns that belong to a sample by their names would not be read.
+
+    It is allowed if the user has named an input, and so what a sample is made of.
     """
-    found, by_stem = [], defaultdict(list)
-    for name in part.table.column_names:
-        kind, match = part.table.schema.field(name).type, _CHOICE.fullmatch(plain(name))
-        if _CHOICES & {*plain(name).split(".")}:
-            # In a CSV, lists and records are written as strings.
-            values = values_of(part, name) if is_string(kind) else []
-            is_written = bool(values) and all(value.lstrip()[:1] in ("[", "{") for value in values)
-            found += [name] if is_list(kind) or "." in name or is_written else []
-        elif match and (is_string(kind) or (match[1] and pa.types.is_integer(kind))):
-            by_stem[match[1]].append(name)
-    found += [name for stem, of in by_stem.items() if len(of) > (1 if stem else 2) for name in of]
-    if found:
-        raise DataError(
-            f"{part.path} has answers to choose from in {', '.join(map(repr, found))}: a model "
-            "that does not read them learns to guess.",
-            "Give a question, a list called choices and the right one called answer "
-            "(task=multiple-choice); or a row for each answer, with label 1 for the right one and "
-            "0 for the others (task=reranking); or name the columns to read "
-            "(text_column and label_column, or prompt_column and completion_column) to leave them "
-            "out.",
-        )
+    inputs = [column for column in match.form.columns if not column.is_target]
+    if any(column.role in match.given for column in inputs):
+        return
+    is_target_named = bool(match.given)
+    read = {*selection.names, *ignored_columns(settings)}
+    extras = set(map(normalized, match.form.extras))
+    unread = [
+        name
+        for name in part.table.column_names
+        if name not in read
+        and normalized(name) not in extras
+        and _belongs(part, name, is_target_named)
+        and _has_values(part, name)
+    ]
+    if not unread:
+        return
+    ways = [f"ignore_columns={','.join(unread)} to leave out what is not meant"]
+    takes_pairs = any(c.setting == "text_pair_column" for form in spec.forms for c in form.columns)
+    if takes_pairs and len(unread) == 1 and inputs and inputs[0].setting == "text_column":
+        name = selection[inputs[0].role]
+        ways.append(f"text_column={name},{unread[0]} to read both texts as a pair")
+    ways += [
+        f"task={other.name} to read what belongs together"
+        for other in TASKS.values()
+        if other is not spec and _reads(part, other, settings, unread)
+    ]
+    is_media = all(normalized(name.partition(".")[0]) in _MEDIA for name in unread)
+    raise ColumnsError(
+        f"{part.path} has values in {examples(part, unread)}, which by name belong to a sample "
+        f"and would not be read by {spec.name} (it reads {selection.describe()}).",
+        SCRIPT if is_media else f"Give {'; or '.join(ways)}.",
+    )
 
 
-def check_parts(part: Part, read: Collection[str], names: Collection[str], leave: str) -> None:
-    """Raise DataError if a column that is not read belongs to what is, by its name.
-
-    Args:
-        read: The columns that are read.
-        names: Plain names, without numbers; of a record, its own.
-        leave: The hyperparameters that leave the column out; '' if none does.
-    """
-    for column in part.table.column_names:
-        name = re.sub(r"\d+", "", plain(column).partition(".")[0])
-        is_label = name in SURE_LABELS
-        if name not in names or column in read or not _has_values(part, column):
+def _reads(part: Part, spec: TaskSpec, settings: DataSettings, names: Collection[str]) -> bool:
+    """Return whether another task reads some columns, and leaves none unread."""
+    for form in spec.forms:
+        match = None if form.needs_task else _match(part, form, settings, True)
+        if match is None or match.missing or match.ambiguous:
             continue
-        if is_label and not possible_labels(part, [column]):
-            continue
-        remedy = f"Write them into what is read, or give {leave} to leave {column!r} out."
-        if name in IMAGES:
-            remedy = SCRIPT
-        elif not leave:
-            remedy = f"Write them into what is read, or remove the column {column!r}."
-        elif name in ANSWERS_COMPARED:
-            remedy = "Give task=preference to learn from both answers, or remove the column."
-        elif is_label:
-            remedy = f"Keep the rows that are wanted, or give {leave} to learn all rows alike."
-        elif name == TEXT:
-            remedy = f"Give text_column={column} to learn it as a whole, or remove the column."
-        raise DataError(
-            f"{part.path} has values in column {column!r}, which belong to a sample and would not "
-            "be read.",
-            remedy,
-        )
+        read = set(itertools.chain(*match.columns.values()))
+        rest = [name for name in part.table.column_names if name not in read]
+        if set(names) <= read and not any(_belongs(part, name, False) for name in rest):
+            return True
+    return False
+
+
+def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
+    """Return whether a column belongs to a sample by its name; of a record, by its last part."""
+    whole = normalized(name)
+    first, last = whole.partition(".")[0], whole.rpartition(".")[2]
+    keys = {whole, last, stem(name), stem(last)}
+    known_names = names_of_samples()
+    if keys & known_names.parts or (first != whole and first in known_names.parts):
+        return True
+    if known := [known_names.single[key] for key in keys if key in known_names.single]:
+        return not (is_target_named and all(known))
+    others = {normalized(other) for other in part.table.column_names}
+    return any(keys & pair and pair - keys <= others for pair in known_names.pairs)
 
 
 def _has_values(part: Part, name: str) -> bool:
-    nothing: Sequence[Any] = (None, "", "[]", "{}", "null", [])
     cells = (cell for _, batch in part.batches([name]) for cell in batch[name].to_pylist())
-    return any((cell.strip() if isinstance(cell, str) else cell) not in nothing for cell in cells)
+    return any((cell.strip() if isinstance(cell, str) else cell) not in _NOTHING for cell in cells)

@@ -21,7 +21,6 @@ from recipe.data.files.part import Part, is_number, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.labels import Labels, LabelShape
-from recipe.data.text_columns import Columns
 from recipe.errors import DataError, listed
 
 Array = npt.NDArray[Any]
@@ -35,24 +34,28 @@ _FEW_NUMBERS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
-    """One part and the columns chosen in it."""
+class LabelledPart:
+    """The rows of a file, and the columns of texts (or token ids) and labels in it."""
 
     part: Part
-    columns: Columns
+    texts: tuple[str, ...]
+    """One, or the two of a pair in their order."""
+    label: str
 
 
-def build(split: str, parts: Sequence[Read], shape: LabelShape, known: Labels) -> datasets.Dataset:
+def build(
+    split: str, parts: Sequence[LabelledPart], shape: LabelShape, known: Labels
+) -> datasets.Dataset:
     """Return the rows of a split with their inputs and encoded labels."""
     tables = []
     for read in parts:
         table = read.part.table
-        if read.columns.text == TOKEN_IDS:
+        if read.texts == (TOKEN_IDS,):
             has_types = TYPE_IDS in table.column_names
             names = (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]
             inputs = {name: token_ids(read.part, name) for name in names}
         else:
-            texts = [table[column] for column in read.columns.read]
+            texts = [table[column] for column in read.texts]
             strings = [
                 column
                 if is_string(column.type)
@@ -95,9 +98,9 @@ def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
     return spooled(pa.schema([(name, kind)]), kept())[name]
 
 
-def _encoded(split: str, read: Read, shape: LabelShape, known: Labels) -> pa.ChunkedArray:
+def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -> pa.ChunkedArray:
     """Return the labels of all rows, encoded some rows at a time to keep few Python objects."""
-    part, column = read.part, read.columns.label
+    part, column = read.part, read.label
     kind = KINDS[known.problem]
 
     def encoded() -> Iterator[pa.Table]:

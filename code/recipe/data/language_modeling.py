@@ -5,45 +5,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import (
-    classification,
-    held_out,
-    labelled_rows,
-    text_columns,
-    values,
-)
-from recipe.data.column_names import (
-    COMPLETION,
-    MESSAGES,
-    MESSAGES_NAMES,
-    PROMPT,
-    TEXT,
-    TEXT_NAMES,
-    TOKEN_IDS,
-    TOOLS,
-    plain,
-)
+from recipe.data import held_out, labelled_rows, values
+from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS, TOOLS
 from recipe.data.conversations import EXAMPLE, conversation
-from recipe.data.evidence import DECODER, ENCODER, FILLER, WRITER, Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
-from recipe.data.reading import describe, only, read_parts
-from recipe.errors import DataError, Problems
+from recipe.data.reading import Read, describe_files, only, read_columns
+from recipe.errors import DataError
 from recipe.settings import DataSettings
+from recipe.spec import TaskSpec
 
 _PLAIN = (".txt", ".text", ".tokens", ".raw")
-_ALPACA = ("instruction", "input", "output")
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request.\n\n"
@@ -54,9 +36,9 @@ ALPACA_WITHOUT_INPUT = (
     "the request.\n\n### Instruction:\n{}\n\n### Response:"
 )
 """The prompts of Stanford Alpaca."""
-_NAMED = (TEXT, PROMPT, COMPLETION, MESSAGES)
-"""The columns that hyperparameters may name."""
-_LOOKED_AT = 20
+INPUT = "input"
+"""Alpaca's column of what an instruction is about."""
+_ROLES = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,65 +47,39 @@ class Texts(DataSets):
     as JSON), or `input_ids`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    part: Part
-    columns: dict[str, str]
-    """The parts of a document, and their columns."""
-    tools: str | None = None
-    """The column of the tools that conversations may call."""
-
-
-def load(
-    channels: Mapping[str, Path],
-    settings: DataSettings,
-    kinds: Collection[str] = text_columns.DOCUMENTS,
-) -> Texts:
+def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -> Texts:
     """Read and split the documents of a job's channels.
 
     Args:
-        kinds: The columns that a document may be made of.
+        spec: The task, whose forms say what a document may be made of.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    hosts = shards.of_job()
-    is_named = any(getattr(settings, f"{name}_column") for name in _NAMED)
-    as_given = is_named or PROMPT not in kinds
-    units = functools.partial(_units, sample_by=settings.sample_by, as_given=as_given)
+    hosts, notes = shards.of_job(), list[str]()
+    units = functools.partial(_units, sample_by=settings.sample_by)
     with hosts.together():
-        places = layout.find(channels, settings.dataset_config_name, hosts.sharded)
         _refuse_template(channels)
-        notes = [*places.notes]
-        parts = read_parts(places, notes, units)
-        first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        local = None
-        if first is not None:
-            local = text_columns.of_documents(first, settings, None, kinds)
-    like = hosts.first(local)
-    choose = functools.partial(_chosen, settings, kinds, notes)
-    read: dict[str, list[_Read]] = {}
+    reading = read_columns(channels, spec, settings, notes, units, hosts)
+    roles = [role for role in _ROLES if role in reading.columns]
     with hosts.together():
-        problems = Problems()
-        for split, part in parts:
-            with problems.noted():
-                chosen = choose(part, like)
-                like = like or chosen.columns
-                read.setdefault(split, []).append(chosen)
-        problems.check()
+        files = [_usable(file, notes) for file in reading.files]
         built = {
-            split: held_out.data_set([_documents(file) for file in files])
-            for split, files in read.items()
+            split: held_out.data_set([_documents(f) for f in files if f.split == split])
+            for split in reading.splits
         }
-    for split in set().union(*hosts.each(set(read))) - built.keys():
-        assert like is not None
-        built[split] = held_out.data_set([_empty(like)])
-    findings = [_describe(split, files) for split, files in read.items()]
-    uses, rule = held_out.assign(built, settings, None, hosts, places.sharded)
+    for split in set().union(*hosts.each(set(reading.splits))) - built.keys():
+        built[split] = held_out.data_set([_empty(roles)])
+    findings = [
+        describe_files(reading.of(split), f"{len(rows)} rows", more_read=("attention_mask",))
+        for split, rows in built.items()
+        if reading.of(split)
+    ]
+    uses, rule = held_out.assign(built, settings, None, hosts, reading.sharded)
     if hosts.sharded:
-        rows = zip(hosts.names, hosts.each(len(uses["train"])), strict=True)
-        counts = ", ".join(f"{name} {count}" for name, count in rows)
-        findings.append(f"sharded: training documents of each host: {counts}")
+        counts = zip(hosts.names, hosts.each(len(uses["train"])), strict=True)
+        shown = ", ".join(f"{name} {count}" for name, count in counts)
+        findings.append(f"sharded: training documents of each host: {shown}")
     return Texts(**uses, found=[*notes, *findings, rule])
 
 
@@ -142,23 +98,18 @@ def _refuse_template(channels: Mapping[str, Path]) -> None:
             )
 
 
-def _empty(columns_: Mapping[str, str]) -> pa.Table:
-    kind = pa.large_list(pa.int64()) if TOKEN_IDS in columns_ else pa.large_string()
-    return pa.schema([(name, kind) for name in columns_]).empty_table()
+def _empty(roles: Sequence[str]) -> pa.Table:
+    kind = pa.large_list(pa.int64()) if TOKEN_IDS in roles else pa.large_string()
+    return pa.schema([(name, kind) for name in roles]).empty_table()
 
 
-def _units(paths: Sequence[Path], sample_by: str, as_given: bool) -> list[Callable[[], Part]]:
-    """Return a call for each file that reads it.
-
-    Args:
-        as_given: Whether columns are read unchanged, as hyperparameters name some.
-    """
+def _units(paths: Sequence[Path], sample_by: str) -> list[Callable[[], Part]]:
+    """Return a call for each file that reads it."""
 
     def read(path: Path) -> Part:
         if path.is_file() and _is_plain(path):
             return formats.read_texts(path, sample_by)
-        part = formats.read(path, lone_column=True)
-        return part if as_given else _with_alpaca_prompts(part)
+        return formats.read(path, lone_column=True)
 
     return [functools.partial(read, path) for path in paths]
 
@@ -183,17 +134,31 @@ def _is_plain(path: Path) -> bool:
     return True
 
 
-def _with_alpaca_prompts(part: Part) -> Part:
-    """Replace Alpaca's columns `instruction` and `input` by prompts of Alpaca's template."""
-    names = {plain(name): name for name in reversed(part.table.column_names)}
-    if not set(_ALPACA) <= set(names):
-        return part
-    instruction, given, _ = (names[name] for name in _ALPACA)
-    kinds = {name: part.table.schema.field(name).type for name in (instruction, given)}
-    if not is_string(kinds[instruction]) or not (
-        is_string(kinds[given]) or pa.types.is_null(kinds[given])
-    ):
-        return part
+def _usable(read: Read, notes: list[str]) -> Read:
+    """Return a file with prompts by Alpaca's template, and without rows that have no completion."""
+    columns = read.columns
+    if INPUT in columns:
+        part = _with_alpaca_prompts(read.part, columns[PROMPT], columns[INPUT])
+        read = dataclasses.replace(read, part=part)
+    if COMPLETION in columns:
+        cells = read.part.table[columns[COMPLETION]]
+        is_kept = cells.is_valid()
+        if is_string(cells.type):
+            is_kept = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
+        part = only(read.part, is_kept.to_pylist(), "have no completion", notes)
+        if not part.table.num_rows:
+            raise DataError(
+                f"Column {columns[COMPLETION]!r} of {part.path} has no completion in any row.",
+                "Name the column of completions in completion_column.",
+            )
+        return dataclasses.replace(read, part=part)
+    if TEXT in columns:
+        values.check_texts(read.part, columns[TEXT])
+    return read
+
+
+def _with_alpaca_prompts(part: Part, instruction: str, given: str) -> Part:
+    """Replace the instructions of a file by prompts of Alpaca's template."""
     schema = pa.schema([(instruction, pa.large_string())])
 
     def prompts() -> Iterator[pa.Table]:
@@ -208,135 +173,42 @@ def _with_alpaca_prompts(part: Part) -> Part:
             yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
 
     part = part.with_column(instruction, spooled(schema, prompts())[instruction])
-    return dataclasses.replace(
-        part,
-        table=part.table.drop_columns([given]),
-        format=f"{part.format}, prompts by Alpaca's template",
-    )
+    return dataclasses.replace(part, format=f"{part.format}, prompts by Alpaca's template")
 
 
-def _chosen(
-    settings: DataSettings,
-    kinds: Collection[str],
-    notes: list[str],
-    part: Part,
-    like: dict[str, str] | None,
-) -> _Read:
-    chosen = text_columns.of_documents(part, settings, like, kinds)
-    if COMPLETION in chosen:
-        cells = part.table[chosen[COMPLETION]]
-        is_kept = cells.is_valid()
-        if is_string(cells.type):
-            is_kept = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
-        part = only(part, is_kept.to_pylist(), "have no completion", notes)
-        if not part.table.num_rows:
-            raise DataError(
-                f"Column {chosen[COMPLETION]!r} of {part.path} has no completion in any row.",
-                "Name the column of completions in completion_column.",
-            )
-    if TEXT in chosen:
-        values.check_texts(part, chosen[TEXT])
-    tools = next((name for name in part.table.column_names if plain(name) == TOOLS), None)
-    return _Read(part=part, columns=chosen, tools=tools if MESSAGES in chosen else None)
-
-
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows hold conversations, prompts with completions, or texts.
-
-    Certain are conversations without answers to prefer, and for a decoder prompts without labels,
-    and texts without any other column.
-    """
-    messages = evidence.named(MESSAGES_NAMES)
-    if messages is not None and evidence.part is not None:
-        try:
-            for row, value in enumerate(evidence.values(messages)[:_LOOKED_AT]):
-                conversation(evidence.part, row, value, messages)
-        except DataError as error:
-            if "struct" not in str(evidence.kind(messages)):
-                return None  # a column of texts, say
-            reason = error.message.removesuffix(".")
-            return Recognised(reason=reason, certain=False, remedy=error.remedy)
-        is_half = evidence.named(("chosen.value", "chosen.content")) is not None
-        return None if is_half else Recognised(reason=f"column {messages} holds conversations")
-    prompts, is_decoder = evidence.prompts, evidence.model == DECODER
-    is_asked = evidence.settings.prompt_column is not None
-    if evidence.part is not None and prompts is not None and (evidence.model != WRITER or is_asked):
-        reason = f"columns {' and '.join(prompts)} hold prompts and completions"
-        try:
-            part = evidence.part if is_asked else _with_alpaca_prompts(evidence.part)
-            text_columns.of_documents(part, evidence.settings)
-        except DataError as error:
-            reason = f"{reason}; but {error.message.removesuffix('.')}"
-            is_certain = is_decoder and not evidence.labels_beside(*prompts)
-            return Recognised(reason=reason, certain=is_asked or is_certain, remedy=error.remedy)
-        reason += "" if is_decoder else ", for a decoder"
-        return Recognised(reason=reason, certain=is_asked or is_decoder)
-    return _texts_alone(evidence) if is_decoder else None
-
-
-def recognise_for_encoders(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows hold texts without labels, for an encoder with its head."""
-    is_lone = evidence.part is not None and evidence.part.table.num_columns == 1
-    is_one = evidence.model == FILLER or (evidence.model == ENCODER and is_lone)
-    return _texts_alone(evidence) if is_one else None
-
-
-def _texts_alone(evidence: Evidence) -> Recognised | None:
-    """Return that there are texts to learn; certain if there is no other column."""
-    if evidence.part is None:
-        return None
-    names = evidence.part.table.column_names
-    text = evidence.named((*TEXT_NAMES, TOKEN_IDS)) or (names[0] if len(names) == 1 else None)
-    if text is None or (text != TOKEN_IDS and not is_string(evidence.kind(text))):
-        return None
-    labelled = classification.recognise(evidence)
-    if labelled is not None and labelled.certain:
-        return None
-    is_certain = len(names) == 1 and evidence.model != ENCODER
-    return Recognised(reason=f"column {text} holds texts, for {evidence.model}", certain=is_certain)
-
-
-def _documents(read: _Read) -> pa.Table:
-    if TOKEN_IDS in read.columns:
-        return pa.table({TOKEN_IDS: labelled_rows.token_ids(read.part)})
-    part, names = read.part, list(read.columns.values())
-    of_columns = [part.table[column] for column in names]
-    if MESSAGES not in read.columns and all(
-        is_string(values_.type) and not values_.null_count for values_ in of_columns
+def _documents(read: Read) -> pa.Table:
+    part, chosen = read.part, read.columns
+    if TOKEN_IDS in chosen:
+        return pa.table({TOKEN_IDS: labelled_rows.token_ids(part)})
+    columns = {role: chosen[role] for role in _ROLES if role in chosen}
+    cells_of_columns = [part.table[column] for column in columns.values()]
+    if MESSAGES not in columns and all(
+        is_string(cells.type) and not cells.null_count for cells in cells_of_columns
     ):
-        texts = [pc.cast(values_, pa.large_string()) for values_ in of_columns]
-        return pa.table(dict(zip(read.columns, texts, strict=True)))
+        texts = [pc.cast(cells, pa.large_string()) for cells in cells_of_columns]
+        return pa.table(dict(zip(columns, texts, strict=True)))
+    tools_column = chosen.get(TOOLS)
+    schema = pa.schema([(role, pa.large_string()) for role in columns])
 
     def documents() -> Iterator[pa.Table]:
-        wanted = names if read.tools is None else [*names, read.tools]
-        for first, batch in part.batches(wanted):
-            tools = None if read.tools is None else batch[read.tools].to_pylist()
-            cells_of = {name: batch[column].to_pylist() for name, column in read.columns.items()}
-            for name, cells in cells_of.items():
-                for at, value in enumerate(cells):
-                    if MESSAGES in read.columns:
-                        cells[at] = conversation(
-                            part, first + at, value, read.columns[name], tools and tools[at]
-                        )
+        for first, batch in part.batches(list(dict.fromkeys(chosen.names))):
+            tools = None if tools_column is None else batch[tools_column].to_pylist()
+            rows = {role: batch[column].to_pylist() for role, column in columns.items()}
+            for role, cells in rows.items():
+                for index, value in enumerate(cells):
+                    row, column = first + index, columns[role]
+                    if role == MESSAGES:
+                        tools_of_row = tools and tools[index]
+                        cells[index] = conversation(part, row, value, column, tools_of_row)
                     elif isinstance(value, (list, dict)):
                         raise DataError(
-                            f"{part.where(first + at)} has no text in column "
-                            f"{read.columns[name]!r}, but {json.dumps(value, default=str)[:60]}.",
+                            f"{part.where(row)} has no text in column {column!r}, but "
+                            f"{json.dumps(value, default=str)[:60]}.",
                             f"Give texts, or conversations in a column called {MESSAGES}: "
                             f"{EXAMPLE}.",
                         )
                     else:
-                        cells[at] = "" if value is None else str(value)
-            yield pa.table(cells_of, schema)
+                        cells[index] = "" if value is None else str(value)
+            yield pa.table(rows, schema)
 
-    schema = pa.schema([(name, pa.large_string()) for name in read.columns])
     return spooled(schema, documents())
-
-
-def _describe(split: str, files: list[_Read]) -> str:
-    rows = sum(file.part.table.num_rows for file in files)
-    read = ", ".join(f"{name} column {column!r}" for name, column in files[0].columns.items())
-    columns_read = {column for file in files for column in file.columns.values()} | {
-        "attention_mask"
-    }
-    return describe(split, [file.part for file in files], f"{rows} rows", read, columns_read)

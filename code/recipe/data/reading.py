@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.column_content import is_mark
-from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
+from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of
+from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
+from recipe.data.layout import channels as layout_of_channels
+from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
+from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.errors import DataError, Problems, listed
+from recipe.settings import DataSettings
+from recipe.spec import TaskSpec
 
 Unit = Callable[[], Part]
 Units = Callable[[Sequence[Path]], Sequence[Unit]]
@@ -36,6 +42,109 @@ _FLAGS = {
 _OF_SPLITS = "has the split of each row"
 TRUE = {"true", "1", "1.0", "yes"}
 FALSE = {"false", "0", "0.0", "no"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """The rows of a file, and the columns of them that are read."""
+
+    split: str
+    part: Part
+    columns: Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The files of a job's channels."""
+
+    files: Sequence[Read]
+    """The training data first. A sharded host may have none."""
+    columns: Selection
+    """Those of the training data."""
+    hosts: Hosts
+    sharded: frozenset[str]
+    """The splits of which this host has its own rows."""
+
+    def of(self, split: str) -> list[Read]:
+        """Return the files of a split."""
+        return [read for read in self.files if read.split == split]
+
+    @property
+    def splits(self) -> list[str]:
+        """Return the splits that have files."""
+        return list(dict.fromkeys(read.split for read in self.files))
+
+
+def read_columns(
+    channels: Mapping[str, Path],
+    spec: TaskSpec,
+    settings: DataSettings,
+    notes: list[str],
+    units: Units | None = None,
+    hosts: Hosts = shards.ONE,
+    check: Callable[[Part], None] | None = None,
+) -> Reading:
+    """Read the files of a job's channels, and choose the columns of each.
+
+    Test data without what the task learns is left out. If channels are sharded, the first host with
+    training data decides.
+
+    Args:
+        notes: Gets a sentence for what is left out.
+        units: By default each file is a part.
+        check: Raises DataError for a part that cannot be read, before its columns are chosen.
+
+    Raises:
+        DataError: names the channel, file, line or column that cannot be used, and the remedy.
+    """
+    problems = Problems()
+    files: list[Read] = []
+    with hosts.together():
+        layout = layout_of_channels.find(channels, settings.dataset_config_name, hosts.sharded)
+        notes += layout.notes
+        parts = [
+            (split, accepted(part, settings.label_column, notes))
+            for split, part in read_parts(layout, notes, units)
+        ]
+        local = None
+        if hosts.sharded and parts and parts[0][0] == TRAIN:
+            local = select(parts[0][1], spec, settings)
+    training = hosts.first(local)
+    with hosts.together():
+        for split, part in parts:
+            with problems.noted():
+                if check is not None:
+                    check(part)
+                if split == "test" and training is not None and training.lacks_target(part):
+                    notes.append(f"{part.path} has no column of {spec.name}'s targets "
+                                 f"({', '.join(training.targets)}) and is not used.")  # fmt: skip
+                    continue
+                columns = select(part, spec, settings, training)
+                training = training or columns
+                files.append(Read(split=split, part=part, columns=columns))
+        problems.check()
+    assert training is not None  # `read_parts` checks that
+    return Reading(files=files, columns=training, hosts=hosts, sharded=layout.sharded)
+
+
+def describe_files(
+    files: Sequence[Read], count: str, columns: str = "", more_read: Sequence[str] = ()
+) -> str:
+    """Return a line about the files of a split, and the columns that are read.
+
+    Args:
+        count: The amount of data, such as `12 rows`.
+        columns: The columns in words; by default by their roles.
+        more_read: Other columns that are read.
+    """
+    parts = [read.part for read in files]
+    where = str(parts[0].path) if len(parts) == 1 else f"{len(parts)} files"
+    kinds = ", ".join(sorted({part.format for part in parts}))
+    read = {name for file in files for name in file.columns.names} | set(more_read)
+    unread = sorted({name for part in parts for name in part.table.column_names} - read)
+    rest = f"; not read: {listed(unread)}" if unread else ""
+    shown = columns or files[0].columns.describe()
+    return f"{files[0].split} data: {count} from {where}, {kinds}; {shown}{rest}"
 
 
 def read_parts(
@@ -78,34 +187,25 @@ def read_parts(
     return sorted(parts, key=lambda split_and_part: ORDER.index(split_and_part[0]))
 
 
-def describe(
-    split: str, parts: Sequence[Part], count: str, read: str, columns_read: Collection[str]
-) -> str:
-    """Return a line about the data of a split: its files, and the columns that are read.
-
-    Args:
-        count: The amount of data, such as `12 rows`.
-        read: The columns that are read, as text.
-        columns_read: Their names, and names of others that need not be reported as unread.
-    """
-    where = str(parts[0].path) if len(parts) == 1 else f"{len(parts)} files"
-    kinds = ", ".join(sorted({part.format for part in parts}))
-    others = sorted(
-        {name for part in parts for name in part.table.column_names} - set(columns_read)
-    )
-    unread = f"; not read: {listed(others)}" if others else ""
-    return f"{split} data: {count} from {where}, {kinds}; {read}{unread}"
+ANSWER, MARKS = "answer", {"accept", "reject", "ignore"}
+"""The column in which Prodigy's exports say what was made of each row, and its values."""
 
 
 def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
-    """Return the part without rows that annotators rejected or ignored, and without the column that
-    says so. If that column is the label, only ignored rows are left out.
+    """Return an export of Prodigy without the rows that annotators rejected or ignored, and without
+    the column that says so, and that of its tokens. If the first is the label, only ignored rows
+    are left out. Other parts are returned unchanged.
 
     Args:
         label: The label column, if it is known.
         notes: Gets the number of rows that are left out.
     """
-    column = next((name for name in part.table.column_names if is_mark(part, name)), None)
+    names = {*part.table.column_names}
+    if not names & {"_input_hash", "_task_hash"} and not {"spans", ANSWER} <= names:
+        return part
+    if "tokens" in names and "struct" in str(part.table.schema.field("tokens").type):
+        part = dataclasses.replace(part, table=part.table.drop_columns(["tokens"]))
+    column = ANSWER if ANSWER in names and _is_mark(part) else None
     if column is None:
         return part
     answers = part.table[column].to_pylist()
@@ -115,6 +215,11 @@ def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
     is_kept = [answer == "accept" for answer in answers]
     part = only(part, is_kept, f"were not accepted in Prodigy (column {column!r})", notes)
     return dataclasses.replace(part, table=part.table.drop_columns([column]))
+
+
+def _is_mark(part: Part) -> bool:
+    values = set(part.distinct(ANSWER, len(MARKS) + 1) or [""]) - {None}
+    return bool(values) and values <= MARKS
 
 
 def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
@@ -180,12 +285,10 @@ def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> lis
 
 
 def _names_splits(part: Part, column: str) -> bool:
-    """Return whether a column holds splits: by its name and some values, or by all its values."""
+    """Return whether a column holds splits, by its name and then its values."""
     kind = part.table.schema.field(column).type
     name = plain(column)
-    if pa.types.is_nested(kind) or name in LABEL_NAMES:
-        return False
-    if name not in _FLAGS and not is_string(kind):
+    if name not in _FLAGS and not (name in SPLIT_COLUMNS and is_string(kind)):
         return False
     values = part.distinct(column, _MOST_VALUES)
     if values is None:
@@ -196,8 +299,6 @@ def _names_splits(part: Part, column: str) -> bool:
     if name in _FLAGS:
         return {word.lower() for word in words} <= TRUE | FALSE
     known = [split_of(word) for word in words if word.lower() not in _UNUSED]
-    if name in SPLIT_COLUMNS:
-        # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
-        is_certain = TRAIN in known or "split" in name or all(map(str.isalnum, words))
-        return is_certain and (all(known) or (name in SPLIT_COLUMNS[:4] and TRAIN in known))
-    return all(known) and TRAIN in known and len(set(known)) > 1
+    # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
+    is_certain = TRAIN in known or "split" in name or all(map(str.isalnum, words))
+    return is_certain and (all(known) or (name in SPLIT_COLUMNS[:4] and TRAIN in known))

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data.column_content import is_something_else, is_text
-from recipe.data.column_names import LABEL_NAMES, TOKEN_IDS, plain
+from recipe.data.column_names import TOKEN_IDS, plain
 from recipe.data.files.part import TAG, Part, is_list, is_number, is_string, token_data
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
+from recipe.spec import TEXT_NAMES
 
 _SAMPLE_ROWS = 1_000
 _AT_ONCE = 10_000
@@ -32,7 +32,11 @@ _WHOLE = re.compile(r"[-+]?\d+(\.0+)?")
 _COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
 _MOST_ATOMS = 200
 _SEPARATORS = (";", "|", ",")
-_IDENTIFIERS = ("id", "index", "idx", "guid", "uid", "uuid", "tweet_id", "text_id", "comment_id")
+_FILE = re.compile(
+    r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
+    re.IGNORECASE,
+)
+_BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
 
 
 def check_texts(part: Part, column: str) -> None:
@@ -78,6 +82,15 @@ def check_texts(part: Part, column: str) -> None:
 _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
 
 
+def is_something_else(texts: Sequence[str]) -> str | None:
+    """Return in words what strings are that are no texts; None if they may be some."""
+    if texts and all(_FILE.fullmatch(text.strip()) for text in texts):
+        return "names files"
+    if sum(bool(_BYTES.fullmatch(text.strip())) for text in texts) * 2 > len(texts):
+        return "holds bytes as Python writes them"
+    return None
+
+
 def empty_texts(part: Part, column: str) -> int:
     """Return how many strings of a column are null or blank."""
     cells = part.table[column]
@@ -85,6 +98,13 @@ def empty_texts(part: Part, column: str) -> int:
         return 0
     has_text = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
     return len(cells) - int(pc.sum(has_text).as_py() or 0)
+
+
+def check_no_tags(part: Part) -> None:
+    """Raise DataError if a column has a tag for each word of a column of texts."""
+    for name in part.table.column_names:
+        if plain(name) in (*TEXT_NAMES, "tokens", "words"):
+            check_untagged(part, name)
 
 
 def check_untagged(part: Part, column: str) -> None:
@@ -197,55 +217,35 @@ def _written(part: Part, column: str) -> Iterator[str]:
         )
 
 
-def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | None]:
+def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
     """Replace columns of 0 and 1, one for each class, by one column of classes.
 
-    These are the columns that label_column names, with commas; or all columns but texts and
-    identifiers, if there are three or more, or two with a single 1 in each row.
+    Args:
+        names: The columns of labels; a single one is returned unchanged.
 
     Returns:
-        The part and the name of the new column, or label_column if there are no such columns.
+        The part, and the name of its column of labels.
 
     Raises:
-        DataError: a column that label_column names holds other values.
+        DataError: one of several columns holds other values.
     """
-    names = part.table.column_names
-    if label_column is not None:
-        columns = [name.strip() for name in label_column.split(",")]
-        if label_column in names or len(columns) < 2:
-            return part, label_column
-        if odd := [name for name in columns if _indicators(part, name) is None]:
-            raise DataError(
-                f"label_column has value {label_column!r}, but column {odd[0]!r} of {part.path} "
-                "holds other values than 0 and 1.",
-                "Name one column of classes, or columns of 0 and 1.",
-            )
-    else:
-        if {plain(name) for name in names} & set(LABEL_NAMES):
-            return part, None
-        others = [
-            name
-            for name in names
-            if plain(name) not in _IDENTIFIERS
-            and plain(name).rpartition("_")[2] not in ("id", "ids")
-            and not plain(name).startswith("unnamed")
-        ]
-        columns = [name for name in others if _indicators(part, name) is not None]
-        no_texts = {name for name in others if not is_text(part, name)}
-        if len(columns) < 2 or set(columns) != no_texts:
-            return part, None
-    indicators = [_indicators(part, name) for name in columns]
+    if len(names) == 1:
+        return part, names[0]
+    if odd := [name for name in names if _indicators(part, name) is None]:
+        raise DataError(
+            f"label_column has value {','.join(names)!r}, but column {odd[0]!r} of {part.path} "
+            "holds other values than 0 and 1.",
+            "Name one column of classes, or columns of 0 and 1.",
+        )
+    indicators = [_indicators(part, name) for name in names]
     has = np.stack([column for column in indicators if column is not None], axis=1)
     counts = has.sum(axis=1)
-    single = bool((counts == 1).all())
-    if label_column is None and not single and len(columns) < 3:
-        return part, None
     numbers = pa.array(np.nonzero(has)[1], pa.int64())
     ends = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
-    values = numbers if single else pa.ListArray.from_arrays(ends, numbers)
-    new = label_column or ",".join(columns)
-    named = part.with_column(new, values)
-    return named.named(new, columns), new
+    is_single = bool((counts == 1).all())
+    values = numbers if is_single else pa.ListArray.from_arrays(ends, numbers)
+    new = ",".join(names)
+    return part.with_column(new, values).named(new, names), new
 
 
 def _indicators(part: Part, name: str) -> npt.NDArray[np.int8] | None:

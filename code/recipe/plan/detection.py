@@ -1,4 +1,4 @@
-"""Detect the task of a job by its hyperparameters, data and model."""
+"""Find the task of a job by its hyperparameters, the columns of its data and its model."""
 
 from __future__ import annotations
 
@@ -9,29 +9,37 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from recipe import task_table
-from recipe.data.columns import check_choices, check_named
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data import columns
+from recipe.data.columns import ColumnsError, Selection
 from recipe.data.files import head
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
+from recipe.data.reading import accepted
 from recipe.errors import DataError, HyperparameterError, RecipeError
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
-from recipe.task_table import CLASSIFICATION, TASKS
+from recipe.spec import Model
+from recipe.task_table import TASKS
 from recipe.tasks import judging
 
 _FILES = 3
+_ENDINGS = {
+    Model.DECODER: ("ForCausalLM", "LMHeadModel"),
+    Model.MASKED: ("ForMaskedLM", "ForPreTraining"),
+    Model.CLASSIFIER: ("ForSequenceClassification",),
+    Model.VISION: ("ForImageClassification",),
+}
+"""How the names of the classes of models end."""
 
 
 def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tuple[str, str]:
     """Return the job's task and the reason.
 
-    The hyperparameter task decides; otherwise the only task that takes all hyperparameters, or that
-    recognises the data for certain. Text classification reads, or refuses, data that no other task
-    recognises.
+    The hyperparameter task decides; otherwise the only task that takes all hyperparameters, or
+    whose columns the data has, by names. The base model decides between several.
 
     Raises:
-        HyperparameterError: Several tasks are possible; the message lists them with their reasons.
+        HyperparameterError: None or several are possible; the message has the line to give.
         DataError: Hyperparameters name columns that do not exist.
     """
     if hyperparameters.task is not None:
@@ -41,64 +49,86 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     if len(possible) == 1:
         alone = [name for name, tasks in of_tasks.items() if list(tasks) == possible]
         return possible[0], f"only this task takes {' and '.join(alone or of_tasks)}"
-    recognised = _recognised(possible, hyperparameters, channels)
-    certain = [task for task, found in recognised.items() if found.certain]
-    if len(certain) == 1:
-        (task,) = certain
-        reason = recognised[task].reason
-        others = [f"{name} ({found.reason})" for name, found in recognised.items() if name != task]
-        reason += f"; the data may be for {' or '.join(others)}, too" if others else ""
-    elif CLASSIFICATION in possible and recognised.keys() <= {CLASSIFICATION}:
-        task, reason = CLASSIFICATION, "the default"
-    elif recognised:
-        candidates = [
-            f"\n- {name}: {found.reason}. {found.remedy or f'Give task={name}.'}"
-            for name, found in recognised.items()
-        ]
-        raise HyperparameterError(
-            "Hyperparameter task is not given, and the data fits several tasks:"
-            + "".join(candidates)
-        )
-    else:
-        raise HyperparameterError(
-            "Hyperparameter task is not given, and the data fits none of the tasks that take "
-            f"{' and '.join(of_tasks)}.",
-            f"Give task={' or task='.join(possible)}.",
-        )
-    return task, f"{reason}; set task to choose another"
-
-
-def _recognised(
-    possible: Sequence[str], hyperparameters: Hyperparameters, channels: Mapping[str, Path]
-) -> dict[str, Recognised]:
-    """Return the tasks that recognise the first rows of the training data, with their reasons."""
-    evidence = Evidence(
-        channels=channels,
-        settings=hyperparameters,
-        part=_first_rows(hyperparameters, channels),
-        config=_configuration(hyperparameters, channels),
-    )
-    if evidence.part is not None:
-        check_named(evidence.part, hyperparameters)
-    recognised: dict[str, Recognised] = {}
+    part = _first_rows(hyperparameters, channels)
+    if part is None:
+        task, reason = _without_table(possible, channels)
+        return task, f"{reason}; set task to choose another"
+    columns.check_named(part, hyperparameters)
+    selections: dict[str, Selection] = {}
+    errors: dict[str, ColumnsError] = {}
     for task in possible:
-        place = TASKS[task].recognised_by
-        found = None if place is None else task_table.resolve(place)(evidence)
-        if found is not None:
-            recognised[task] = found
-    if evidence.part is not None and not any(found.certain for found in recognised.values()):
-        check_choices(evidence.part)
-    return recognised
+        try:
+            selections[task] = columns.select(part, TASKS[task], hyperparameters, is_detection=True)
+        except ColumnsError as error:
+            errors[task] = error
+    model = model_of(_configuration(hyperparameters, channels))
+    by_model = [task for task in selections if model in TASKS[task].models]
+    chosen = by_model if len(selections) > 1 else list(selections)
+    if len(chosen) != 1:
+        raise _undecided(part, selections, errors, model)
+    reason = f"by its columns: {selections[chosen[0]].describe()}"
+    if len(selections) > 1:
+        others = [task for task in selections if task != chosen[0]]
+        reason += f"; the model is {model.value}, else {' or '.join(others)} could be meant"
+    return chosen[0], f"{reason}; set task to choose another"
+
+
+def model_of(config: Mapping[str, Any]) -> Model:
+    """Return what a base model is, by its config.json."""
+    if config.get("is_encoder_decoder"):
+        return Model.SEQ2SEQ
+    names = config.get("architectures") or ()
+    for model, endings in _ENDINGS.items():
+        if any(name.endswith(endings) for name in names):
+            return model
+    return Model.ENCODER
+
+
+def _without_table(possible: Sequence[str], channels: Mapping[str, Path]) -> tuple[str, str]:
+    """Return the task of data that is no table, and the reason."""
+    for task in possible:
+        recognise = TASKS[task].recognises_files
+        if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
+            return task, reason
+    # Text files and folders of classes have columns of their own, which reading finds.
+    owners = [task for task in possible if TASKS[task].owns_settings]
+    return (owners or list(possible))[0], "the default"
+
+
+def _undecided(
+    part: Part,
+    selections: Mapping[str, Selection],
+    errors: Mapping[str, ColumnsError],
+    model: Model,
+) -> HyperparameterError:
+    """Return the refusal that lists the tasks that may be meant, each with its line."""
+    lines: list[str] = []
+    for task, selection in selections.items():
+        lines.append(f"{task}: {selection.describe()}. Give task={task}.")
+    if not lines:
+        nearest = min((error.missing for error in errors.values()), default=0)
+        meant = [task for task, error in errors.items() if error.missing == nearest]
+        if len(meant) > 1 and any(model in TASKS[task].models for task in meant):
+            meant = [task for task in meant if model in TASKS[task].models]
+        lines = [f"{task}: {errors[task].message} {errors[task].remedy}" for task in meant]
+        what = f"no task has its columns in {part.path}"
+    else:
+        what = f"the columns of {part.path} are those of several tasks, and the model "
+        what += f"({model.value}) does not decide"
+    return HyperparameterError(
+        f"Hyperparameter task is not given, and {what}:" + "".join(f"\n- {line}" for line in lines)
+    )
 
 
 def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> Part | None:
     try:
         data = judging.channels(channels, hyperparameters.trains)
-        places = layout.find(data, hyperparameters.dataset_config_name)
+        files = layout.find(data, hyperparameters.dataset_config_name).files["train"]
     except DataError:
         return None  # loading the data raises it again
-    parts = (head.read(path) for path in places.files["train"][:_FILES])
-    return next((part for part in parts if part is not None), None)
+    parts = (head.read(path) for path in files[:_FILES])
+    first = next((part for part in parts if part is not None), None)
+    return None if first is None else accepted(first, hyperparameters.label_column, [])
 
 
 def _configuration(

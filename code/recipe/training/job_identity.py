@@ -15,7 +15,6 @@ from transformers import TrainingArguments
 
 from recipe.hyperparameters import Hyperparameters
 from recipe.settings import DataSettings, JobSettings
-from recipe.task_table import CLASSIFICATION
 
 _OF_DATA = {item.name for item in dataclasses.fields(DataSettings)}
 _OF_JOB = {item.name for item in dataclasses.fields(JobSettings)}
@@ -68,7 +67,7 @@ def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[
         and item.name not in {*usual, "max_train_steps"}  # the Trainer's are in `args`
         and getattr(hyperparameters, item.name) != item.default
     }
-    if hyperparameters.task == CLASSIFICATION:
+    if hyperparameters.task == "text-classification":
         del values["task"]  # the former default: older checkpoints do not have it
     best = OF_THE_BEST if args.load_best_model_at_end else ()
     return {name: _plain(value) for name, value in values.items() if name in best or counts(name)}

@@ -26,7 +26,8 @@ from recipe.backend.requests.payloads import (
     is_conversation,
     media_type,
 )
-from recipe.data.column_names import TEXT_NAMES, plain
+from recipe.data.column_names import plain
+from recipe.spec import TEXT_NAMES
 
 _TEXT_KEYS = ("inputs", *TEXT_NAMES)
 _FORMS: tuple[frozenset[str], ...] = (

@@ -24,10 +24,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
-from recipe.data.column_names import LABEL_NAMES, PAIR_NAMES, TEXT_NAMES, plain
 from recipe.data.files.part import Part, is_number, open_bytes, open_text
 from recipe.data.files.spool import Spool
 from recipe.errors import DataError
+from recipe.spec import LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _CHUNK_ROWS = 50_000
@@ -38,6 +38,7 @@ _TABLE_LINES = 5
 _TABLE_SHARE = 0.95
 Bytes = npt.NDArray[Any]
 _Row = tuple[int, list[str]]
+_TEXTS, _LABELS = (frozenset(map(normalized, names)) for names in (TEXT_NAMES, LABEL_NAMES))
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
@@ -104,8 +105,9 @@ def is_table(path: Path, encoding: str, by_names: bool = False) -> bool:
     with open_text(path, encoding) as stream:
         sample = list(itertools.islice(stream, _SAMPLE_LINES))
     for delimiter in DELIMITERS:
-        names = {plain(cell) for cell in next(csv.reader(sample[:1], delimiter=delimiter), [])}
-        if names & set(TEXT_NAMES) and names & set(LABEL_NAMES):
+        cells = next(csv.reader(sample[:1], delimiter=delimiter), [])
+        names = set(map(normalized, cells))
+        if names & _TEXTS and names & _LABELS:
             return True
         if by_names or len(sample) < _TABLE_LINES:
             continue
@@ -319,11 +321,11 @@ def _header(path: Path, rows: list[list[str]]) -> list[str] | None:
     """Return the first row if it names columns: known names, or words that are no values below."""
     # Columns without a name get the names that pandas gives them.
     names = [cell.strip() or f"Unnamed: {at}" for at, cell in enumerate(rows[0])]
-    known = {plain(name) for name in names}
+    known = set(map(normalized, names))
     if len(names) == 1:
-        return names if known & set(TEXT_NAMES) else None
-    has_texts = known & set(TEXT_NAMES) or any(set(pair) <= known for pair in PAIR_NAMES)
-    if not (has_texts and known & set(LABEL_NAMES)):
+        return names if known & _TEXTS else None
+    has_texts = known & _TEXTS or any(set(map(normalized, pair)) <= known for pair in PAIRS)
+    if not (has_texts and known & _LABELS):
         # If files were put end to end, the header comes again further down (see `_once`).
         others = [row for row in rows[1:] if row != rows[0]]
         below = [set(column) for column in zip(*others, strict=True)]

@@ -149,6 +149,11 @@ def is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether a column's values are bytes."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
 def usual_types(path: Path, table: pa.Table) -> pa.Table:
     """Return `table` in types that the datasets library knows.
 

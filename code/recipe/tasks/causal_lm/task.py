@@ -17,6 +17,7 @@ from recipe.models.pretrained import Source
 from recipe.reports import figures, generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.task_table import TASKS
 from recipe.tasks.base import (
     Batches,
     Model,
@@ -62,7 +63,7 @@ class CausalLm(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
-        self.data = language_modeling.load(channels, self.hyperparameters)
+        self.data = language_modeling.load(channels, self.hyperparameters, TASKS["causal-lm"])
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:

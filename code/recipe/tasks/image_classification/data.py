@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
-from recipe.data.column_names import LABEL, LABEL_NAMES, plain, split_of
-from recipe.data.columns import Role, choose, first_known, unknown
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data.column_names import LABEL, split_of
+from recipe.data.columns import select
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
-from recipe.data.files.part import Part
+from recipe.data.files.part import Part, is_binary
 from recipe.data.held_out import DataSets
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import sources, splits
@@ -25,11 +24,10 @@ from recipe.data.layout.channels import NOT_DATA_CHANNELS
 from recipe.data.reading import by_column
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
+from recipe.task_table import TASKS
 
 PLACE, BYTES, FILE = "place", "bytes", "file"
 """The columns of an image: its place for messages; its bytes, or the file that holds them."""
-NAMES = ("image", "img", "picture", "photo", "pixels", "jpg", "jpeg", "png", "image_bytes")
-FILE_NAMES = ("file_name", "filename", "file", "image_path", "path", "image_file", "image", "img")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,23 +188,19 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     Raises:
         DataError: the column of images or labels is not known, or a file does not exist.
     """
-    names = part.table.column_names
-    classes = [plain(name) for name in names if name in part.class_names]
-    role = Role(LABEL, (*LABEL_NAMES, *(classes if len(classes) == 1 else ())), "label_column")
-    column = choose(part, [[role]], settings)[LABEL]
+    columns = select(part, TASKS["image-classification"], settings)
+    column = columns[LABEL]
+    stem = columns["image"].removesuffix(".bytes").removesuffix(".path")
     rows = part.table.num_rows
     part = labels.labelled(part, column, is_pair=False)
     if unlabelled := rows - part.table.num_rows:
         notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
     rows = part.table.num_rows
-    stem = settings.image_column
     kept = pa.nulls(rows, pa.large_binary())
-    for name in [stem] if stem else NAMES:
-        for of_bytes in (f"{name}.bytes", name):
-            kind = part.table.schema.field(of_bytes).type if of_bytes in names else pa.null()
-            if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-                kept = part.table[of_bytes].cast(pa.large_binary()).combine_chunks()
-                stem = name
+    for name in (f"{stem}.bytes", stem):
+        if name in part.table.column_names and is_binary(part.table.schema.field(name).type):
+            kept = part.table[name].cast(pa.large_binary()).combine_chunks()
+            break
     files: list[str | None] = [None] * rows
     if kept.null_count:
         files = _files(part, kept, stem)
@@ -223,12 +217,10 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     return dataclasses.replace(part, table=table, class_names=names_of)
 
 
-def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
+def _files(part: Part, kept: Any, stem: str) -> list[str | None]:
     """Return the files that rows without bytes name, relative to the table's folder."""
-    known = [f"{stem}.path", stem] if stem else [f"{NAMES[0]}.path", *FILE_NAMES]
-    column = first_known(part, [plain(name) for name in known])
-    if column is None:
-        raise unknown(part, [Role("image", (), "image_column")])
+    names = part.table.column_names
+    column = f"{stem}.path" if f"{stem}.path" in names else stem
     paths: list[str | None] = []
     problems = Problems()
     for row, name in enumerate(part.table[column].to_pylist()):
@@ -248,24 +240,14 @@ def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
     return paths
 
 
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows hold pictures in a column, or the channels pictures in folders."""
-    for stem in NAMES:
-        name = evidence.named([f"{stem}.bytes", stem])
-        if name is not None and pa.types.is_binary(evidence.kind(name)):
-            return Recognised(reason=f"column {stem} holds pictures")
-    for name, path in evidence.channels.items():
+def folders_of_images(channels: Mapping[str, Path]) -> str | None:
+    """Return which channel holds images in folders; None if none does."""
+    for name, path in channels.items():
         if name in NOT_DATA_CHANNELS or not path.is_dir():
             continue
-        found = sources.scan(path)
-        pictures = [file for file in (*found.data, *found.passed_over) if _is_picture(file)]
-        in_folders = sum(len(picture.relative_to(path).parts) > 1 for picture in pictures)
-        if in_folders > 1 and all(map(_is_picture, found.data)):
-            return Recognised(reason=f"channel {name} holds folders of pictures")
-    column = evidence.named((*NAMES, *FILE_NAMES))
-    is_model = any(name.endswith("ForImageClassification") for name in evidence.architectures)
-    return (
-        Recognised(reason=f"column {column}, for a model of pictures")
-        if column and is_model
-        else None
-    )
+        scanned = sources.scan(path)
+        images = [file for file in (*scanned.data, *scanned.passed_over) if _is_picture(file)]
+        in_folders = sum(len(image.relative_to(path).parts) > 1 for image in images)
+        if in_folders > 1 and all(map(_is_picture, scanned.data)):
+            return f"channel {name} holds folders of images"
+    return None

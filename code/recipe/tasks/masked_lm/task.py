@@ -11,12 +11,12 @@ from transformers import PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.data import language_modeling
-from recipe.data.column_names import TEXT, TOKEN_IDS
 from recipe.models import packed_encoders, pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.task_table import TASKS
 from recipe.tasks.base import (
     Batches,
     EncoderObjective,
@@ -64,7 +64,7 @@ class MaskedLm(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
-        self.data = language_modeling.load(channels, self.hyperparameters, (TEXT, TOKEN_IDS))
+        self.data = language_modeling.load(channels, self.hyperparameters, TASKS["masked-lm"])
         self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:

@@ -12,38 +12,18 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels
-from recipe.data.column_content import same_classes
-from recipe.data.column_names import plain
-from recipe.data.columns import Role, check_parts, choose, first_known, several_labels
-from recipe.data.evidence import DECODER, WRITER, Evidence, Recognised
+from recipe.data.columns import Selection
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.layout import channels as layout
-from recipe.data.reading import describe, read_parts
+from recipe.data.reading import Read, describe_files, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
+from recipe.task_table import TASKS
 
 CONTEXT, QUESTION, CHOICES, ANSWER = "context", "question", "choices", "answer"
-_ENDING, _LABELS = re.compile(r"ending_?(\d+)"), "choices.label"
-_CHOICES = Role(CHOICES, ("choices.text", "choices", "question.choices", "options", "endings"))
-_CONTEXT = Role(
-    CONTEXT,
-    ("sent1", "context", "article", "passage", "paragraph", "support"),
-    is_optional=True,
-)
-_QUESTION = Role(
-    QUESTION,
-    ("sent2", "question", "question.stem", "question_stem", "query", "startphrase", "ctx"),
-    "text_column",
-)
-_ANSWER = Role(
-    ANSWER,
-    ("label", "answerkey", "answer_key", "answer_idx", "answer_index", "answer", "gold"),
-    "label_column",
-)
-_PARTS = (*_CONTEXT.names[1:], "question_stem", "query")
-"""What columns are called that belong to a question."""
+_ENDINGS, _LABELS = "endings", "choices.label"
+_NUMBER = re.compile(r"\d+$")
 _ROWS_AT_ONCE = 2_000
 _SCHEMA = pa.schema([
     (CONTEXT, pa.large_string()),
@@ -65,23 +45,6 @@ class _Row:
     answer: str
 
 
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows have choices and say which one is right.
-
-    Not recognised are rows whose text column is named, and models without a head for choices.
-    """
-    part, settings = evidence.part, evidence.settings
-    if part is None or settings.text_column or evidence.model in (DECODER, WRITER):
-        return None
-    try:
-        columns = _choose(part, settings)
-    except DataError:
-        return None
-    choices = _choices(columns)
-    shown = " to ".join(dict.fromkeys((choices[0], choices[-1])))
-    return Recognised(reason=f"{shown} hold choices, and column {columns[ANSWER]} the right one")
-
-
 def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     """Read and split the questions of a job's channels.
 
@@ -92,82 +55,54 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     Raises:
         DataError: names the file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, settings.dataset_config_name)
-    notes = list(places.notes)
-    parts: list[tuple[str, Part, dict[str, str]]] = []
-    like: dict[str, str] | None = None
+    notes: list[str] = []
+    reading = read_columns(channels, TASKS["multiple-choice"], settings, notes)
+    files: list[Read] = []
     problems = Problems()
-    for split, part in read_parts(places, notes):
+    for file in reading.files:
         with problems.noted():
-            if split == "test" and like is not None and not (
-                like[ANSWER] in part.table.column_names or first_known(part, _ANSWER.names)
-            ):  # fmt: skip
-                notes.append(f"{part.path} has no column of answers and is not used.")
+            _check_columns(file)
+            if file.split != "train" and labels.is_unlabelled(file.part, file.columns[ANSWER]):
+                notes.append(f"{file.part.path} has no answers and is not used.")
                 continue
-            columns = _choose(part, settings, like)
-            like = like or columns
-            if split != "train" and labels.is_unlabelled(part, columns[ANSWER]):
-                notes.append(f"{part.path} has no answers and is not used.")
-                continue
-            parts.append((split, part, columns))
+            files.append(file)
     problems.check()
-    kind = _kind_of_answers([(part, columns) for split, part, columns in parts if split == "train"])
+    kind = _kind_of_answers([file for file in files if file.split == "train"])
     tables: dict[str, list[pa.Table]] = {}
     found: list[str] = []
-    for split, part, columns in parts:
+    for file in files:
         with problems.noted():
-            table = spooled(_SCHEMA, _tables(part, columns, kind))
-            tables.setdefault(split, []).append(table)
-            read = ", ".join(f"{what} {name!r}" for what, name in columns.items())
-            count = f"{table.num_rows} rows"
-            found.append(describe(split, [part], count, f"{read} ({kind})", columns.values()))
+            table = spooled(_SCHEMA, _tables(file, kind))
+            tables.setdefault(file.split, []).append(table)
+            shown = f"{file.columns.describe()} ({kind})"
+            found.append(describe_files([file], f"{table.num_rows} rows", shown))
     problems.check()
     built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
     splits, rule = held_out.assign(built, settings)
     return DataSets(**splits, found=[*notes, *found, rule])
 
 
-def _choose(
-    part: Part, given: DataSettings, like: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the columns of a part: a list of choices, or a column for each of them.
-
-    Raises:
-        DataError: some are not known, or not of lists; two may hold the answers; or one that
-            belongs to a question would not be read.
-    """
-    names = part.table.column_names
-    numbers = {plain(name): int(match[1]) for name in like or names
-               if (match := _ENDING.fullmatch(plain(name)))}  # fmt: skip
-    endings = sorted(numbers, key=numbers.__getitem__)
-    first = min(numbers.values(), default=0)
-    if first > 1 or sorted(numbers.values()) != [*range(first, first + len(numbers))]:
+def _check_columns(file: Read) -> None:
+    """Raise DataError if the choices are no lists, or their columns not numbered in order."""
+    part, columns = file.part, file.columns
+    numbers = [int(match[0]) for name in columns.columns.get(_ENDINGS, ())
+               if (match := _NUMBER.search(name))]  # fmt: skip
+    first = min(numbers, default=0)
+    if first > 1 or sorted(numbers) != [*range(first, first + len(numbers))]:
         raise DataError(
-            f"{part.path} has the columns of choices {', '.join(endings)}.",
+            f"{part.path} has the columns of choices {', '.join(columns.columns[_ENDINGS])}.",
             "Number them from 0 or from 1, without a gap.",
         )
-    roles = [_CONTEXT, _QUESTION, *(Role(name, (name,)) for name in endings), _ANSWER]
-    if not endings:
-        roles[2:2] = [_CHOICES, Role(_LABELS, (_LABELS,), is_optional=True)]
-    chosen = choose(part, [roles], given, like)
-    if not endings and not _holds_choices(part, chosen[CHOICES]):
+    if CHOICES in columns and not _holds_choices(part, columns[CHOICES]):
         raise DataError(
-            f"Column {chosen[CHOICES]!r} of {part.path} does not hold lists of texts.",
+            f"Column {columns[CHOICES]!r} of {part.path} does not hold lists of texts.",
             f"Write rows as {EXAMPLE}.",
         )
-    answer = chosen[ANSWER]
-    if is_list(part.table.schema.field(answer).type):
+    if is_list(part.table.schema.field(columns[ANSWER]).type):
         raise DataError(
-            f"Column {answer!r} of {part.path} holds lists.",
+            f"Column {columns[ANSWER]!r} of {part.path} holds lists.",
             "Name the column of the right choice in label_column.",
         )
-    rivals = [name for name in names if name != answer and plain(name) in _ANSWER.names]
-    rivals = [name for name in rivals if not same_classes(part, name, answer)]
-    if given.label_column is None and like is None and rivals:
-        raise several_labels(part, [answer, *rivals])
-    if given.text_column is None:
-        check_parts(part, chosen.values(), _PARTS, f"text_column={chosen[QUESTION]}")
-    return chosen
 
 
 def _holds_choices(part: Part, name: str) -> bool:
@@ -180,10 +115,12 @@ def _holds_choices(part: Part, name: str) -> bool:
     return bool(is_string(inner) or has_text)
 
 
-def _choices(columns: Mapping[str, str]) -> list[str]:
+def _choices(columns: Selection) -> Sequence[str]:
     """Return the column of the lists of choices, or the column of each choice."""
-    others = (CONTEXT, QUESTION, _LABELS, ANSWER)
-    return [name for what, name in columns.items() if what not in others]
+    endings = columns.columns.get(_ENDINGS)
+    if endings is None:
+        return columns.columns[CHOICES]
+    return sorted(endings, key=lambda name: int(_NUMBER.findall(name)[0]))
 
 
 def _position(texts: Sequence[str], text: str) -> int | None:
@@ -216,7 +153,7 @@ _KINDS: Mapping[str, Callable[[_Row], int | None]] = {
 """How answers name a choice: each function returns its position, or None."""
 
 
-def _kind_of_answers(parts: Sequence[tuple[Part, Mapping[str, str]]]) -> str:
+def _kind_of_answers(files: Sequence[Read]) -> str:
     """Return the only one of `_KINDS` by which every answer of the training data names a choice.
 
     Raises:
@@ -224,32 +161,32 @@ def _kind_of_answers(parts: Sequence[tuple[Part, Mapping[str, str]]]) -> str:
     """
     possible = list(_KINDS)
     differ = False
-    for part, columns in parts:
-        for number, row in _rows(part, columns):
+    for file in files:
+        for number, row in _rows(file.part, file.columns):
             positions = {kind: _KINDS[kind](row) for kind in possible}
             possible = [kind for kind, position in positions.items() if position is not None]
             if not possible:
-                raise _no_choice(part, number, row, list(positions))
+                raise _no_choice(file.part, number, row, list(positions))
             differ |= len({positions[kind] for kind in possible}) > 1
     if _OF_LABELS in possible:
         return _OF_LABELS
     if differ and len(possible) > 1:
         raise DataError(
-            f"The answers in column {parts[0][1][ANSWER]!r} can be {' or '.join(possible)}, and no "
-            "row of the training data decides it.",
+            f"The answers in column {files[0].columns[ANSWER]!r} can be {' or '.join(possible)}, "
+            "and no row of the training data decides it.",
             "Give the letter of the right choice: A for the first, B for the second.",
         )
     return possible[0]
 
 
-def _tables(part: Part, columns: Mapping[str, str], kind: str) -> Iterator[pa.Table]:
+def _tables(file: Read, kind: str) -> Iterator[pa.Table]:
     """Return the rows of a part, some at a time."""
 
     def rows() -> Iterator[dict[str, Any]]:
-        for number, row in _rows(part, columns):
+        for number, row in _rows(file.part, file.columns):
             answer = _KINDS[kind](row)
             if answer is None:
-                raise _no_choice(part, number, row, [kind])
+                raise _no_choice(file.part, number, row, [kind])
             yield {CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
                    ANSWER: answer}  # fmt: skip
 
@@ -258,14 +195,14 @@ def _tables(part: Part, columns: Mapping[str, str], kind: str) -> Iterator[pa.Ta
         yield pa.Table.from_pylist(some, schema=_SCHEMA)
 
 
-def _rows(part: Part, columns: Mapping[str, str]) -> Iterator[tuple[int, _Row]]:
+def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
     """Return each row of a part with its number.
 
     Raises:
         DataError: a question or a choice is missing.
     """
     names, of_choices = part.class_names.get(columns[ANSWER]), _choices(columns)
-    for first, batch in part.batches([*columns.values()]):
+    for first, batch in part.batches(list(dict.fromkeys(columns.names))):
         for number, cells in enumerate(batch.to_pylist(), first):
             lists = [cells[name] for name in of_choices]
             choices = (lists[0] or []) if CHOICES in columns else lists

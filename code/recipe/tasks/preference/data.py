@@ -17,39 +17,18 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
-from recipe.data.column_names import PROMPT, PROMPT_NAMES, PROMPT_PARTS, TEMPLATE_PARTS, plain
-from recipe.data.columns import Role, check_parts, choose
+from recipe.data.column_names import PROMPT
+from recipe.data.columns import Selection
 from recipe.data.conversations import common_prefix, conversation
-from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.layout import channels as layout
-from recipe.data.reading import describe, read_parts
+from recipe.data.reading import describe_files, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
+from recipe.task_table import TASKS
 
 CHOSEN, REJECTED = "chosen", "rejected"
-_ROLES = (
-    Role(
-        PROMPT,
-        # LLaMA-Factory's conversations stand before `chosen` and `rejected` of one message each.
-        (*PROMPT_NAMES, "input", "query", "context", "conversations"),
-        "prompt_column",
-        is_optional=True,
-        parts=PROMPT_PARTS,
-    ),
-    Role(
-        CHOSEN,
-        (CHOSEN, "chosen_response", "chosen_answer", "response_chosen", "accepted", "chosen.value"),
-        "chosen_column",
-    ),
-    Role(
-        REJECTED,
-        (REJECTED, "rejected_response", "rejected_answer", "response_rejected", "rejected.value"),
-        "rejected_column",
-    ),
-)
 _STATUS = "status"
 TIE = "column 'status' says tie: neither answer is the better one"
 NO_PROMPT = "there is no prompt, and the answers have no beginning in common"
@@ -84,20 +63,17 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, settings.dataset_config_name)
-    notes, problems = list(places.notes), Problems()
-    read: dict[str, list[Part]] = {}
+    notes: list[str] = []
+    problems = Problems()
+    reading = read_columns(channels, TASKS["preference"], settings, notes)
     tables: dict[str, list[pa.Table]] = {}
-    like: dict[str, str] = {}
     kinds: dict[bool, Path] = {}
-    for split, part in read_parts(places, notes):
+    for file in reading.files:
+        part = file.part
         with problems.noted():
-            columns = choose(part, [_ROLES], settings, like)
-            like = like or columns
-            usable = _usable(part, columns)
+            usable = _usable(part, file.columns)
             kinds.setdefault(usable.are_talks, part.path)
-            read.setdefault(split, []).append(part)
-            tables.setdefault(split, []).append(usable.table)
+            tables.setdefault(file.split, []).append(usable.table)
             for why, (count, first) in usable.left_out.items():
                 notes.append(
                     f"{count} of {part.table.num_rows} pairs are not used: {why} (the first: "
@@ -111,18 +87,18 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
         )
     whole = {split: pa.concat_tables(of_split) for split, of_split in tables.items()}
     are_talks = True in kinds
-    if empty := [split for split in read if not whole[split].num_rows]:
+    if empty := [split for split, table in whole.items() if not table.num_rows]:
         reasons = " ".join(note for note in notes if "not used" in note)
         raise DataError(
             f"The {empty[0]} data has no pair that can be used. {reasons}",
             "Give a prompt and two different answers in each row.",
         )
     built = {split: held_out.data_set([table]) for split, table in whole.items()}
-    shown = ", ".join(f"{what} column {name!r}" for what, name in like.items())
-    shown += "" if PROMPT in like else "; the prompt is what both answers begin with"
+    shown = reading.columns.describe()
+    shown += "" if PROMPT in reading.columns else "; the prompt is what both answers begin with"
     found = [
-        describe(split, parts, f"{len(built[split])} pairs", shown, [*like.values(), _STATUS])
-        for split, parts in read.items()
+        describe_files(reading.of(split), f"{len(rows)} pairs", shown)
+        for split, rows in built.items()
     ]
     uses, rule = held_out.assign_groups(built, PROMPT, settings)
     return Preferences(
@@ -143,28 +119,28 @@ class _Usable:
     """By the reason: how many rows, and the first of them."""
 
 
-def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
+def _usable(part: Part, columns: Selection) -> _Usable:
     """Return the rows that can be used.
 
     Raises:
         DataError: rows have different kinds of values, or too many have no prompt.
     """
     talks = _conversations(part, columns)
-    names: list[str] = part.table.column_names
-    status = [name for name in names if plain(name) == _STATUS and name not in columns.values()]
+    texts = {role: columns[role] for role in _SCHEMA.names if role in columns}
+    status = columns.get(_STATUS)
     left_out: dict[str, tuple[int, int]] = {}
     prefixed = 0
 
     def triples() -> Iterator[pa.Table]:
         nonlocal prefixed
-        for first, batch in part.batches([*columns.values(), *status]):
+        for first, batch in part.batches(list(dict.fromkeys(columns.names))):
             cells = {
                 what: _values(part, first, batch[name].to_pylist(), name, what in talks)
-                for what, name in columns.items()
+                for what, name in texts.items()
             }
             usable: list[Triple] = []
             prompts = cells.get(PROMPT, [None] * batch.num_rows)
-            ties = batch[status[0]].to_pylist() if status else [None] * batch.num_rows
+            ties = batch[status].to_pylist() if status else [None] * batch.num_rows
             rows = zip(prompts, cells[CHOSEN], cells[REJECTED], ties, strict=True)
             for row, (prompt, *answers, tie) in enumerate(rows, first):
                 if talks and CHOSEN not in talks:
@@ -201,16 +177,15 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
     return _Usable(table=table, are_talks=bool(talks), left_out=left_out)
 
 
-def _conversations(part: Part, columns: Mapping[str, str]) -> set[str]:
+def _conversations(part: Part, columns: Selection) -> set[str]:
     """Return which of the columns hold conversations; without any, all hold texts.
 
     Raises:
-        DataError: only one of the answers is a conversation, or a column of the chat template's
-            is not read.
+        DataError: only one of the answers is a conversation.
     """
     talks = {
         what
-        for what, name in columns.items()
+        for what, name in ((role, columns[role]) for role in _SCHEMA.names if role in columns)
         if any(
             _is_talk(value)
             for _, batch in part.batches([name])
@@ -223,8 +198,6 @@ def _conversations(part: Part, columns: Mapping[str, str]) -> set[str]:
             f"{columns[REJECTED]!r}.",
             "Give both answers as texts, or both as lists of messages.",
         )
-    if talks:
-        check_parts(part, columns.values(), TEMPLATE_PARTS, "")
     return talks
 
 
@@ -324,13 +297,3 @@ def of_talks(
     if all(turn["role"] == "system" for turn in before):
         return NO_PROMPT
     return before, answers[0], answers[1]
-
-
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows hold chosen and rejected answers, whatever the model is."""
-    _, *roles = _ROLES
-    columns = [evidence.named(role.names) for role in roles]
-    if None in columns:
-        return None
-    reason = f"columns {columns[0]} and {columns[1]} hold answers that were chosen and rejected"
-    return Recognised(reason=reason)

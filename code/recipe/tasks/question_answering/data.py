@@ -16,28 +16,19 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
-from recipe.data.columns import Role, choose
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data.columns import Selection
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.layout import channels as layout
-from recipe.data.reading import FALSE, TRUE, describe, read_parts
+from recipe.data.reading import FALSE, TRUE, describe_files, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
+from recipe.task_table import TASKS
 
 ID, QUESTION, CONTEXT, ANSWERS, STARTS = "id", "question", "context", "answers", "starts"
-_QUESTIONS, _CONTEXTS = ("question", "query"), ("context", "passage", "paragraph", "document")
-_TEXTS = ("answers.text", "answer.text", "answer_text", "answers", "answer", "answer_texts")
-_STARTS = (
-    *("answers.answer_start", "answers.start", "answer.answer_start", "answer.start"),
-    *("answer_start", "answer_starts", "start", "starts", "start_position", "start_char"),
-)
-NESTED = "articles"
+NESTED, IMPOSSIBLE = "articles", "is_impossible"
 _NONE_THERE = ("is_impossible", "is_unanswerable")
-_IDS = ("id", "guid", "qid", "question_id")
 _AT_ONCE, _ROWS_AT_ONCE = 10_000, 2_000
-_LOOKED_AT = 100
 _WHOLE = re.compile(r"\d+(\.0+)?")
 _KINDS = {
     ID: pa.string(),
@@ -46,14 +37,7 @@ _KINDS = {
     ANSWERS: pa.list_(pa.string()),
     STARTS: pa.list_(pa.int64()),
 }
-_ROLES = (
-    Role(QUESTION, _QUESTIONS),
-    Role(CONTEXT, _CONTEXTS, parts=_CONTEXTS),
-    Role(ANSWERS, _TEXTS),
-    Role(STARTS, _STARTS, is_optional=True),
-    Role(ID, _IDS, is_optional=True),
-    Role("is_impossible", _NONE_THERE, is_optional=True),
-)
+_ROLES = (QUESTION, CONTEXT, ANSWERS, STARTS, ID, IMPOSSIBLE)
 _Row = tuple[str, str, str, list[str], list[int]]
 
 
@@ -66,53 +50,30 @@ class Questions(DataSets):
     """Whether the training data has questions without an answer."""
 
 
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that these are SQuAD's rows: nested, or question, context and an answer's start."""
-    if evidence.part is None:
-        return None
-    if (nested := _nested_column(evidence.part)) is not None:
-        return Recognised(reason=f"column {nested} holds contexts with questions, as SQuAD's files")
-    question, context = evidence.named(_QUESTIONS), evidence.named(_CONTEXTS)
-    start, answers = evidence.named(_STARTS), evidence.named(("answers", "answer"))
-    if question is None or context is None:
-        return None
-    if start is not None and evidence.named(_TEXTS) is not None:
-        return Recognised(reason=f"column {start} says where in {context} an answer begins")
-    if answers is not None and any(
-        "answer_start" in str(value) for value in evidence.values(answers)[:_LOOKED_AT]
-    ):
-        return Recognised(reason=f"column {answers} says where in {context} an answer begins")
-    return None
-
-
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
     """Read and split the questions of a job's channels.
 
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, settings.dataset_config_name)
-    notes = list(places.notes)
+    notes: list[str] = []
+    reading = read_columns(channels, TASKS["question-answering"], settings, notes)
     tables: dict[str, list[pa.Table]] = {}
-    read: dict[str, list[tuple[Part, dict[str, str]]]] = {}
     problems = Problems()
-    for split, part in read_parts(places, notes):
+    for file in reading.files:
         with problems.noted():
-            nested = _nested_column(part)
-            columns = {NESTED: nested} if nested else choose(part, [_ROLES], settings)
-            of_part, mended = _rows(part, columns)
-            tables.setdefault(split, []).append(of_part)
-            read.setdefault(split, []).append((part, columns))
+            table, mended = _rows(file.part, file.columns)
+            tables.setdefault(file.split, []).append(table)
             if mended:
                 notes.append(
-                    f"{mended} answers of {part.path} begin elsewhere than their start says: the "
-                    "only place where their text occurs is taken."
+                    f"{mended} answers of {file.part.path} begin elsewhere than their start says: "
+                    "the only offset where their text occurs is taken."
                 )
     problems.check()
     built = {}
     findings = []
-    for split, of_split in tables.items():
-        table = pa.concat_tables(of_split)
+    for split, tables_of_split in tables.items():
+        table = pa.concat_tables(tables_of_split)
         if not table.num_rows:
             raise DataError(f"The {split} data has no question.", "Give some, or leave it out.")
         if pc.count_distinct(table[ID]).as_py() < table.num_rows:
@@ -121,10 +82,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
             notes.append(f"{split} data: some questions share an id: they are numbered instead.")
         built[split] = held_out.data_set([table])
         count = f"{table.num_rows} questions ({_unanswered(built[split])} without an answer)"
-        parts = [part for part, _ in read[split]]
-        shown = ", ".join(f"{what} column {name!r}" for what, name in read[split][0][1].items())
-        names = {name for _, columns in read[split] for name in columns.values()}
-        findings.append(describe(split, parts, count, shown, names))
+        findings.append(describe_files(reading.of(split), count))
     uses, rule = held_out.assign(built, settings)
     unanswered = _unanswered(uses["train"])
     if unanswered == len(uses["train"]):
@@ -142,7 +100,7 @@ def _unanswered(split: datasets.Dataset) -> int:
     return sum(int((of_batch == 0).sum()) for of_batch in counts)
 
 
-def _rows(part: Part, columns: Mapping[str, str]) -> tuple[pa.Table, int]:
+def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
     """Return the questions of a part, and how many answers' starts were corrected."""
     mended = 0
     problems = Problems()
@@ -191,18 +149,6 @@ def _place(context: str, text: Any, start: Any) -> int | None:
     return place if 0 <= place == context.rfind(text) else None
 
 
-def _nested_column(part: Part) -> str | None:
-    """Return the column of SQuAD's paragraphs, or of its articles if a file holds one only."""
-    return next(
-        (
-            name
-            for name in ("paragraphs", "data")
-            if name in part.table.column_names and "qas" in str(part.table.schema.field(name).type)
-        ),
-        None,
-    )
-
-
 def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
     cells = (cell for _, batch in part.batches([column]) for cell in batch[column].to_pylist())
     for row, cell in enumerate(cells):
@@ -219,9 +165,9 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
 
 
 def _flat(
-    part: Part, columns: Mapping[str, str]
+    part: Part, columns: Selection
 ) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
-    names = [columns.get(role.what) for role in _ROLES]
+    names = [columns.get(role) for role in _ROLES]
     has_starts, says_impossible = names[3] is not None, names[5] is not None
     read = list(dict.fromkeys(name for name in names if name is not None))
 

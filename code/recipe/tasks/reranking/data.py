@@ -10,33 +10,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import relevance, values
-from recipe.data.evidence import CLASSIFIER, Evidence, Recognised
 from recipe.data.files.spool import spooled
 from recipe.data.relevance import LISTS, PAIRS, QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
 
 _AT_ONCE = 10_000
-
-
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows are for a reranker.
-
-    Certain are lists and triplets, if the model has the head of a classifier.
-    """
-    chosen = relevance.columns_of(evidence)
-    if chosen is None or (chosen.kind == PAIRS and not chosen.negatives):
-        return None
-    is_head = evidence.model == CLASSIFIER
-    if chosen.kind == LISTS:
-        reason = f"column {chosen.text} holds lists of texts, and {chosen.score} a label for each"
-        return Recognised(reason=reason, certain=is_head)
-    if chosen.kind == PAIRS:
-        reason = (
-            f"columns {chosen.query}, {chosen.text} and {chosen.negatives[0]}, for a classifier"
-        )
-        return Recognised(reason=reason) if is_head else None
-    reason = f"columns {chosen.query} and {chosen.text} and what {chosen.score} says of them"
-    return Recognised(reason=reason, certain=False)
 
 
 class Lists:

@@ -32,6 +32,7 @@ from recipe.models.pretrained import Source
 from recipe.reports import rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.task_table import TASKS
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.base import (
     OK,
@@ -107,6 +108,7 @@ class Reranking(Task):
         self.data = relevance.load(
             channels,
             hyperparameters,
+            TASKS["reranking"],
             reranking.Lists(hyperparameters.listwise).arrange,
         )
         is_listwise = hyperparameters.listwise

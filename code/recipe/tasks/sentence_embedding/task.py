@@ -33,6 +33,7 @@ from recipe.reports import figures, rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
+from recipe.task_table import TASKS
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.base import (
     SHOWN_CHARS,
@@ -172,7 +173,7 @@ class SentenceEmbedding(Task):
                 "saved whole, with its pooling.",
                 "Leave it out: adapters are merged.",
             )
-        self.data = relevance.load(channels, hyperparameters, arrange)
+        self.data = relevance.load(channels, hyperparameters, TASKS["sentence-embedding"], arrange)
         self.train, self.found = self.data.train, [*self.data.found]
         size = hyperparameters.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:

@@ -2,72 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
-from recipe.data.column_names import (
-    COMPLETION_NAMES,
-    PROMPT_NAMES,
-    PROMPT_PARTS,
-    SURE_LABELS,
-    TEXT,
-    plain,
-)
-from recipe.data.columns import Role, choose
-from recipe.data.evidence import WRITER, Evidence, Recognised
+from recipe.data.column_names import plain
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.layout import channels as layout
-from recipe.data.reading import describe, read_parts
+from recipe.data.reading import Read, describe_files, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
+from recipe.task_table import TASKS
 
 SOURCE, TARGET = "source", "target"
-SUMMARIES = (
-    ("document", "summary"),
-    ("article", "highlights"),
-    ("dialogue", "summary"),
-    ("article", "summary"),
-    ("text", "summary"),
-    ("article", "abstract"),
-    ("description", "abstract"),
-    ("report", "summary"),
-    ("body", "summary"),
-    ("content", "summary"),
-    ("news_body", "news_title"),
-    ("extract_text", "summary_text"),
-    ("transcript", "summary"),
-    ("documents", "tldr"),
-    ("text", "tldr"),
-    ("text", "headline"),
-    ("article", "headline"),
-    ("text", "abstract"),
-    ("email_body", "subject_line"),
-)
-"""Names of the columns of documents and summaries."""
-PAIRS = (
-    ("source", "target"),
-    ("src", "tgt"),
-    ("source_text", "target_text"),
-    ("input_text", "target_text"),
-    ("text", "target"),
-    ("input", "target"),
-    ("inputs", "targets"),
-    ("inputs", "labels"),
-    ("input", "output"),
-    ("source", "translation"),
-    ("text", "translation"),
-    *((prompt, answer) for prompt in PROMPT_NAMES for answer in COMPLETION_NAMES),
-)
-"""Names of the columns of other sources and targets."""
-_TRANSLATION = "translation"
-_PARTS = (*PROMPT_PARTS, *SURE_LABELS, TEXT, "instruction", "prefix", "question", "query")
-"""Names of columns that belong to a source, or select targets."""
 _LANGUAGES = (
     *("source_lang", "src_lang", "source_language", "src_language", "from_lang", "direction"),
     *("target_lang", "tgt_lang", "target_language", "tgt_language", "to_lang", "lang_pair"),
@@ -88,20 +39,16 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
     Raises:
         DataError: names the channel, file or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, settings.dataset_config_name)
-    notes = list(places.notes)
+    notes: list[str] = []
+    spec = TASKS[settings.task or "text2text-generation"]
+    reading = read_columns(channels, spec, settings, notes)
     built: dict[str, list[pa.Table]] = {}
-    parts: dict[str, list[Part]] = {}
-    like: dict[str, str] | None = None
     problems = Problems()
-    for split, part in read_parts(places, notes):
+    for file in reading.files:
         with problems.noted():
-            columns = _columns(part, settings, like)
-            like = like or columns
-            built.setdefault(split, []).append(
-                _texts(part, columns[SOURCE], columns[TARGET], notes)
-            )
-            parts.setdefault(split, []).append(part)
+            if settings.text_column is None:
+                _refuse_several_languages(file.part, file.columns[SOURCE])
+            built.setdefault(file.split, []).append(_texts(file, notes))
     problems.check()
     sets = {split: held_out.data_set(tables) for split, tables in built.items()}
     for split, rows in sets.items():
@@ -110,50 +57,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
                 f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
             )
     uses, rule = held_out.assign(sets, settings)
-    shown = ", ".join(f"{what} column {name!r}" for what, name in (like or {}).items())
     findings = [
-        describe(split, of_split, f"{len(sets[split])} rows", shown, (like or {}).values())
-        for split, of_split in parts.items()
+        describe_files(reading.of(split), f"{len(rows)} rows") for split, rows in sets.items()
     ]
     return TextPairs(**uses, found=[*notes, *findings, rule])
-
-
-def _columns(
-    part: Part, given: DataSettings, like: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the columns of the source and of the target.
-
-    Raises:
-        DataError: a given column does not exist, or none is known by name.
-    """
-    known = [*_of_languages(given), *SUMMARIES, *PAIRS]
-    names = part.table.column_names
-    languages = [name.partition(".")[2] for name in names if name.startswith(f"{_TRANSLATION}.")]
-    is_given = given.text_column is not None or given.label_column is not None
-    if is_given:
-        # A column that is named stands for its own pair only.
-        named = (given.text_column, given.label_column)
-        known = [
-            pair
-            for pair in known
-            if all(
-                column is None or plain(column) == name
-                for column, name in zip(named, pair, strict=True)
-            )
-        ]
-    elif languages and not _of_languages(given):
-        raise DataError(
-            f"{part.path} has translations between {' and '.join(languages)}: which is the source "
-            "is not known.",
-            f"Give source_lang={languages[0]} and target_lang={languages[-1]}, or the reverse.",
-        )
-    alternatives = [[Role(SOURCE, (source,), "text_column", parts=_PARTS),
-                     Role(TARGET, (target,), "label_column")]
-                    for source, target in [*known, ("", "")]]  # fmt: skip
-    chosen = choose(part, alternatives, given, like)
-    if given.text_column is None:
-        _refuse_several_languages(part, chosen[SOURCE])
-    return chosen
 
 
 def _refuse_several_languages(part: Part, source: str) -> None:
@@ -169,22 +76,9 @@ def _refuse_several_languages(part: Part, source: str) -> None:
             )
 
 
-def _of_languages(given: DataSettings) -> list[tuple[str, str]]:
-    """Return the names of columns that source_lang and target_lang may stand for.
-
-    They are `translation.en` or `en`, for `en` or `en_XX`.
-    """
-    if given.source_lang is None or given.target_lang is None:
-        return []
-    codes = (given.source_lang, given.target_lang)
-    forms = dict.fromkeys((codes, (codes[0].split("_")[0], codes[1].split("_")[0])))
-    pairs = [(plain(stem + source), plain(stem + target))
-             for source, target in forms for stem in (f"{_TRANSLATION}.", "")]  # fmt: skip
-    return [pair for pair in pairs if pair[0] != pair[1]]
-
-
-def _texts(part: Part, source: str, target: str, notes: list[str]) -> pa.Table:
+def _texts(file: Read, notes: list[str]) -> pa.Table:
     """Return the rows with both texts; a note counts the others."""
+    part, source, target = file.part, file.columns[SOURCE], file.columns[TARGET]
     for name in (source, target):
         if name in part.mixed:
             raise DataError(
@@ -213,55 +107,3 @@ def _texts(part: Part, source: str, target: str, notes: list[str]) -> pa.Table:
     if left_out := part.table.num_rows - table.num_rows:
         notes.append(f"{left_out} rows of {part.path} lack a text and are not used.")
     return table
-
-
-def recognise_summaries(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows hold documents and summaries, for an encoder with a decoder."""
-    return _recognised(evidence, SUMMARIES, "documents and summaries")
-
-
-def recognise_translations(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows hold translations, for an encoder with a decoder."""
-    if evidence.model != WRITER or evidence.part is None:
-        return None
-    pairs = _of_languages(evidence.settings)
-    if any(evidence.named([source]) and evidence.named([target]) for source, target in pairs):
-        return Recognised(reason="source_lang and target_lang name columns")
-    if any(plain(name).startswith(f"{_TRANSLATION}.") for name in evidence.part.table.column_names):
-        return Recognised(reason=f"column {_TRANSLATION} holds a text in several languages")
-    return None
-
-
-def recognise_others(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows hold other texts and what is written for each."""
-    if recognise_translations(evidence) or recognise_summaries(evidence):
-        return None
-    names = [] if evidence.part is None else evidence.part.table.column_names
-    if evidence.model == WRITER and len(names) == 1 and is_string(evidence.kind(names[0])):
-        return Recognised(
-            reason=f"column {names[0]} holds texts, and no column what to write for them",
-            certain=False,
-            remedy="Add a column target, or start from a decoder (task=causal-lm) or an encoder "
-            "(task=masked-lm).",
-        )
-    return _recognised(evidence, PAIRS, "texts")
-
-
-def _recognised(
-    evidence: Evidence, known: Sequence[tuple[str, str]], what: str
-) -> Recognised | None:
-    """Return that columns are known as a source and a target; certain for an encoder with a
-    decoder, if no labels stand beside.
-    """
-    is_writer = evidence.model == WRITER
-    for names in known if is_writer or known is SUMMARIES else ():
-        pair = [evidence.named([name]) for name in names]
-        if pair[0] and pair[1] and is_string(evidence.kind(pair[1])):
-            reason = f"columns {pair[0]} and {pair[1]} hold {what} to read and write"
-            is_labelled = bool(evidence.labels_beside(*pair))
-            # A target of few values may be a class, but a summary is a text.
-            is_labelled |= known is not SUMMARIES and bool(evidence.classes([pair[1]]))
-            is_certain = is_writer and not is_labelled
-            reason += "" if is_writer else f", for {WRITER}"
-            return Recognised(reason=reason, certain=is_certain)
-    return None

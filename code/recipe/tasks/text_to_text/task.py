@@ -19,7 +19,6 @@ from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.task_table import SUMMARIES, TRANSLATIONS
 from recipe.tasks.base import Batches, Model, Task, Tokenizer, TokenLosses
 from recipe.tasks.text_to_text import batches as pair_batches
 from recipe.tasks.text_to_text import data as text_pairs
@@ -29,6 +28,7 @@ from recipe.tasks.text_to_text import scores as writing
 from recipe.tasks.text_to_text.batches import PaddedPairs, Pairs
 from recipe.tasks.text_to_text.data import SOURCE
 from recipe.tasks.text_to_text.scores import Written
+from recipe.tasks.text_to_text.spec import SUMMARIES, TRANSLATIONS
 
 _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 _NO_LIMIT = 1 << 30

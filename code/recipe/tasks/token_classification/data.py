@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections import Counter
@@ -15,44 +14,22 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
-from recipe.data.column_names import TAGS, TOKENS, plain
-from recipe.data.columns import Role, choose, several_labels
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.files import fasttext, formats
-from recipe.data.files.part import TAG, Part, is_list
+from recipe.data.files.part import TAG, Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.layout import channels as layout
-from recipe.data.reading import accepted, describe, read_parts
+from recipe.data.reading import Read, describe_files, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
+from recipe.task_table import TASKS
 from recipe.tasks.token_classification import spans
 
 OUTSIDE, UNTAGGED = "O", -100
-_TAG_NAMES = ("tags", "labels", "label", "slots", "slot_labels", "tag")
-"""What a column of tags of any kind is called."""
-_ROLES = (
-    Role(
-        "words",
-        ("tokens", "words", "text", "sentence", "token", *spans.TEXT_COLUMNS),
-        "text_column",
-    ),
-    Role(
-        "tags",
-        (
-            *("ner_tags", "tags", "labels", "label", "ner", "ner_labels", "iob_tags", "bio_tags"),
-            *("entity_tags", "entities", "slots", "slot_labels", "ner_tag", "tag", "upos"),
-            *("pos_tags", *spans.SPAN_COLUMNS),
-        ),
-        "label_column",
-    ),
-)
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
-_LOOKED_AT = 100
 _MOST_LONE_WORDS = 20
 """More rows, all of one word, are sentences that were split into words."""
-_SURE = 0.9
 _AT_ONCE = 10_000
 _SCHEMA = pa.schema([
     (TOKENS, pa.large_list(pa.large_string())),
@@ -71,7 +48,7 @@ class Tagged(DataSets):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Read:
+class _Sentences:
     part: Part
     table: pa.Table
     """Columns `tokens` and `tags`; no row is without words."""
@@ -84,59 +61,29 @@ class _Read:
     sentences: int
 
 
-def recognise(evidence: Evidence) -> Recognised | None:
-    """Return that the first rows have a tag for each word, or spans of a text with their labels."""
-    part = evidence.part
-    if part is None:
-        return None
-    try:
-        words, tags = _columns(part, evidence.settings, None)
-    except DataError:
-        return None
-    rows = zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True)
-    pairs = [pair for pair in rows if all(pair)][:_LOOKED_AT]
-    lists = [_lists(word, tag) for word, tag in pairs]
-    alike = [
-        isinstance(word, list) and isinstance(tag, list) and len(word) == len(tag)
-        for word, tag in lists
-    ]
-    if pairs and sum(alike) >= _SURE * len(pairs):
-        return Recognised(reason=f"column {tags} holds a list of labels for each of {words}")
-    # Rows that were ignored, or have no span, may have nothing in the column.
-    span_lists = [spans.spans_of(tag) for _, tag in pairs]
-    if None not in span_lists and any(span_lists):
-        return Recognised(reason=f"column {tags} holds labels of spans of {words}")
-    return None
-
-
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     """Read and split the tagged words of a job's channels.
 
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, settings.dataset_config_name)
-    notes = list(places.notes)
-    read: dict[str, list[_Read]] = {}
-    like = None
+    notes: list[str] = []
+    spec = TASKS["token-classification"]
+    reading = read_columns(channels, spec, settings, notes, _units, check=_check_words)
+    sentences: dict[str, list[_Sentences]] = {}
     problems = Problems()
-    for split, part in read_parts(places, notes, _units):
+    for file in reading.files:
         with problems.noted():
-            columns = _columns(part, settings, like)
-            like = like or columns
-            read.setdefault(split, []).append(_read(part, columns, settings.class_names, notes))
+            of_file = _sentences(file, settings.class_names, notes)
+            sentences.setdefault(file.split, []).append(of_file)
     problems.check()
-    names, are_entities, summary = _tag_names(read["train"], notes)
-    built = {split: _build(split, files, names, are_entities) for split, files in read.items()}
+    names, are_entities, summary = _tag_names(sentences["train"], notes)
+    built = {split: _build(split, files, names, are_entities) for split, files in sentences.items()}
     findings = []
-    for split, files in read.items():
-        sentences = sum(file.sentences for file in files)
-        count = f"{sentences} sentences of {sum(file.words for file in files)} words"
-        words, tags = files[0].columns
-        columns_read = f"word column {words!r}, label column {tags!r}"
-        findings.append(
-            describe(split, [file.part for file in files], count, columns_read, {words, tags})
-        )
+    for split, files in sentences.items():
+        count = f"{sum(file.sentences for file in files)} sentences of "
+        count += f"{sum(file.words for file in files)} words"
+        findings.append(describe_files(reading.of(split), count))
     uses, rule = held_out.assign(built, settings)
     return Tagged(
         **uses,
@@ -150,7 +97,7 @@ def _units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
     return [functools.partial(formats.read_tagged, path) for path in paths]
 
 
-def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
+def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
     """Return the tags of the training data, whether they are entities, and a line for the log.
 
     Raises:
@@ -208,32 +155,12 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
     return converted
 
 
-def _columns(part: Part, settings: DataSettings, like: tuple[str, str] | None) -> tuple[str, str]:
-    """Return the column of words (or texts) and the column of tags (or spans)."""
+def _check_words(part: Part) -> None:
     if part.format == fasttext.FORMAT:
         raise DataError(
             f"{part.path} has lines of {fasttext.MARK}, whose labels belong to a whole text.",
             "Give task=text-classification, or a tag for each word (docs/DATA.md).",
         )
-    # Prodigy's tokens are records, beside the text that its spans are of.
-    readable = [
-        field.name
-        for field in part.table.schema
-        if field.name == settings.text_column
-        or plain(field.name) != TOKENS
-        or "struct" not in str(field.type)
-    ]
-    others = dataclasses.replace(part, table=part.table.select(readable))
-    known = None if like is None else dict(zip(("words", "tags"), like, strict=True))
-    chosen = choose(others, [_ROLES], settings, known)
-    words, tags = chosen["words"], chosen["tags"]
-    if settings.label_column is None and like is None and plain(tags) in _TAG_NAMES:
-        rivals = [name for name in part.table.column_names
-                  if name not in (words, tags) and plain(name) in _TAG_NAMES
-                  and is_list(part.table.schema.field(name).type)]  # fmt: skip
-        if rivals:
-            raise several_labels(part, [tags, *rivals])
-    return words, tags
 
 
 def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
@@ -267,8 +194,9 @@ def _with_names(part: Part, column: str, class_names: str | None, notes: list[st
     return part
 
 
-def _read(part: Part, columns: tuple[str, str], class_names: str | None, notes: list[str]) -> _Read:
-    part = spans.annotated(accepted(part, columns[1], notes), columns[1], notes)
+def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Sentences:
+    columns = file.columns[TOKENS], file.columns[TAGS]
+    part = spans.annotated(file.part, columns[1], notes)
     part = _with_names(part, columns[1], class_names, notes)
     counts: Counter[str] = Counter()
     begun: Counter[str] = Counter()
@@ -323,7 +251,7 @@ def _read(part: Part, columns: tuple[str, str], class_names: str | None, notes: 
             f"{trimmed} spans of {part.path} had white space at their edges, which is removed."
         )
     spans.check_edges(part, within, sum(counts[tag] for tag in counts if tag[:2] == "B-"), notes)
-    return _Read(
+    return _Sentences(
         part=part,
         table=table,
         words=word_count,
@@ -369,7 +297,7 @@ def _tags(
 
 
 def _build(
-    split: str, parts: Sequence[_Read], names: Sequence[str], are_entities: bool
+    split: str, parts: Sequence[_Sentences], names: Sequence[str], are_entities: bool
 ) -> datasets.Dataset:
     problems = Problems()
     known = set(names)

@@ -17,8 +17,6 @@ from recipe.data.files.part import Part
 from recipe.data.reading import only
 from recipe.errors import DataError
 
-TEXT_COLUMNS = ("text", "data.text", "content", "sentence", "data")
-SPAN_COLUMNS = ("entities", "spans", "label", "labels", "ner", "annotations", "entity", "tags")
 _STARTS, _ENDS = ("start", "start_offset", "begin", "start_char"), ("end", "end_offset", "end_char")
 _LABELS = ("label", "labels", "type", "entity", "entity_group", "entity_type", "tag", "category")
 _WORDS = ("text", "word", "value", "surface")

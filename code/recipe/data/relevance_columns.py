@@ -1,0 +1,102 @@
+"""The columns of queries and of their relevant texts, for sentence vectors and rerankers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipe.spec import (
+    LABEL_NAMES,
+    PAIR_LABEL_NAMES,
+    PAIRS,
+    SCORE_NAMES,
+    Column,
+    Form,
+    Kind,
+    pair_forms,
+)
+
+_QUERY = Column(
+    role="query",
+    names=("anchor", "query", "question", "sentence", "text", "sentence1", "query_text", "title"),
+    kind=Kind.TEXT,
+    setting="text_column",
+)
+_POSITIVE = Column(
+    role="text",
+    names=(
+        *("positive", "positives", "pos", "positive_passages", "positive_passage"),
+        *("positive_text", "positive_document", "positive_documents", "positive_doc"),
+        "positive_ctxs",
+    ),
+    setting="text_pair_column",
+)
+_NEGATIVES = Column(
+    role="negatives",
+    names=tuple(
+        f"{hard}{name}{what}"
+        for hard in ("", "hard_")
+        for name in ("negative", "negatives", "neg", "negs")
+        for what in ("", *(f"_{what}{s}" for what in ("passage", "document", "doc", "text", "ctx",
+                                                      "sentence") for s in ("", "s")))
+    ),
+    setting="negative_columns",
+    is_optional=True,
+    is_repeated=True,
+    is_list=True,
+)  # fmt: skip
+_SCORE = Column(
+    role="score",
+    names=(*SCORE_NAMES, "is_selected"),
+    names_of_task=(*LABEL_NAMES, *PAIR_LABEL_NAMES),
+    setting="label_column",
+    is_target=True,
+)
+_TEXT = Column(role="text", names=("text",), setting="text_pair_column")
+_ANSWER = Column(
+    role="text",
+    names=(
+        *("answer", "answers", "passage", "document", "doc", "response", "context", "paragraph"),
+        *("target", "text", "title", "abstract", "summary", "code"),
+    ),
+    setting="text_pair_column",
+)
+"""The relevant text, if there are no negatives."""
+_ASKING = Column(
+    role="query",
+    names=("anchor", "query", "question", "sentence", "sentence1", "query_text"),
+    kind=Kind.TEXT,
+    setting="text_column",
+)
+_PAIRS = (*PAIRS, ("title", "text"))
+
+LISTS = (
+    Form((
+        Column(role="query", names=_QUERY.names, kind=Kind.TEXT, setting="text_column"),
+        Column(
+            role="text",
+            names=(
+                *("passages.passage_text", "documents", "docs", "passages", "texts", "candidates"),
+                *("paragraphs", "answers"),
+            ),
+            kind=Kind.TEXTS,
+            setting="text_pair_column",
+        ),
+        Column(
+            role="score",
+            names=("labels", "scores", "relevances", "is_selected", "passages.is_selected"),
+            names_of_task=_SCORE.names,
+            setting="label_column",
+            is_target=True,
+        ),
+    )),
+)  # fmt: skip
+"""A query, a list of texts, and a number for each of these."""
+FORMS = (
+    Form((_QUERY, _POSITIVE, _NEGATIVES)),
+    *(replace(form, needs_task=True) for form in LISTS),
+    *pair_forms(_PAIRS, _QUERY, _TEXT, _SCORE),
+    Form((_ASKING, _ANSWER, _SCORE), is_pair=True),
+    *(replace(form, needs_task=True) for form in pair_forms(_PAIRS, _QUERY, _TEXT, _NEGATIVES)),
+    Form((_ASKING, _ANSWER, _NEGATIVES), is_pair=True, needs_task=True),
+)
+"""A query and a relevant text, maybe with irrelevant ones; two texts and a score; lists."""

@@ -1,0 +1,231 @@
+"""What a task declares about itself, without torch: its columns, options, head and routes.
+
+Each folder of `recipe/tasks/` has a module `spec` with `SPECS`. `recipe.task_table` collects them.
+Reading, detection, the doctor, requests and docs/DATA.md follow from the declaration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+_SEPARATORS = re.compile(r"[\s_-]+")
+_NUMBER = re.compile(r"(\d+|(?<=_)[a-e])$")
+
+
+class Kind(Enum):
+    """What the cells of a column hold. `recipe.data.columns` checks the types."""
+
+    ANY = "a value"
+    TEXT = "a text"
+    TEXTS = "a list of texts"
+    TOKEN_IDS = "a list of token ids"
+    ARTICLES = "SQuAD's articles or paragraphs"
+    IMAGE = "an image or the path of one"
+
+
+class Model(Enum):
+    """What a base model is, by the classes that its config.json names."""
+
+    DECODER = "a decoder"
+    SEQ2SEQ = "an encoder with a decoder"
+    MASKED = "an encoder with a masked-LM head"
+    CLASSIFIER = "a sequence classifier"
+    VISION = "an image classifier"
+    ENCODER = "an encoder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a sample, and how it is found in the columns of a file."""
+
+    role: str
+    """Its canonical name."""
+    names: Sequence[str]
+    """The names by which it is found: the canonical one first, then its aliases. Case, spaces, `_`
+    and `-` do not matter. `{source_lang}` stands for the value of that hyperparameter."""
+    kind: Kind = Kind.ANY
+    setting: str = ""
+    """The hyperparameter that names the column; without one, `columns` does."""
+    names_of_task: Sequence[str] = ()
+    """More aliases, which count only if the hyperparameter `task` is given."""
+    is_optional: bool = False
+    is_target: bool = False
+    """Whether training learns it: requests and unlabelled test files lack it."""
+    is_repeated: bool = False
+    """Whether several columns may have the role: `negative_1`, `negative_2`."""
+    is_list: bool = False
+    """Whether the hyperparameter may name several columns, separated by commas."""
+    is_content: bool = True
+    """Whether other tasks may not leave it unread, as they may an identifier."""
+
+    @property
+    def naming(self) -> str:
+        """Return what names the column in a job: `text_column=` or `columns=question:`."""
+        return f"{self.setting}=" if self.setting else f"columns={self.role}:"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write the samples of a task: the columns that all have to be there."""
+
+    columns: tuple[Column, ...]
+    is_pair: bool = False
+    """Whether the names count only together: `source` alone is no column of a sample."""
+    needs_task: bool = False
+    """Whether the form is read only if the hyperparameter `task` is given."""
+    extras: Sequence[str] = ()
+    """Names of columns that may stand beside it unread: they repeat or annotate the sample."""
+
+    def __getitem__(self, role: str) -> Column:
+        return next(column for column in self.columns if column.role == role)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Return the roles of its columns."""
+        return tuple(column.role for column in self.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """How saved models of a task answer requests."""
+
+    load: str
+    """What loads a model of a `recipe.backend.saved.origin.Origin`: `module:name`, in `recipe/`."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Keyword arguments of `load`."""
+    architectures: tuple[str, ...] = ()
+    """The Auto classes of transformers whose models have the task's head."""
+    adapters: tuple[str, ...] = ()
+    """peft's names of the task."""
+    form: str = "json"
+    """The form of the page at / to try the model with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """A task: a value of the hyperparameter `task`."""
+
+    name: str
+    folder: str
+    """Below `recipe/tasks/`. Its module `task` defines `TASK`, a `recipe.tasks.base.Task`."""
+    forms: Sequence[Form] = ()
+    """The first form whose columns a file has is read."""
+    models: frozenset[Model] = frozenset(Model)
+    """The base models for which the task is chosen, if the columns also fit another task."""
+    recognises_files: str = ""
+    """The function that recognises channels whose files are no tables: `module:name`, in `recipe/`.
+    It returns in words what it recognised, or None."""
+    owns_settings: bool = False
+    """Whether columns that text_column and label_column name are for this task if none is given."""
+    hyperparameters: Sequence[str] = ()
+    """What this task takes and not every other one does."""
+    learning_rates: tuple[float, float] = (5e-5, 2e-4)
+    """The default peak, for all weights and for LoRA. docs/REFERENCE.md lists them."""
+    served: Mapping[str, Served] = field(default_factory=dict)
+    """What answers requests with the saved model, by the hub's names of the tasks."""
+    rank: int = 0
+    """Of two tasks that could serve a model, the one of the lower rank does."""
+
+
+def normalized(name: str) -> str:
+    """Return a column name without case, spaces, `_` and `-`."""
+    return _SEPARATORS.sub("", name.strip().lower())
+
+
+def stem(name: str) -> str:
+    """Return a normalized name without its number or letter: `negative` for `negative_1`."""
+    return _NUMBER.sub("", normalized(name))
+
+
+def pair_forms(
+    pairs: Sequence[tuple[str, str]], first: Column, second: Column, *others: Column
+) -> list[Form]:
+    """Return a form for each pair of names that belong together."""
+    return [
+        Form((replace(first, names=(a,)), replace(second, names=(b,)), *others), is_pair=True)
+        for a, b in pairs
+    ]
+
+
+# The columns that several tasks share.
+TEXT_NAMES = (
+    *("text", "texts", "sentence", "review", "content", "tweet", "comment", "comment_text", "body"),
+    *("message", "review_body", "review_text", "document", "article", "description", "question"),
+    *("query", "utterance", "headline", "title", "input", "inputs"),
+)
+TEXT = Column(role="text", names=TEXT_NAMES, kind=Kind.TEXT, setting="text_column")
+TEXT_PAIR = Column(
+    role="text_pair", names=("text_pair",), kind=Kind.TEXT, setting="text_pair_column"
+)
+TOKEN_IDS = Column(role="input_ids", names=("input_ids",), kind=Kind.TOKEN_IDS)
+LABEL_NAMES = (
+    *("label", "labels", "class", "class_index", "y", "target", "category", "sentiment"),
+    *("emotion", "intent", "topic", "rating", "stars", "choice"),
+)
+SCORE_NAMES = ("score", "similarity", "similarity_score", "relatedness_score", "relevance")
+PAIR_LABEL_NAMES = (
+    *(*LABEL_NAMES, "gold_label", "is_duplicate", "duplicate", "is_paraphrase", "quality"),
+    *(*SCORE_NAMES, "entailment_judgment", "entailment"),
+)
+LABEL = Column(
+    role="label", names=LABEL_NAMES, setting="label_column", is_target=True, is_list=True
+)
+TWINS = [
+    (f"{name}{first}", f"{name}{second}")
+    for name in ("sentence", "text", "question", "s", "string", "title", "sent", "input")
+    for first, second in ("12", "ab")
+]
+PAIRS: Sequence[tuple[str, str]] = (
+    ("premise", "hypothesis"),
+    *(("text", second) for second in ("hypothesis", "text_pair", "pair", "aspect")),
+    *(("sentence", second) for second in ("hypothesis", "sentence_pair", "aspect")),
+    *(
+        ("question", second)
+        for second in ("sentence", "passage", "context", "paragraph", "document", "answer")
+    ),
+    *(
+        ("query", second)
+        for second in ("passage", "document", "doc", "text", "title", "product_title", "answer",
+                       "response")
+    ),
+    ("claim", "evidence"),
+    ("claim", "sentence"),
+    ("context", "response"),
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("anchor", "target"),
+    ("anchor", "positive"),
+    ("anchor", "candidate"),
+    *TWINS,
+    ("#1 String", "#2 String"),
+)  # fmt: skip
+"""The names of the two texts of a pair, in the order in which they are read."""
+PROMPT_NAMES = ("prompt", "instruction", "question", "query", "input", "inputs")
+COMPLETION_NAMES = ("completion", "response", "answer", "output", "target", "targets")
+MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
+
+PARTS_OF_SAMPLES: Mapping[str, str] = {
+    name: why
+    for why, names in {
+        "what the label is about": (
+            *("word", "target_word", "span", "span_text", "span1_text", "span2_text", "span_index"),
+            *("term", "aspect", "e1", "e2", "entity", "entity1", "entity2", "head", "tail", "h"),
+            *("t", "subj", "obj", "mention", "start", "end"),
+        ),
+        "what the model would see with the text": (
+            *("image", "images", "video", "videos", "audio", "audios", "system", "system_prompt"),
+            *("system_message", "history", "tools", "functions", "chat_template_kwargs", "story"),
+            *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
+            *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),
+        ),
+        "which part of a sample is learned": (
+            *("train", "train_detail", "loss_mask", "assistant_masks", "completion_mask"),
+            *("prompt_mask", "weight", "weights", "sample_weight"),
+        ),
+    }.items()
+    for name in names
+}
+"""Names of columns that belong to a sample and that no task, or not every one, reads, and why."""

@@ -1,0 +1,64 @@
+"""Causal language modelling: how texts, prompts and conversations go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipe.spec import (
+    COMPLETION_NAMES,
+    MESSAGES_NAMES,
+    PROMPT_NAMES,
+    TEXT,
+    TOKEN_IDS,
+    Column,
+    Form,
+    Kind,
+    Model,
+    Served,
+    TaskSpec,
+)
+
+_MESSAGES = Column(role="messages", names=MESSAGES_NAMES, setting="messages_column")
+_TOOLS = Column(role="tools", names=("tools",), is_optional=True)
+_PROMPT = Column(role="prompt", names=PROMPT_NAMES, kind=Kind.TEXT, setting="prompt_column")
+_COMPLETION = Column(
+    role="completion",
+    names=COMPLETION_NAMES,
+    kind=Kind.TEXT,
+    setting="completion_column",
+    is_target=True,
+)
+ALPACA = Form((
+    replace(_PROMPT, names=("instruction",), setting=""),
+    Column(role="input", names=("input",), kind=Kind.TEXT),
+    replace(_COMPLETION, names=("output",), setting=""),
+))  # fmt: skip
+"""Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns."""
+
+SPECS = (
+    TaskSpec(
+        name="causal-lm",
+        folder="causal_lm",
+        forms=(
+            Form((_MESSAGES, _TOOLS)),
+            ALPACA,
+            Form((_PROMPT, _COMPLETION)),
+            Form((TOKEN_IDS,)),
+            Form((TEXT,)),
+        ),
+        models=frozenset({Model.DECODER}),
+        hyperparameters=(
+            *("prompt_column", "completion_column", "messages_column", "sample_by"),
+            *("long_texts", "load_in_4bit"),
+        ),
+        learning_rates=(2e-5, 2e-4),
+        served={
+            "text-generation": Served(
+                load="tasks.causal_lm.serve:Generator.load",
+                architectures=("AutoModelForCausalLM",),
+                adapters=("CAUSAL_LM",),
+                form="text",
+            ),
+        },
+    ),
+)

@@ -1,0 +1,38 @@
+"""Image classification: a class for each image."""
+
+from __future__ import annotations
+
+from recipe.spec import LABEL, Column, Form, Kind, Model, TaskSpec
+
+_IMAGE_NAMES = ("image", "img", "picture", "photo", "pixels", "jpg", "jpeg", "png", "image_bytes")
+_IMAGE = Column(
+    role="image",
+    names=(*_IMAGE_NAMES, *(f"{name}.bytes" for name in _IMAGE_NAMES)),
+    kind=Kind.IMAGE,
+    setting="image_column",
+)
+_FILE = Column(
+    role="image",
+    names=("file_name", "image.path"),
+    names_of_task=("filename", "file", "image_path", "path", "image_file"),
+    kind=Kind.IMAGE,
+    setting="image_column",
+    is_content=False,
+)
+
+SPECS = (
+    TaskSpec(
+        name="image-classification",
+        folder="image_classification",
+        forms=(
+            Form((_IMAGE, LABEL), extras=tuple(f"{name}.path" for name in _IMAGE_NAMES)),
+            Form((_FILE, LABEL)),
+        ),
+        models=frozenset({Model.VISION}),
+        recognises_files="tasks.image_classification.data:folders_of_images",
+        hyperparameters=(
+            *("image_column", "augmentation", "label_column", "class_weight"),
+            *("label_smoothing_factor", "do_predict"),
+        ),
+    ),
+)

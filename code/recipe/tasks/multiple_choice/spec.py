@@ -1,0 +1,50 @@
+"""Multiple choice: which of several texts is right for a question."""
+
+from __future__ import annotations
+
+from recipe.spec import Column, Form, Kind, Model, Served, TaskSpec
+
+_CONTEXT = Column(
+    role="context",
+    names=("context", "sent1", "article", "passage", "paragraph", "support"),
+    kind=Kind.TEXT,
+    is_optional=True,
+)
+_QUESTION = Column(
+    role="question",
+    names=(*("question", "sent2", "question.stem", "question_stem", "query", "ctx"),),
+    kind=Kind.TEXT,
+    setting="text_column",
+)
+_ANSWER = Column(
+    role="answer",
+    names=("answer", "label", "answer_key", "answer_idx", "answer_index", "gold"),
+    setting="label_column",
+    is_target=True,
+)
+_CHOICES = Column(
+    role="choices",
+    names=("choices", "choices.text", "question.choices", "options", "endings"),
+    kind=Kind.TEXTS,
+)
+_LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
+_ENDINGS = Column(role="endings", names=("ending",), kind=Kind.TEXT, is_repeated=True)
+
+SPECS = (
+    TaskSpec(
+        name="multiple-choice",
+        folder="multiple_choice",
+        forms=(
+            Form((_CONTEXT, _QUESTION, _ENDINGS, _ANSWER), extras=("startphrase",)),
+            Form((_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER)),
+        ),
+        models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},
+        hyperparameters=("label_column", "do_predict"),
+        served={
+            "multiple-choice": Served(
+                load="tasks.multiple_choice.serve:Chooser.load",
+                architectures=("AutoModelForMultipleChoice",),
+            ),
+        },
+    ),
+)

@@ -1,0 +1,62 @@
+"""Question answering: the words of a context that answer a question, as in SQuAD."""
+
+from __future__ import annotations
+
+from recipe.spec import Column, Form, Kind, Served, TaskSpec
+
+_ARTICLES = Column(
+    role="articles", names=("paragraphs", "data"), kind=Kind.ARTICLES, is_content=False
+)
+_QUESTION = Column(role="question", names=("question", "query"), kind=Kind.TEXT)
+_CONTEXT = Column(
+    role="context", names=("context", "passage", "paragraph", "document"), kind=Kind.TEXT
+)
+_ANSWER_NAMES = ("answers.text", "answer.text", "answer_text", "answers", "answer", "answer_texts")
+_STARTS = Column(
+    role="starts",
+    names=(
+        *("answers.answer_start", "answers.start", "answer.answer_start", "answer.start"),
+        *("answer_start", "answer_starts", "start", "starts", "start_position", "start_char"),
+    ),
+    is_target=True,
+)
+_OTHERS = (
+    Column(role="id", names=("id", "guid", "qid", "question_id"), is_optional=True,
+           is_content=False),
+    Column(role="is_impossible", names=("is_impossible", "is_unanswerable"), is_optional=True,
+           is_target=True),
+)  # fmt: skip
+
+_EXTRAS = ("title", "end", "ends", "answer_end", "answer_ends", "end_position", "end_char",
+           "answers.answer_end", "answers.end", "answer.end")  # fmt: skip
+
+SPECS = (
+    TaskSpec(
+        name="question-answering",
+        folder="question_answering",
+        forms=(
+            Form((_ARTICLES,), extras=_EXTRAS),
+            Form((
+                _QUESTION, _CONTEXT,
+                Column(role="answers", names=_ANSWER_NAMES, is_target=True), _STARTS, *_OTHERS,
+            ), extras=_EXTRAS),
+            # Records that were written as text.
+            Form((
+                _QUESTION, _CONTEXT,
+                Column(role="answers", names=("answers",), names_of_task=("answer",),
+                       is_target=True),
+                *_OTHERS,
+            ), extras=_EXTRAS),
+        ),
+        hyperparameters=("doc_stride", "do_predict"),
+        learning_rates=(3e-5, 2e-4),
+        served={
+            "question-answering": Served(
+                load="tasks.question_answering.serve:QuestionAnswerer.load",
+                architectures=("AutoModelForQuestionAnswering",),
+                adapters=("QUESTION_ANS",),
+                form="question",
+            ),
+        },
+    ),
+)  # fmt: skip
