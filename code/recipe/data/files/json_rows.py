@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from recipe.data.column_names import LABEL, MESSAGES_NAMES, SPLIT_COLUMN, TEXT, split_of
+from recipe.data.column_names import LABEL, SPLIT_COLUMN, TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text, token_data
 from recipe.errors import DataError
 from recipe.runtime import memory
+from recipe.spec import MESSAGES_NAMES
 
 _METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
