@@ -25,6 +25,8 @@ from recipe.task_table import TASKS, names_of_samples
 
 _SHARED = ("text_column", "text_pair_column", "label_column")
 """Hyperparameters that name columns of several tasks."""
+_MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
+"""Kinds of columns that nobody calls by another name."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 _SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
 _NOTHING: Sequence[Any] = (None, "", "[]", "{}", "null", [])
@@ -40,11 +42,12 @@ class ColumnsError(DataError):
 
     Args:
         missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
+        is_near: Whether any role has one.
     """
 
-    def __init__(self, message: str, remedy: str, missing: int = 0) -> None:
+    def __init__(self, message: str, remedy: str, missing: int = 0, is_near: bool = True) -> None:
         super().__init__(message, remedy)
-        self.missing = missing
+        self.missing, self.is_near = missing, is_near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,8 +334,9 @@ def _no_candidate(
             "Leave some out; docs/DATA.md lists the columns of each task.",
             len(named) + 1,
         )
+    usual = [m for m in matches if all(c.kind not in _MADE_BY_TOOLS for c in m.form.columns)]
     match = min(
-        matches,
+        usual or matches,
         key=lambda m: (len(m.missing), m.form.is_pair, -sum(map(bool, m.columns.values()))),
     )
     missing = match.missing
@@ -358,6 +362,7 @@ def _no_candidate(
         f"columns are {examples(part, part.table.column_names)}.",
         f"Give {lines}. docs/DATA.md lists the names that are known.",
         len(missing),
+        any(match.columns.values()),
     )
 
 

@@ -106,8 +106,9 @@ def _undecided(
     for task, selection in selections.items():
         lines.append(f"{task}: {selection.describe()}. Give task={task}.")
     if not lines:
-        nearest = min((error.missing for error in errors.values()), default=0)
-        meant = [task for task, error in errors.items() if error.missing == nearest]
+        near = {task: error.missing for task, error in errors.items() if error.is_near}
+        meant = [task for task, missing in near.items() if missing == min(near.values())]
+        meant = meant or [task for task in errors if TASKS[task].owns_settings] or list(errors)
         if len(meant) > 1 and any(model in TASKS[task].models for task in meant):
             meant = [task for task in meant if model in TASKS[task].models]
         lines = [f"{task}: {errors[task].message} {errors[task].remedy}" for task in meant]
