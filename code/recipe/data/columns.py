@@ -78,15 +78,22 @@ class Selection:
             f"{role} {' and '.join(map(repr, names))}" for role, names in self.columns.items()
         )
 
-    @property
-    def targets(self) -> list[str]:
-        """Return the columns of what is learned."""
-        roles = [column.role for column in self.form.columns if column.is_target]
-        return [name for role in roles for name in self.columns.get(role, ())]
+    def lacking(self, part: Part) -> Sequence[str]:
+        """Return the columns of inputs, or those of targets, if a file has none of these.
 
-    def lacks_target(self, part: Part) -> bool:
-        """Return whether a file lacks what these columns learn, as unlabelled test data does."""
-        return bool(self.targets) and not set(self.targets) & set(part.table.column_names)
+        Unlabelled test data lacks the targets, and a file of its labels the inputs.
+        """
+        columns = self.form.columns
+        for is_target in (True, False):
+            names = [
+                name
+                for column in columns
+                if column.is_target is is_target and column.is_content
+                for name in self.columns.get(column.role, ())
+            ]
+            if names and not set(names) & set(part.table.column_names):
+                return names
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

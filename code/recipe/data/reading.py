@@ -115,9 +115,8 @@ def read_columns(
             with problems.noted():
                 if check is not None:
                     check(part)
-                if split == "test" and training is not None and training.lacks_target(part):
-                    notes.append(f"{part.path} has no column of {spec.name}'s targets "
-                                 f"({', '.join(training.targets)}) and is not used.")  # fmt: skip
+                if split == "test" and training and (lacking := training.lacking(part)):
+                    notes.append(f"{part.path} has no column {', '.join(lacking)} and is not used.")
                     continue
                 columns = select(part, spec, settings, training)
                 training = training or columns

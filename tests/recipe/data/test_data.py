@@ -69,7 +69,9 @@ def test_files_of_several_formats_are_one_split(tmp_path: Path) -> None:
 
 def test_a_file_without_a_header_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\r\n".join(delimited(ROWS, ",").splitlines()[1:]))
-    assert sorted(texts_and_names(load({"train": tmp_path, "test": tmp_path}))) == sorted(ROWS)
+    named = {"text_column": "column_0", "label_column": "column_1"}
+    splits = load({"train": tmp_path, "test": tmp_path}, **named)
+    assert sorted(texts_and_names(splits)) == sorted(ROWS)
 
 
 RARE = {
@@ -165,7 +167,10 @@ def test_columns_are_found_and_overridden(tmp_path: Path) -> None:
         (text, label, f"other {number}", number % 3) for number, (text, label) in enumerate(ROWS)
     ]
     (tmp_path / "a.csv").write_text(delimited(rows, ",", "text,label,title,shelf"))
-    assert "text column 'text', label column 'label'" in "\n".join(load({"train": tmp_path}).found)
+    with pytest.raises(DataError, match="text_column=text or text_column=title"):
+        load({"train": tmp_path})
+    found = load({"train": tmp_path}, ignore_columns="title").found
+    assert "text 'text', label 'label'" in "\n".join(found)
     splits = load({"train": tmp_path}, text_column="title", label_column="shelf")
     assert splits.labels.names == ("0", "1", "2")
     assert texts_and_names(splits)[0][0].startswith("other")
@@ -308,11 +313,11 @@ BROKEN = [
     (GOOD, {"label_column": "lable"}, ["label_column", "'lable'", "text, label", "mean label"]),
     (GOOD, {"text_column": "body"}, ["text_column", "'body'", "text, label"]),
     ("just words\nand more\n", {}, ["a.csv", "delimiter", "'just words'"]),
-    ("number,value\n1,2\n3,4\n", {}, ["text", "number, value", "text_column"]),
+    ("number,value\n1,2\n3,4\n", {}, ["text", "'number'", "'value'", "text_column"]),
     (
         "words,more\nxx,aa\nyy,bb\nzz,cc\n",
         {},
-        ["'words'", "'more'", "text_column=words,more"],
+        ["'words'", "'more'", "text_column=words label_column=more"],
     ),
     ("text,label,label\na,b,c\n", {}, ["two columns", "'label'"]),
 ]
@@ -347,7 +352,7 @@ def test_broken_delimited_data_is_named(
         ("a.jsonl", b'{"text": "a", "label": 1\n{"text": "b"}\n', ["line 1", "valid JSON"]),
         ("a.jsonl", b'{"text": "a", "label": 1}\n"b"\n', ["line 2", "no object", '"b"']),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ["line 2", "no label"]),
-        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', ["text, label.a", "label_column"]),
+        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', ["'label.a'", "label_column=label.a"]),
         ("a.json", b'[{"text": "a",\n "label": }]', ["line 2", "valid JSON"]),
         ("a.parquet", b"PAR1 and nothing more", ["a.parquet", "parquet"]),
         ("a.arrow", b"ARROW1 and nothing more", ["a.arrow", "arrow"]),

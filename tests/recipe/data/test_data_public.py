@@ -77,27 +77,28 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
         "SST-2/test.tsv": lines("{n}\twas number {n}", header="index\tsentence"),
         "SST-2/original/datasetSentences.txt": "sentence_index\tsentence\n1\tA sentence .\n",
         "SST-2/original/README.txt": "Stanford Sentiment Treebank V1.0"},
-     {}, (12, 6, 0), ["0", "1"], ["test.tsv has no column of labels", "datasetSentences.txt"]),
+     {}, (12, 6, 0), ["0", "1"], ["test.tsv has no column label", "datasetSentences.txt"]),
     ("CoLA of GLUE", {
         "CoLA/train.tsv": lines("gj04\t{c}\t\tSentence number {n} , it goes .", count=40),
         "CoLA/dev.tsv": lines("gj04\t{c}\t\tAnother one {n} is held .", count=8),
         "CoLA/test.tsv": lines("{n}\tBill whistled {n} .", header="index\tsentence"),
         "CoLA/original/raw/in_domain_train.tsv": lines("gj04\t{c}\t\tSentence {n} , raw .")},
      {"text_column": "column_3", "label_column": "column_1"},
-     (40, 8, 0), ["0", "1"], ["test.tsv has no column of labels", "original/raw"]),
+     (40, 8, 0), ["0", "1"], ["test.tsv has no column column_1", "original/raw"]),
     ("Kaggle's disaster tweets", {
         "train.csv": lines("{n},fire,Paris,tweet {n} on it,{c}",
                            header="id,keyword,location,text,target"),
         "test.csv": lines("{n},flood,Rome,tweet {n} on that", header="id,keyword,location,text"),
         "sample_submission.csv": lines("{n},0", header="id,target")},
-     {}, (11, 1, 0), ["0", "1"], ["sample_submission.csv", "test.csv has no column of labels"]),
+     {}, (11, 1, 0), ["0", "1"], ["sample_submission.csv", "test.csv has no column target"]),
     ("Kaggle's Jigsaw", {
         "train.csv": lines("{n},comment {n} here,{c},{d},0", header=JIGSAW)
                      + lines("{n},comment y{n} here,1,0,1"),
         "test.csv": lines("{n},comment {n} there", header="id,comment_text"),
         "test_labels.csv": lines("{n},-1,-1,-1", header="id,toxic,obscene,threat"),
         "sample_submission.csv": lines("{n},0.5,0.5,0.5", header="id,toxic,obscene,threat")},
-     {}, (22, 2, 0), ["toxic", "obscene", "threat"], ["test_labels.csv"]),
+     {"label_column": "toxic,obscene,threat"},
+     (22, 2, 0), ["toxic", "obscene", "threat"], ["test_labels.csv"]),
     ("BlazingText", {"dbpedia.train": lines("__label__{c} text number {n} , here"),
                      "dbpedia.validation": lines("__label__{c} and number {n}", count=6)},
      {}, (12, 6, 0), ["0", "1"], []),
@@ -120,11 +121,14 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
      (12, 4 * 3, 0), ["non-hate", "hate"], ["other configurations of the data: irony"]),
     ("Kaggle's emotions", {f"{split}.txt": lines("i feel {n};{k}", split)
                            for split in ("train", "val", "test")},
-     {}, (12, 12, 12), ["neg", "pos"], []),
+     {"text_column": "column_0", "label_column": "column_1"},
+     (12, 12, 12), ["neg", "pos"], []),
     ("SMS spam", {"SMSSpamCollection": lines("{k}\tGo until {n} point, crazy.. ok"),
-                  "readme": "SMS Spam Collection v.1"}, {}, (11, 1, 0), ["neg", "pos"], ["readme"]),
+                  "readme": "SMS Spam Collection v.1"},
+     {"text_column": "column_1", "label_column": "column_0"}, (11, 1, 0), ["neg", "pos"], ["readme"]),
     ("SMS spam of Kaggle", {"spam.csv": lines("{k},Go until {n} point,,,", header="v1,v2,,,")},
-     {}, (11, 1, 0), ["neg", "pos"], ["text column 'v2', label column 'v1'"]),
+     {"text_column": "v2", "label_column": "v1"},
+     (11, 1, 0), ["neg", "pos"], ["text 'v2', label 'v1'"]),
     ("pandas's index", {"a.csv": lines("{n},some text {n},{k}", header=",text,label")},
      {}, (11, 1, 0), ["neg", "pos"], []),
     ("Prodigy's classes", {"a.jsonl": jsonl([
@@ -148,7 +152,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
 REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
     ("TweetEval of the hub", TWEETS, ["hate, irony", "dataset_config_name"]),
     ("GoEmotions", {"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\n"
-                                 + "Well then\t0,1\tidy\n"}, ["label_column=column_1"]),
+                                 + "Well then\t0,1\tidy\n"}, ["'column_1' ('0')", "label_column="]),
     ("CoNLL 2003", {"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
                     "eng.testa": "CRICKET NNP B-NP O\n"}, ["token classification", "eng.train"]),
     ("Kaggle's NER", {"ner_dataset.csv": "Sentence #,Word,POS,Tag\nSentence: 1,Thousands,NNS,O\n"
@@ -160,7 +164,7 @@ REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
                                               + lines("she sits,O O")},
      ["token classification", "'B-PER O'"]),
     ("names of pictures", {"train.csv": lines("{n}.jpg,{c}", header="image_id,label")},
-     ["names files", "0.jpg"]),
+     ["text_column=image_id", "0.jpg"]),
     ("bytes as Python writes them", {"a.csv": lines("b'a text {n}',{c}", header="text,label")},
      ["holds bytes", "b'a text 0'"]),
     ("a zip of Kaggle's", {"train.csv.zip": "PK\x03\x04", "test.csv.zip": "PK\x03\x04"}, ["archive"]),

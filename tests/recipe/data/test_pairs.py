@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from recipe.data.text_columns import Columns, of_labelled_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -21,7 +22,6 @@ from recipe.batching import batches
 from recipe.batching.batches import Packed, Padded, Samples
 from recipe.data import classification
 from recipe.data.files.formats import read
-from recipe.data.text_columns import Columns, of_labelled_texts
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_encoders

@@ -21,6 +21,7 @@ from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
+from recipe.task_table import TASKS
 from recipe.tasks import evaluation
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
@@ -185,7 +186,8 @@ def test_nothing_to_learn_is_an_error(tokenizer: PreTrainedTokenizerBase) -> Non
 
 
 def load(folder: Path, **options: Any) -> language_modeling.Texts:
-    return language_modeling.load({"train": folder}, Hyperparameters(task="causal-lm", **options))
+    settings = Hyperparameters(task="causal-lm", **options)
+    return language_modeling.load({"train": folder}, settings, TASKS["causal-lm"])
 
 
 CONVERSATION = {"messages": TALK}

@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from recipe.data import language_modeling
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
+from recipe.task_table import TASKS
 from recipe.tokenization import chat
 from tests.support.causal_kit import make_tokenizer
 
@@ -41,7 +42,7 @@ def read(folder: Path, *rows: dict[str, Any]) -> list[Any]:
         (folder / channel).mkdir(parents=True)
         (folder / channel / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     channels = {name: folder / name for name in ("train", "validation")}
-    texts = language_modeling.load(channels, Hyperparameters())
+    texts = language_modeling.load(channels, Hyperparameters(), TASKS["causal-lm"])
     return [json.loads(text) for text in texts.train["messages"]]
 
 
