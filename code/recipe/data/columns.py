@@ -344,7 +344,12 @@ def _no_candidate(
     usual = [m for m in matches if all(c.kind not in _MADE_BY_TOOLS for c in m.form.columns)]
     match = min(
         usual or matches,
-        key=lambda m: (len(m.missing), m.form.is_pair, -sum(map(bool, m.columns.values()))),
+        key=lambda m: (
+            len(m.missing),
+            m.form.is_pair,
+            -sum(map(bool, m.columns.values())),
+            m.missing[0].setting != "text_column",
+        ),
     )
     missing = match.missing
     others = [

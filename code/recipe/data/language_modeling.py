@@ -71,9 +71,12 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     for split in set().union(*hosts.each(set(reading.splits))) - built.keys():
         built[split] = held_out.data_set([_empty(roles)])
     findings = [
-        describe_files(reading.of(split), f"{len(rows)} rows", more_read=("attention_mask",))
-        for split, rows in built.items()
-        if reading.of(split)
+        describe_files(
+            [file for file in files if file.split == split],
+            f"{sum(file.part.table.num_rows for file in files if file.split == split)} rows",
+            more_read=("attention_mask",),
+        )
+        for split in reading.splits
     ]
     uses, rule = held_out.assign(built, settings, None, hosts, reading.sharded)
     if hosts.sharded:
@@ -138,6 +141,15 @@ def _usable(read: Read, notes: list[str]) -> Read:
     """Return a file with prompts by Alpaca's template, and without rows that have no completion."""
     columns = read.columns
     if INPUT in columns:
+        for name in (columns[PROMPT], columns[INPUT]):
+            kind = read.part.table.schema.field(name).type
+            if not (is_string(kind) or pa.types.is_null(kind)):
+                raise DataError(
+                    f"Column {name!r} of {read.part.path} is of type {kind}, and a prompt by "
+                    "Alpaca's template takes texts.",
+                    "Write it as texts, or name a column of whole prompts: prompt_column=... "
+                    "completion_column=...",
+                )
         part = _with_alpaca_prompts(read.part, columns[PROMPT], columns[INPUT])
         read = dataclasses.replace(read, part=part)
     if COMPLETION in columns:

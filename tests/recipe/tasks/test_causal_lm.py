@@ -202,8 +202,8 @@ PAIR = {"instruction": "do", "response": "done", "id": 7}
         ("a.csv", 'text\n"one, 1"\ntwo\nthree\n', {"text": ["one, 1", "two", "three"]}, "csv"),
         ("a.csv", 'prompt,completion\na,b\nc,d\n', {"prompt": ["a", "c"], "completion": ["b", "d"]}, "csv"),
         ("a.jsonl", f"{json.dumps(PAIR)}\n" * 2, {"prompt": ["do"] * 2, "completion": ["done"] * 2}, "not read: id"),
-        ("a.jsonl", f"{json.dumps(CONVERSATION)}\n" * 2, {"messages": [json.dumps(TALK)] * 2}, "messages column 'messages'"),
-        ("a.jsonl", '{"input_ids": [5, 6], "attention_mask": [1, 0]}\n' * 2, {"input_ids": [[5]] * 2}, "input_ids column"),
+        ("a.jsonl", f"{json.dumps(CONVERSATION)}\n" * 2, {"messages": [json.dumps(TALK)] * 2}, "messages 'messages'"),
+        ("a.jsonl", '{"input_ids": [5, 6], "attention_mask": [1, 0]}\n' * 2, {"input_ids": [[5]] * 2}, "input_ids 'input_ids'"),
     ],
 )  # fmt: skip
 def test_what_is_read(
@@ -318,12 +318,12 @@ def test_a_dataset_dict_and_parquet(tmp_path: Path) -> None:
             ["message 0 (user", "image_url", "TRL"],
         ),
         ({"messages": TALK, "images": ["a.png"]}, {}, ["'images'", "TRL"]),
-        ({"messages": TALK, "system": "be kind"}, {}, ["'system'", "messages_column=messages"]),
+        ({"messages": TALK, "system": "be kind"}, {}, ["'system'", "ignore_columns=system"]),
         ({"instruction": "a", "input": ["b"], "output": "c"}, {}, ["'input'", "prompt_column"]),
         ({"prompt": TALK, "completion": "x"}, {}, ["line 1", "no text in column 'prompt'"]),
         ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
         ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),
-        ({"n": 1}, {}, ["text column", "text_column"]),
+        ({"n": 1}, {}, ["known by name as the text", "text_column=n"]),
     ],
 )
 def test_what_cannot_be_read_is_named(

@@ -182,7 +182,11 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
 @pytest.mark.parametrize(
     ("rows", "argv", "words"),
     [
-        ([{"id": 1, "url": "x"}] * 9, [], ["no two columns", "text_column=query,passage"]),
+        (
+            [{"id": 1, "url": "x"}] * 9,
+            [],
+            ["no column that is known", "text_column=id text_pair_column=url"],
+        ),
         (
             [{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)],
             [],
@@ -203,8 +207,11 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
             [],
             ["2 texts", "1 scores"],
         ),
-        ([{"query": {"a": 1}, "positive": {"b": 2}}] * 9, [], ["no two columns"]),
-        (triplets(9), ["--text_column", "query"], ["one column", "takes two"]),
+        (
+            [{"query": {"a": 1}, "positive": {"b": 2}}] * 9,
+            [],
+            ["no column that is known", "'query.a'"],
+        ),
         (triplets(9), ["--negative_columns", "negativ"], ["negativ", "Did you mean negative?"]),
     ],
 )

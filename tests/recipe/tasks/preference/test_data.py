@@ -149,7 +149,7 @@ def test_a_prompt_that_the_conversations_repeat_is_read_once() -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"prompt": "q", "chosen": "a"}], ["rejected column", "rejected_column", "prompt, chosen"]),
+        ([{"prompt": "q", "chosen": "a"}], ["known by name as the rejected", "rejected_column", "'prompt' ('q'), 'chosen'"]),
         ([{"ask": "q", "chosen": "one", "rejected": "two"}], ["prompt_column", "2 of 2", "ask"]),
         ([{"chosen": ASKED + GOOD, "rejected": "no"}], ["in only one of the columns"]),
         ([{"prompt": "q", "chosen": ["a"], "rejected": ["b"]}], ["line 1", "no text", "'chosen'"]),
@@ -161,7 +161,7 @@ def test_a_prompt_that_the_conversations_repeat_is_read_once() -> None:
         ([{"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}], ["status", "tie"]),
         ([{"prompt": "Q?", "chosen": "Q? yes", "rejected": "Q? no"}], ["begins with its prompt"]),
         ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}],
-         ["'tools'", "remove the column 'tools'"]),
+         ["'tools'", "ignore_columns=tools"]),
         ([{"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}],
          ["'chat_template_kwargs.thinking'"]),
     ],
