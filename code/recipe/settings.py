@@ -163,6 +163,15 @@ class DataSettings(JobSettings):
         "several labels for lists, regression for fractions, otherwise one label.",
     )
     label_separator: str | None = documented(None, "Separator of several labels in one cell.")
+    missing_labels: str | None = documented(
+        None,
+        "text-classification, image-classification: values of the label column that are no label, "
+        "separated by commas, such as NA or -1. Their rows are left out.",
+    )
+    header: bool | None = documented(
+        None,
+        "Whether the first row of delimited text names the columns. Default: by known names.",
+    )
     num_labels: int | None = documented(
         None, "Number of labels; the job ends if the data has another number."
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 _SEPARATORS = re.compile(r"[\s_-]+")
-_NUMBER = re.compile(r"(\d+|(?<=_)[a-e])$")
+_NUMBER = re.compile(r"\d+$|[\s_-][a-e]$")
 
 
 class Kind(Enum):
@@ -56,6 +56,8 @@ class Column:
     """Whether training learns it: requests and unlabelled test files lack it."""
     is_repeated: bool = False
     """Whether several columns may have the role: `negative_1`, `negative_2`."""
+    is_numbered: bool = False
+    """Whether a number or letter belongs to each of these names: `option_1`, `option_a`."""
     is_list: bool = False
     """Whether the hyperparameter may name several columns, separated by commas."""
     is_content: bool = True
@@ -130,6 +132,10 @@ class TaskSpec:
     """Of two tasks that could serve a model, the one of the lower rank does."""
 
 
+IDENTIFIERS = frozenset({"id", "idx", "index", "uid", "guid", "url", "unnamed", "indexlevel0"})
+"""Normalized names of columns that may stand beside texts without a question."""
+
+
 def normalized(name: str) -> str:
     """Return a column name without case, spaces, `_` and `-`."""
     return _SEPARATORS.sub("", name.strip().lower())
@@ -137,15 +143,23 @@ def normalized(name: str) -> str:
 
 def stem(name: str) -> str:
     """Return a normalized name without its number or letter: `negative` for `negative_1`."""
-    return _NUMBER.sub("", normalized(name))
+    return normalized(_NUMBER.sub("", name.strip().lower()))
 
 
 def pair_forms(
-    pairs: Sequence[tuple[str, str]], first: Column, second: Column, *others: Column
+    pairs: Sequence[tuple[str, str]],
+    first: Column,
+    second: Column,
+    *others: Column,
+    extras: Sequence[str] = (),
 ) -> list[Form]:
     """Return a form for each pair of names that belong together."""
     return [
-        Form((replace(first, names=(a,)), replace(second, names=(b,)), *others), is_pair=True)
+        Form(
+            (replace(first, names=(a,)), replace(second, names=(b,)), *others),
+            is_pair=True,
+            extras=extras,
+        )
         for a, b in pairs
     ]
 
@@ -154,7 +168,8 @@ def pair_forms(
 TEXT_NAMES = (
     *("text", "texts", "sentence", "review", "content", "tweet", "comment", "comment_text", "body"),
     *("message", "review_body", "review_text", "document", "article", "description", "question"),
-    *("query", "utterance", "headline", "title", "input", "inputs"),
+    *("query", "utterance", "headline", "title", "input", "inputs", "abstract", "claim", "email"),
+    *("essay", "excerpt", "post", "statement", "utt"),
 )
 TEXT = Column(role="text", names=TEXT_NAMES, kind=Kind.TEXT, setting="text_column")
 TEXT_PAIR = Column(
@@ -163,12 +178,15 @@ TEXT_PAIR = Column(
 TOKEN_IDS = Column(role="input_ids", names=("input_ids",), kind=Kind.TOKEN_IDS)
 LABEL_NAMES = (
     *("label", "labels", "class", "class_index", "y", "target", "category", "sentiment"),
-    *("emotion", "intent", "topic", "rating", "stars", "choice"),
+    *("emotion", "intent", "topic", "rating", "stars", "choice", "score"),
 )
-SCORE_NAMES = ("score", "similarity", "similarity_score", "relatedness_score", "relevance")
+SCORE_NAMES = (
+    *("score", "similarity", "similarity_score", "relatedness_score", "relevance", "grade"),
+    *("relevance_score", "is_relevant", "relevant"),
+)
 PAIR_LABEL_NAMES = (
     *(*LABEL_NAMES, "gold_label", "is_duplicate", "duplicate", "is_paraphrase", "quality"),
-    *(*SCORE_NAMES, "entailment_judgment", "entailment"),
+    *(*SCORE_NAMES, "entailment_judgment", "entailment", "esci_label"),
 )
 LABEL = Column(
     role="label", names=LABEL_NAMES, setting="label_column", is_target=True, is_list=True
@@ -213,17 +231,18 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
         "what the label is about": (
             *("word", "target_word", "span", "span_text", "span1_text", "span2_text", "span_index"),
             *("term", "aspect", "e1", "e2", "entity", "entity1", "entity2", "head", "tail", "h"),
-            *("t", "subj", "obj", "mention", "start", "end"),
+            *("t", "subj", "obj", "mention", "start", "end", "distance"),
         ),
         "what the model would see with the text": (
             *("image", "images", "video", "videos", "audio", "audios", "system", "system_prompt"),
             *("system_message", "history", "tools", "functions", "chat_template_kwargs", "story"),
             *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
             *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),
+            *("role", "parent_id", "completions", "distractor", "correct_answer"),
         ),
         "which part of a sample is learned": (
             *("train", "train_detail", "loss_mask", "assistant_masks", "completion_mask"),
-            *("prompt_mask", "weight", "weights", "sample_weight"),
+            *("prompt_mask", "assistant_mask", "weight", "weights", "sample_weight"),
         ),
     }.items()
     for name in names

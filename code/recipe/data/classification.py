@@ -72,7 +72,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         TASKS["text-classification"],
         settings,
         notes,
-        functools.partial(text_files.units, notes=notes),
+        functools.partial(text_files.units, notes=notes, header=settings.header),
         hosts,
         values.check_no_tags,
     )
@@ -80,7 +80,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         reading.columns[role] for role in (TEXT, PAIR, TOKEN_IDS) if role in reading.columns
     )
     with hosts.together():
-        read = _labelled(reading, notes)
+        read = _labelled(reading, settings, notes)
     first_rows = functools.partial(_distinct, settings=settings)
     of_hosts = hosts.each({split: [*map(first_rows, of)] for split, of in read.items()})
     distinct: dict[str, list[_Distinct]] = defaultdict(list)
@@ -129,7 +129,9 @@ def _column(split: datasets.Dataset) -> Array:
     return labels_of_rows
 
 
-def _labelled(reading: Reading, notes: list[str]) -> dict[str, list[LabelledPart]]:
+def _labelled(
+    reading: Reading, settings: DataSettings, notes: list[str]
+) -> dict[str, list[LabelledPart]]:
     """Return the files of each split with one column of labels, without rows that have none."""
     read: dict[str, list[LabelledPart]] = {}
     problems = Problems()
@@ -142,7 +144,7 @@ def _labelled(reading: Reading, notes: list[str]) -> dict[str, list[LabelledPart
                 notes.append(f"{part.path} has no labels and is not used.")
                 continue
             rows = part.table.num_rows
-            part = labels.labelled(part, label, is_pair=len(texts) > 1)
+            part = labels.labelled(part, label, settings.missing_labels)
             if unlabelled := rows - part.table.num_rows:
                 notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
             for column in texts:

@@ -11,16 +11,17 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.files.part import Part, is_list
+from recipe.data.files.part import Part, is_list, is_string
 from recipe.errors import DataError, near
 from recipe.settings import DataSettings
-from recipe.spec import Column, Form, Kind, TaskSpec, normalized, stem
+from recipe.spec import IDENTIFIERS, Column, Form, Kind, TaskSpec, normalized, stem
 from recipe.task_table import TASKS, names_of_samples
 
 _SHARED = ("text_column", "text_pair_column", "label_column")
@@ -28,7 +29,7 @@ _SHARED = ("text_column", "text_pair_column", "label_column")
 _MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
 """Kinds of columns that nobody calls by another name."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-_SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
+_SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
 _NOTHING: Sequence[Any] = (None, "", "[]", "{}", "null", [])
 SCRIPT = (
     "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
@@ -41,13 +42,30 @@ class ColumnsError(DataError):
     """The columns of a file do not make the samples of a task.
 
     Args:
+        lines: The hyperparameters that decide it, with what each of them does.
+        advice: What else to do.
         missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
         is_near: Whether any role has one.
+        is_rival: Whether several columns are those of a sample, and others would not be read.
     """
 
-    def __init__(self, message: str, remedy: str, missing: int = 0, is_near: bool = True) -> None:
-        super().__init__(message, remedy)
-        self.missing, self.is_near = missing, is_near
+    def __init__(
+        self,
+        message: str,
+        lines: Sequence[str],
+        advice: str = "",
+        missing: int = 0,
+        is_near: bool = True,
+        is_rival: bool = False,
+    ) -> None:
+        super().__init__(message, remedy(lines, advice))
+        self.lines, self.advice = lines, advice
+        self.missing, self.is_near, self.is_rival = missing, is_near, is_rival
+
+
+def remedy(lines: Sequence[str], advice: str = "") -> str:
+    """Return a remedy: one of some hyperparameters is to be given."""
+    return " ".join(filter(None, (f"Give {'; or '.join(lines)}." if lines else "", advice)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +160,7 @@ def select(
     matches = [
         match
         for form in spec.forms
-        if not (is_detection and form.needs_task)
+        if not (is_detection and (form.needs_task or _is_half_read(part, form)))
         and (match := _match(part, form, settings, is_detection)) is not None
         and (not is_detection or spec.owns_settings or _is_known(match, settings))
     ]
@@ -154,7 +172,7 @@ def select(
             _check_unread(part, spec, match, selection, settings)
             return selection
     if complete:
-        raise _several_candidates(part, complete[0])
+        raise _several_candidates(part, spec, complete[0])
     raise _no_candidate(part, spec, settings, matches)
 
 
@@ -171,6 +189,7 @@ def _same_columns(part: Part, training: Selection) -> Selection:
         raise ColumnsError(
             f"{part.path} lacks {' and '.join(map(repr, lacking))}, read in the training data: its "
             f"columns are {', '.join(part.table.column_names)}.",
+            [],
             "Give the columns the same names in all files.",
         )
     return dataclasses.replace(training, columns=columns)
@@ -183,7 +202,7 @@ def check_named(part: Part, settings: DataSettings) -> None:
         DataError: one or more do not.
     """
     names = part.table.column_names
-    requested = {key: _split(part, value) for key in _COLUMN_SETTINGS
+    requested = {key: _split(part, value) for key in SETTINGS
                  if (value := getattr(settings, key))}  # fmt: skip
     requested["columns"] = list(named_columns(settings).values())
     requested["ignore_columns"] = ignored_columns(settings)
@@ -231,11 +250,12 @@ def named_columns(settings: DataSettings) -> dict[str, str]:
     return {role.strip(): column.strip() for role, _, column in pairs}
 
 
-_COLUMN_SETTINGS = tuple(
+SETTINGS = tuple(
     item.name
     for item in dataclasses.fields(DataSettings)
     if item.name.endswith(("_column", "_columns")) and item.name != "ignore_columns"
 )
+"""The hyperparameters that name the column of a role."""
 
 
 def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -> _Match | None:
@@ -247,24 +267,49 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
     taken = {*itertools.chain(*given.values()), *ignored_columns(settings)}
     columns: dict[str, Sequence[str]] = {}
     for column in form.columns:
-        known = _known_names(column, settings, is_detection)
-        hits = given.get(column.role) or [
-            name
-            for name in part.table.column_names
-            if name not in taken
-            and (normalized(name) in known or (column.is_repeated and stem(name) in known))
-            and _can_be(column.kind, part.table.schema.field(name).type)
-        ]
+        hits = given.get(column.role) or next(
+            filter(None, (_known_columns(part, column, names, taken)
+                          for names in _known_names(column, settings, is_detection))), []
+        )  # fmt: skip
         is_free = column.is_optional and not column.is_content
         columns[column.role] = hits[:1] if is_free else hits
     return _Match(form=form, given=given, columns=columns)
+
+
+def _known_columns(
+    part: Part, column: Column, known: Collection[str], taken: Collection[str]
+) -> list[str]:
+    """Return the columns of a file that have one of some names, normalized."""
+    return [
+        name
+        for name in part.table.column_names
+        if name not in taken
+        and (
+            (normalized(name) in known and not column.is_numbered)
+            or (column.is_repeated and stem(name) in known and stem(name) != normalized(name))
+        )
+        and _can_be(column.kind, part.table.schema.field(name).type)
+    ]
+
+
+def _is_half_read(part: Part, form: Form) -> bool:
+    """Return whether a form of one text would leave columns unread that may belong to it."""
+    if [column.kind for column in form.columns] != [Kind.TEXT]:
+        return False
+    names = set(map(normalized, form.columns[0].names))
+    return any(
+        normalized(name) not in names
+        and normalized(name.partition(":")[0]) not in IDENTIFIERS
+        and _has_values(part, name)
+        for name in part.table.column_names
+    )
 
 
 def _given(part: Part, form: Form, settings: DataSettings) -> dict[str, list[str]] | None:
     roles = {column.setting: column.role for column in form.columns if column.setting}
     pair = roles.get("text_pair_column")
     given: dict[str, list[str]] = {}
-    for key in _COLUMN_SETTINGS:
+    for key in SETTINGS:
         value = getattr(settings, key)
         if not value:
             continue
@@ -288,15 +333,18 @@ def _is_known(match: _Match, settings: DataSettings) -> bool:
     """Return whether columns that several tasks' hyperparameters name are a task's by name."""
     return all(
         match.form[role].setting not in _SHARED
-        or set(map(normalized, names)) <= _known_names(match.form[role], settings, True)
+        or set(map(normalized, names)) <= _known_names(match.form[role], settings, True)[0]
         for role, names in match.given.items()
     )
 
 
-def _known_names(column: Column, settings: DataSettings, is_detection: bool) -> frozenset[str]:
-    """Return the names of a column, normalized."""
+def _known_names(
+    column: Column, settings: DataSettings, is_detection: bool
+) -> list[frozenset[str]]:
+    """Return the names of a column, normalized; those that count without others first."""
     languages = settings.source_lang or "", settings.target_lang or ""
-    return _expanded((*column.names, *(() if is_detection else column.names_of_task)), languages)
+    names = [column.names] if is_detection else [column.names, column.names_of_task]
+    return [_expanded(tuple(some), languages) for some in names]
 
 
 @functools.cache
@@ -317,16 +365,32 @@ def _can_be(kind: Kind, type_: pa.DataType) -> bool:
     return kind is not Kind.ARTICLES or "qas" in str(type_)
 
 
-def _several_candidates(part: Part, match: _Match) -> DataError:
-    shown, lines = [], []
+def _several_candidates(part: Part, spec: TaskSpec, match: _Match) -> DataError:
+    shown, choices = [], []
     for column in match.ambiguous:
         names = match.columns[column.role]
         shown.append(f"{len(names)} columns may be the {column.role}: {examples(part, names)}")
-        choices = [f"{column.naming}{name}" for name in names]
-        if column.setting == "text_column" and len(names) == 2:
-            choices.append(f"{column.naming}{','.join(names)} for a pair")
-        lines.append(" or ".join(choices))
-    return ColumnsError(f"{part.path}: {'; '.join(shown)}.", f"Give {'; and '.join(lines)}.")
+        choices.append([f"{column.naming}{quoted(name)}" for name in names])
+        if column.setting == "text_column" and len(names) == 2 and _takes_pairs(spec):
+            choices[-1].append(f"{column.naming}{quoted(','.join(names))} for a pair")
+    lines = [_joined(line) for line in itertools.product(*choices)]
+    return ColumnsError(f"{part.path}: {'; '.join(shown)}.", lines[:_SHOWN_LINES])
+
+
+def quoted(value: str) -> str:
+    """Return a value for a message, in quotes if it has spaces."""
+    return value if re.fullmatch(r"[^\s'\"]+", value) else repr(value)
+
+
+def _joined(pairs: Sequence[str]) -> str:
+    """Return a line of hyperparameters, with one `columns` for several roles."""
+    roles = [pair.removeprefix("columns=") for pair in pairs if pair.startswith("columns=")]
+    others = [pair for pair in pairs if not pair.startswith("columns=")]
+    return " ".join([*others, *([f"columns={','.join(roles)}"] if roles else [])])
+
+
+def _takes_pairs(spec: TaskSpec) -> bool:
+    return any(c.setting == "text_pair_column" for form in spec.forms for c in form.columns)
 
 
 def _no_candidate(
@@ -334,12 +398,14 @@ def _no_candidate(
 ) -> DataError:
     """Return the refusal of a file that has no form of a task, by the form that lacks least."""
     if not matches:
-        named = [key for key in (*_COLUMN_SETTINGS, "columns") if getattr(settings, key)]
-        given = ", ".join(f"{key}={getattr(settings, key)}" for key in named)
+        named = [key for key in (*SETTINGS, "columns") if getattr(settings, key)]
+        shown = ", ".join(f"{key}={getattr(settings, key)}" for key in named)
         return ColumnsError(
-            f"No form of the data of {spec.name} has all the columns that are named: {given}.",
+            f"No form of the data of {spec.name} has all the columns that are named: {shown}.",
+            [],
             "Leave some out; docs/DATA.md lists the columns of each task.",
             len(named) + 1,
+            is_near=False,
         )
     usual = [m for m in matches if all(c.kind not in _MADE_BY_TOOLS for c in m.form.columns)]
     match = min(
@@ -352,33 +418,49 @@ def _no_candidate(
         ),
     )
     missing = match.missing
-    others = [
-        name
-        for name in part.table.column_names
-        if name not in itertools.chain(*match.columns.values())
-    ]
-    lines = " ".join(f"{column.naming}..." for column in missing)
-    if len(missing) == len(others):
-        lines = " ".join(
-            f"{column.naming}{name}" for column, name in zip(missing, others, strict=True)
-        )
-    elif len(missing) == 1 and others:
-        lines = " or ".join(f"{missing[0].naming}{name}" for name in others[:_SHOWN_COLUMNS])
-    if (languages := _languages(part, spec)) is not None:
-        lines = languages
-    elif missing[-1].is_list and not missing[-1].is_optional:
-        lines += f" (or several columns of 0 and 1: {missing[-1].naming}a,b)"
-    roles = " and the ".join(column.role for column in missing)
+    if languages := _languages(part, spec):
+        lines, missing = languages, missing[:1]
+    else:
+        read = set(itertools.chain(*match.columns.values())) | set(ignored_columns(settings))
+        others = [name for name in part.table.column_names if name not in read]
+        lines = _lines(part, missing, others)
+    roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
         f"{part.path} has no column that is known by name as the {roles} of {spec.name}; its "
         f"columns are {examples(part, part.table.column_names)}.",
-        f"Give {lines}. docs/DATA.md lists the names that are known.",
+        lines,
+        "docs/DATA.md lists the names that are known.",
         len(missing),
-        any(match.columns.values()),
+        any(match.columns.values()) or bool(languages),
     )
 
 
-def _languages(part: Part, spec: TaskSpec) -> str | None:
+def _lines(part: Part, missing: Sequence[Column], others: Sequence[str]) -> list[str]:
+    """Return what names other columns of a file as the missing ones."""
+    candidates = [
+        [
+            name
+            for name in others
+            if column.kind is not Kind.TEXT or is_string(part.table.schema.field(name).type)
+        ]
+        for column in missing
+    ]
+    sets = [names for names in itertools.product(*candidates) if len(set(names)) == len(names)]
+    if not sets or (len(sets) > _SHOWN_LINES and len(missing) > 1):
+        return [_joined([f"{column.naming}..." for column in missing])]
+    lines = [
+        _joined([f"{column.naming}{quoted(n)}" for column, n in zip(missing, names, strict=True)])
+        for names in sets
+    ]
+    if len(missing) == 1 and missing[0].is_list:
+        indicators = [name for name in others if set(part.distinct(name, 2) or ()) == {0, 1}]
+        if len(indicators) > 1:
+            several = f"{missing[0].naming}{quoted(','.join(indicators))}"
+            lines.insert(0, f"{several} for several labels")
+    return lines[:_SHOWN_LINES]
+
+
+def _languages(part: Part, spec: TaskSpec) -> list[str]:
     """Return the hyperparameters that choose the languages of a column of translations."""
     patterns = {
         name.partition("{")[0]
@@ -392,9 +474,10 @@ def _languages(part: Part, spec: TaskSpec) -> str | None:
         for name in part.table.column_names
         if name.startswith(pattern)
     ]
-    if len(languages) < 2:
-        return None
-    return f"source_lang={languages[0]} target_lang={languages[-1]}, or the reverse"
+    return [
+        f"source_lang={source} target_lang={target}"
+        for source, target in itertools.permutations(languages, 2)
+    ][:_SHOWN_LINES]
 
 
 def examples(part: Part, names: Sequence[str]) -> str:
@@ -433,11 +516,12 @@ def _check_unread(
     ]
     if not unread:
         return
-    ways = [f"ignore_columns={','.join(unread)} to leave out what is not meant"]
-    takes_pairs = any(c.setting == "text_pair_column" for form in spec.forms for c in form.columns)
-    if takes_pairs and len(unread) == 1 and inputs and inputs[0].setting == "text_column":
-        name = selection[inputs[0].role]
-        ways.append(f"text_column={name},{unread[0]} to read both texts as a pair")
+    left_out = ",".join([*ignored_columns(settings), *unread])
+    ways = [f"ignore_columns={quoted(left_out)} to leave out what is not meant"]
+    is_single = "text_pair" not in selection and _takes_pairs(spec)
+    if is_single and len(unread) == 1 and [c.setting for c in inputs] == ["text_column"]:
+        texts = quoted(f"{selection[inputs[0].role]},{unread[0]}")
+        ways.append(f"text_column={texts} to read both texts as a pair")
     ways += [
         f"task={other.name} to read what belongs together"
         for other in TASKS.values()
@@ -447,7 +531,9 @@ def _check_unread(
     raise ColumnsError(
         f"{part.path} has values in {examples(part, unread)}, which by name belong to a sample "
         f"and would not be read by {spec.name} (it reads {selection.describe()}).",
-        SCRIPT if is_media else f"Give {'; or '.join(ways)}.",
+        [] if is_media else ways,
+        SCRIPT if is_media else "",
+        is_rival=len(selection.columns) > 1,
     )
 
 

@@ -25,7 +25,6 @@ _WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
 _WHOLE = re.compile(r"[-+]?\d+")
 _FRACTION = re.compile(r"[-+]?\d*\.\d+")
 _PLAUSIBLE_CLASSES = 50
-_MOST_CODES = 1 << 16
 _ALPHABET = 10
 
 SINGLE, SEVERAL, NUMBER = PROBLEMS
@@ -181,24 +180,23 @@ def is_unlabelled(part: Part, column: str) -> bool:
     return values is not None and set(values) <= hidden
 
 
-def labelled(part: Part, column: str, is_pair: bool) -> Part:
+def labelled(part: Part, column: str, missing: str | None) -> Part:
     """Return the part without rows that are marked as unlabelled: -1 in a column of ClassLabels,
-    `-` in SNLI's gold_label, or -1 in labels of pairs that otherwise count from 0 to 2 or more.
+    `-` in SNLI's gold_label, or values that the hyperparameter missing_labels lists.
 
     `LabelShape.spell` refuses other rows without a label.
     """
     if pa.types.is_nested(part.table[column].type):
         return part
-    none = "-" if plain(column) == "gold_label" else "-1"
-    if not (none == "-" or column in part.class_names):
-        distinct = part.distinct(column, _MOST_CODES) if is_pair else None
-        others = {str(value) for value in distinct or () if value is not None} - {none}
-        if len(others) < 3 or others != {str(number) for number in range(len(others))}:
-            return part
+    none = [value.strip() for value in (missing or "").split(",") if value.strip()]
+    none += ["-1"] if column in part.class_names else []
+    none += ["-"] if plain(column) == "gold_label" else []
+    if not none:
+        return part
     kept = []
     for first, piece in part.pieces(column):
-        texts = pc.cast(piece.table[column], pa.large_string())
-        is_labelled = pc.fill_null(pc.not_equal(texts, none), True)
+        texts = pc.utf8_trim_whitespace(pc.cast(piece.table[column], pa.large_string()))
+        is_labelled = pc.invert(pc.is_in(texts, pa.array(none, pa.large_string())))
         kept.append(first + np.flatnonzero(is_labelled.to_numpy()))
     rows = np.concatenate([np.empty(0, np.int64), *kept])
     return part if len(rows) == part.table.num_rows else part.select(rows)

@@ -36,6 +36,7 @@ ALPACA_WITHOUT_INPUT = (
     "the request.\n\n### Instruction:\n{}\n\n### Response:"
 )
 """The prompts of Stanford Alpaca."""
+_CHECKED_ROWS, _MOST_SEEN = 1_000, 0.9
 INPUT = "input"
 """Alpaca's column of what an instruction is about."""
 _ROLES = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
@@ -57,7 +58,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     hosts, notes = shards.of_job(), list[str]()
-    units = functools.partial(_units, sample_by=settings.sample_by)
+    units = functools.partial(_units, sample_by=settings.sample_by, header=settings.header)
     with hosts.together():
         _refuse_template(channels)
     reading = read_columns(channels, spec, settings, notes, units, hosts)
@@ -106,13 +107,13 @@ def _empty(roles: Sequence[str]) -> pa.Table:
     return pa.schema([(name, kind) for name in roles]).empty_table()
 
 
-def _units(paths: Sequence[Path], sample_by: str) -> list[Callable[[], Part]]:
+def _units(paths: Sequence[Path], sample_by: str, header: bool | None) -> list[Callable[[], Part]]:
     """Return a call for each file that reads it."""
 
     def read(path: Path) -> Part:
         if path.is_file() and _is_plain(path):
             return formats.read_texts(path, sample_by)
-        return formats.read(path, lone_column=True)
+        return formats.read(path, lone_column=True, header=header)
 
     return [functools.partial(read, path) for path in paths]
 
@@ -158,6 +159,8 @@ def _usable(read: Read, notes: list[str]) -> Read:
         if is_string(cells.type):
             is_kept = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
         part = only(read.part, is_kept.to_pylist(), "have no completion", notes)
+        if PROMPT in columns:
+            _check_prompts(part, columns[PROMPT], columns[COMPLETION])
         if not part.table.num_rows:
             raise DataError(
                 f"Column {columns[COMPLETION]!r} of {part.path} has no completion in any row.",
@@ -167,6 +170,21 @@ def _usable(read: Read, notes: list[str]) -> Read:
     if TEXT in columns:
         values.check_texts(read.part, columns[TEXT])
     return read
+
+
+def _check_prompts(part: Part, prompt: str, completion: str) -> None:
+    """Raise DataError if most prompts end with the completion: the model would see the answer."""
+    rows = part.table.select([prompt, completion]).slice(0, _CHECKED_ROWS).to_pylist()
+    texts = [(str(row[prompt]).rstrip(), str(row[completion]).strip()) for row in rows]
+    seen = sum(text.endswith(answer) for text, answer in texts if answer)
+    if seen > _MOST_SEEN * len(rows):
+        raise DataError(
+            f"The prompts in column {prompt!r} of {part.path} end with the completions in column "
+            f"{completion!r} ({seen} of the first {len(rows)} rows): the model would see the "
+            "answers.",
+            f"Give text_column={prompt} to learn the whole text, or name the column of the prompts "
+            "without the completions in prompt_column.",
+        )
 
 
 def _with_alpaca_prompts(part: Part, instruction: str, given: str) -> Part:

@@ -104,7 +104,7 @@ def read_columns(
         notes += layout.notes
         parts = [
             (split, accepted(part, settings.label_column, notes))
-            for split, part in read_parts(layout, notes, units)
+            for split, part in read_parts(layout, notes, units, settings.header)
         ]
         local = None
         if hosts.sharded and parts and parts[0][0] == TRAIN:
@@ -147,7 +147,10 @@ def describe_files(
 
 
 def read_parts(
-    layout: ChannelLayout, notes: list[str], units: Units | None = None
+    layout: ChannelLayout,
+    notes: list[str],
+    units: Units | None = None,
+    header: bool | None = None,
 ) -> list[tuple[str, Part]]:
     """Return the parts that have rows with their splits, the training data first.
 
@@ -157,6 +160,7 @@ def read_parts(
     Args:
         notes: Gets a sentence for each part that is left out.
         units: By default each file is a part.
+        header: Whether the first row of delimited text names the columns; None for either.
 
     Raises:
         DataError: files cannot be read (all of them in one message), or the training data has no
@@ -167,7 +171,7 @@ def read_parts(
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
         files = layout.files[split]
-        one_each = [functools.partial(formats.read, path) for path in files]
+        one_each = [functools.partial(formats.read, path, header=header) for path in files]
         for read in one_each if units is None else units(files):
             with problems.noted():
                 part = read()

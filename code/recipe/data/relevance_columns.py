@@ -67,7 +67,7 @@ _ASKING = Column(
     kind=Kind.TEXT,
     setting="text_column",
 )
-_PAIRS = (*PAIRS, ("title", "text"))
+_PAIRS = (*PAIRS, ("title", "text"), ("title", "abstract"))
 
 LISTS = (
     Form((
@@ -76,8 +76,9 @@ LISTS = (
             role="text",
             names=(
                 *("passages.passage_text", "documents", "docs", "passages", "texts", "candidates"),
-                *("paragraphs", "answers"),
+                "paragraphs",
             ),
+            names_of_task=("answers",),
             kind=Kind.TEXTS,
             setting="text_pair_column",
         ),
@@ -88,7 +89,7 @@ LISTS = (
             setting="label_column",
             is_target=True,
         ),
-    )),
+    ), extras=("answers", "wellFormedAnswers")),
 )  # fmt: skip
 """A query, a list of texts, and a number for each of these."""
 FORMS = (

@@ -32,6 +32,8 @@ _WHOLE = re.compile(r"[-+]?\d+(\.0+)?")
 _COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
 _MOST_ATOMS = 200
 _SEPARATORS = (";", "|", ",")
+_MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "None", "NaN"}
+"""What pandas reads as no value."""
 _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
     re.IGNORECASE,
@@ -311,20 +313,34 @@ def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
 
 
 def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
-    """Check that strings are classes, if problem_type does not say so.
+    """Check that values are classes, if problem_type does not say so.
 
     Raises:
-        DataError: they are dates, numbers with decimal commas, or several classes in one cell (most
-            pieces between separators are labels of other rows).
+        DataError: some may stand for no label; they are dates, numbers with decimal commas, or
+            several classes in one cell (most pieces between separators are labels of other rows).
     """
     distinct: set[str] = set()
+    are_strings = True
     for part, column in parts:
         values = part.table[column]
-        if column in part.class_names or not is_string(values.type):
+        if column in part.class_names or is_list(values.type):
             return
-        distinct |= {value.strip() for value in values.unique().to_pylist() if value}
+        are_strings = are_strings and is_string(values.type)
+        distinct |= {str(v).strip() for v in values.unique().to_pylist() if v not in (None, "")}
     one_class = "or problem_type=single_label_classification if each of them is one class."
     part, column = parts[0]
+    missing = distinct & _MISSING
+    if "-1" in distinct and "0" in distinct and all(map(str.isdigit, distinct - {"-1"})):
+        missing.add("-1")
+    if missing:
+        values_shown = ",".join(sorted(missing))
+        raise DataError(
+            f"Column {column!r} of {part.path} has {values_shown}, which may be a class or stand "
+            "for no label.",
+            f"Give missing_labels={values_shown} to leave these rows out, {one_class}",
+        )
+    if not are_strings:
+        return
     if distinct and all(map(_DATE.fullmatch, distinct)):
         raise DataError(
             f"Column {column!r} of {part.path} holds dates, such as {min(distinct)!r}.",

@@ -54,6 +54,8 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         task, reason = _without_table(possible, channels)
         return task, f"{reason}; set task to choose another"
     columns.check_named(part, hyperparameters)
+    configuration = _configuration(hyperparameters, channels)
+    model = model_of(configuration)
     selections: dict[str, Selection] = {}
     errors: dict[str, ColumnsError] = {}
     for task in possible:
@@ -61,16 +63,23 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
             selections[task] = columns.select(part, TASKS[task], hyperparameters, is_detection=True)
         except ColumnsError as error:
             errors[task] = error
-    model = model_of(_configuration(hyperparameters, channels))
-    by_model = [task for task in selections if model in TASKS[task].models]
-    chosen = by_model if len(selections) > 1 else list(selections)
-    if len(chosen) != 1:
-        raise _undecided(part, selections, errors, model)
+    fitting = [task for task in selections if model in TASKS[task].models]
+    is_known = bool(configuration.get("architectures"))
+    chosen = fitting if len(selections) > 1 or is_known else list(selections)
+    others = [task for task, error in errors.items() if error.is_rival and _prefers(model, task)]
+    if len(chosen) != 1 or (others and not _prefers(model, chosen[0])):
+        raise _undecided(part, hyperparameters, selections, errors, model)
     reason = f"by its columns: {selections[chosen[0]].describe()}"
     if len(selections) > 1:
         others = [task for task in selections if task != chosen[0]]
         reason += f"; the model is {model.value}, else {' or '.join(others)} could be meant"
     return chosen[0], f"{reason}; set task to choose another"
+
+
+def _prefers(model: Model, task: str) -> bool:
+    """Return whether a task is for this kind of model, and not for every one."""
+    models = TASKS[task].models
+    return model in models and len(models) < len(Model)
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
@@ -97,27 +106,40 @@ def _without_table(possible: Sequence[str], channels: Mapping[str, Path]) -> tup
 
 def _undecided(
     part: Part,
+    hyperparameters: Hyperparameters,
     selections: Mapping[str, Selection],
     errors: Mapping[str, ColumnsError],
     model: Model,
 ) -> HyperparameterError:
-    """Return the refusal that lists the tasks that may be meant, each with its line."""
-    lines: list[str] = []
-    for task, selection in selections.items():
-        lines.append(f"{task}: {selection.describe()}. Give task={task}.")
-    if not lines:
-        near = {task: error.missing for task, error in errors.items() if error.is_near}
-        meant = [task for task, missing in near.items() if missing == min(near.values())]
-        meant = meant or [task for task in errors if TASKS[task].owns_settings] or list(errors)
-        if len(meant) > 1 and any(model in TASKS[task].models for task in meant):
-            meant = [task for task in meant if model in TASKS[task].models]
-        lines = [f"{task}: {errors[task].message} {errors[task].remedy}" for task in meant]
-        what = f"no task has its columns in {part.path}"
-    else:
-        what = f"the columns of {part.path} are those of several tasks, and the model "
-        what += f"({model.value}) does not decide"
+    """Return the refusal that lists the tasks that may be meant, each with its lines."""
+    problems: dict[str, ColumnsError] = {}
+    lines: dict[str, str] = {}
+    is_named = any(getattr(hyperparameters, key) for key in (*columns.SETTINGS, "columns"))
+    for task in (*selections, *errors):
+        if is_named and task in errors and not errors[task].is_near:
+            continue
+        try:
+            selection = columns.select(part, TASKS[task], hyperparameters)
+            lines[task] = f"{selection.describe()}. Give task={task}."
+        except ColumnsError as error:
+            problems[task] = error
+    whole = [task for task, error in problems.items() if not error.missing]
+    lacking = {task: error.missing for task, error in problems.items()
+               if error.missing and error.is_near}  # fmt: skip
+    least = [task for task, missing in lacking.items() if missing == min(lacking.values())]
+    owners = [task for task in least if TASKS[task].owns_settings]
+    meant = [*lines, *whole, *(owners if lines or whole else owners or least)]
+    meant = meant or [task for task in problems if TASKS[task].owns_settings] or list(problems)
+    meant = [task for task in meant if model in TASKS[task].models] or meant
+    for task in meant:
+        if task not in lines:
+            error = problems[task]
+            complete = [f"task={task} {line}" for line in error.lines]
+            lines[task] = f"{error.message} {columns.remedy(complete, error.advice)}"
+    listed = "".join(f"\n- {task}: {lines[task]}" for task in TASKS if task in meant)
     return HyperparameterError(
-        f"Hyperparameter task is not given, and {what}:" + "".join(f"\n- {line}" for line in lines)
+        f"Hyperparameter task is not given, and the columns of {part.path} and the model "
+        f"({model.value}) do not decide it:{listed}"
     )
 
 
@@ -127,7 +149,7 @@ def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) 
         files = layout.find(data, hyperparameters.dataset_config_name).files["train"]
     except DataError:
         return None  # loading the data raises it again
-    parts = (head.read(path) for path in files[:_FILES])
+    parts = (head.read(path, hyperparameters.header) for path in files[:_FILES])
     first = next((part for part in parts if part is not None), None)
     return None if first is None else accepted(first, hyperparameters.label_column, [])
 

@@ -24,6 +24,8 @@ SIMPLE = (
 )
 """The template of tokenizers without one: a line with the role, then the content. The assistant's
 turns end with the end token."""
+_RESTED_ON = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""Parts of the assistant's turns that templates may ignore."""
 _MARKS = re.compile(r"{%-?\s*generation\b")
 Message = dict[str, Any]
 
@@ -135,15 +137,17 @@ class _WithTools:
 
 
 def _check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message]) -> None:
-    """Raise TemplateError if the template ignores tools or a call: the answers would be learned
-    without what they rest on."""
-    without = [{key: turn[key] for key in turn if key != "tool_calls"} for turn in messages]
-    if not tools and without == list(messages):
+    """Raise TemplateError if the template ignores tools, a call or thoughts: the answers would be
+    learned without what they rest on."""
+    keys = [key for key in _RESTED_ON if any(key in turn for turn in messages)]
+    if not tools and not keys:
         return
     with_tools = _WithTools(tokenizer, tools) if tools else tokenizer
     text = _written(with_tools, messages)
-    if without != list(messages) and _written(with_tools, without) == text:
-        raise TemplateError("it ignores tool_calls")
+    for key in keys:
+        without = [{name: turn[name] for name in turn if name != key} for turn in messages]
+        if _written(with_tools, without) == text:
+            raise TemplateError(f"it ignores {key}")
     if tools and _written(tokenizer, messages) == text:
         raise TemplateError("it ignores tools")
 

@@ -24,10 +24,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
+from recipe.data.column_names import SPLIT_COLUMNS
 from recipe.data.files.part import Part, is_number, open_bytes, open_text
 from recipe.data.files.spool import Spool
 from recipe.errors import DataError
-from recipe.spec import LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
+from recipe.spec import IDENTIFIERS, LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
+from recipe.task_table import names_of_samples
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _CHUNK_ROWS = 50_000
@@ -39,6 +41,7 @@ _TABLE_SHARE = 0.95
 Bytes = npt.NDArray[Any]
 _Row = tuple[int, list[str]]
 _TEXTS, _LABELS = (frozenset(map(normalized, names)) for names in (TEXT_NAMES, LABEL_NAMES))
+_VALUES = {"positive", "negative", "pos", "neg"}
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
@@ -46,12 +49,15 @@ class NotPlain(Exception):
     """The file has to be read row by row."""
 
 
-def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) -> Part:
+def read_delimited(
+    path: Path, encoding: str, lone_column: bool, others: str, header: bool | None
+) -> Part:
     """Return the rows of delimited text, with or without a header, quoted or not.
 
     Args:
         lone_column: Whether there may be one column only.
         others: The formats that it might have been, for the message.
+        header: Whether the first row names the columns; if None, known names decide.
 
     Raises:
         DataError: no delimiter makes columns of it, or a row cannot be read (with its line).
@@ -79,18 +85,18 @@ def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) ->
             )
         delimiter = ","
     try:
-        quoted = _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL)
+        quoted = _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL, header)
     except DataError:
         if delimiter != "\t":
             raise
         # Many tab-separated files are written without any quoting.
-        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
+        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE, header)
     if delimiter != "\t" or (np.diff(np.asarray(quoted.lines)) == 1).all():
         return quoted
     # A quote at the start of a last field may have swallowed the lines up to the next quote that
     # ends a field. If a row really spans lines, these alone have fewer fields.
     try:
-        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
+        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE, header)
     except DataError:
         return quoted
 
@@ -122,13 +128,15 @@ def _agreement(sample: list[str], delimiter: str) -> float:
     return counts[header] / counts.total() if header > 1 else 0.0
 
 
-def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
+def _read_rows(
+    path: Path, encoding: str, delimiter: str, quoting: int, has_header: bool | None
+) -> Part:
     rows = _rows(path, encoding, delimiter, quoting)
     first = list(itertools.islice(rows, _SAMPLE_ROWS))
     kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
     if not first:
         return Part(path=path, format=kind, table=pa.table({}), lines=[])
-    names = _header(path, [cells for _, cells in first])
+    names = _header(path, [cells for _, cells in first], has_header)
     header, body = (first[0][1], first[1:]) if names else (None, first)
     names = names or [f"column_{index}" for index in range(len(first[0][1]))]
     schema = pa.schema([(name, pa.string()) for name in names])
@@ -317,21 +325,46 @@ def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_
             yield line, cells
 
 
-def _header(path: Path, rows: list[list[str]]) -> list[str] | None:
-    """Return the first row if it names columns: known names, or words that are no values below."""
+@functools.cache
+def _names_of_columns() -> frozenset[str]:
+    """Return the normalized names that are hardly values of a row."""
+    known_names = names_of_samples()
+    names = {name for name in known_names.single if len(name) > 1}.union(*known_names.pairs)
+    return frozenset((names | IDENTIFIERS | set(map(normalized, SPLIT_COLUMNS))) - _VALUES)
+
+
+def _header(path: Path, rows: list[list[str]], has_header: bool | None) -> list[str] | None:
+    """Return the first row if it names columns: some by known names, or as the user says.
+
+    Raises:
+        DataError: it may be either, or names two columns alike.
+    """
+    if has_header is False:
+        return None
     # Columns without a name get the names that pandas gives them.
     names = [cell.strip() or f"Unnamed: {at}" for at, cell in enumerate(rows[0])]
     known = set(map(normalized, names))
-    if len(names) == 1:
+    if len(names) == 1 and has_header is None:
         return names if known & _TEXTS else None
     has_texts = known & _TEXTS or any(set(map(normalized, pair)) <= known for pair in PAIRS)
-    if not (has_texts and known & _LABELS):
+    if has_header is None and not (has_texts and known & _LABELS):
         # If files were put end to end, the header comes again further down (see `_once`).
         others = [row for row in rows[1:] if row != rows[0]]
         below = [set(column) for column in zip(*others, strict=True)]
         repeated = any(name in values for name, values in zip(names, below, strict=False))
-        if repeated or len(set(names)) < len(names) or any(map(is_number, names)):
+        # pandas calls columns without names 0, 1, 2.
+        are_positions = names == [str(at) for at in range(len(names))] and not all(
+            is_number(cell) for row in others[:1] for cell in row
+        )
+        is_row = repeated or len(set(names)) < len(names) or any(map(is_number, names))
+        if is_row and not are_positions:
             return None
+        if are_positions or not known & _names_of_columns():
+            raise DataError(
+                f"The first row of {path} may name its columns or be one of its rows: "
+                f"{', '.join(names)[:80]!r}.",
+                "Give header=true if it names them, or header=false.",
+            )
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"{path} has two columns called {twice[0]!r}.", "Rename one.")

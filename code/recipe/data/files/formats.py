@@ -58,20 +58,21 @@ class Format:
     read: Callable[[Path], Part]
 
 
-def read(path: Path, lone_column: bool = False) -> Part:
+def read(path: Path, lone_column: bool = False, header: bool | None = None) -> Part:
     """Return the rows of a file, or of a folder written by `Dataset.save_to_disk`.
 
     Structs become columns of dotted names, categories and bytes of UTF-8 become strings.
 
     Args:
         lone_column: Whether delimited text may have one column only.
+        header: Whether its first row names the columns; if None, known names decide.
 
     Raises:
         DataError: the format is not known, or a row cannot be read (with its line).
     """
     with memory.bounded(path):
-        if lone_column and path.is_file() and is_delimited(path):
-            return _read_csv(path, lone_column=True)
+        if path.is_file() and is_delimited(path):
+            return _read_csv(path, lone_column, header)
         return _flat(format_of(path).read(path))
 
 
@@ -109,14 +110,14 @@ def known_formats() -> str:
     )
 
 
-def read_tagged(path: Path) -> Part:
+def read_tagged(path: Path, header: bool | None = None) -> Part:
     """Return the rows of a file like `read`, but read more text files as CoNLL with any tags: those
     without a known suffix, or with groups of lines of as many cells between empty lines."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if is_delimited(path) and (suffix in (".txt", ".text", "") or has_sentences(path)):
         with memory.bounded(path):
             return _flat(_read_text(path, read_conll))
-    return read(path)
+    return read(path, header=header)
 
 
 def read_texts(path: Path, sample_by: str) -> Part:
@@ -276,8 +277,10 @@ def _is_json(path: Path, character: str) -> bool:
     return start[:1] == character and bool(is_one)
 
 
-def _read_csv(path: Path, lone_column: bool) -> Part:
-    reader = functools.partial(read_delimited, lone_column=lone_column, others=known_formats())
+def _read_csv(path: Path, lone_column: bool = False, header: bool | None = None) -> Part:
+    reader = functools.partial(
+        read_delimited, lone_column=lone_column, others=known_formats(), header=header
+    )
     return _read_text(path, reader)
 
 
@@ -383,7 +386,7 @@ FORMATS: Sequence[Format] = (
         what="comma, semicolon, tab or bar; with a header or without; quoted or not; UTF-8 or "
         "UTF-16; each text format may be packed by gzip",
         is_one=lambda path: True,
-        read=lambda path: _read_csv(path, lone_column=False),
+        read=_read_csv,
     ),
 )
 

@@ -20,14 +20,17 @@ _BYTES = 1 << 20
 _PLAIN = (".txt", ".text", "")
 
 
-def read(path: Path) -> Part | None:
+def read(path: Path, header: bool | None = None) -> Part | None:
     """Return at most `ROWS` rows; None if it is plain text or cannot be read.
 
     Of text formats it reads the first MB; a JSON document is read whole.
+
+    Args:
+        header: Whether the first row of delimited text names the columns; None for either.
     """
     try:
         with memory.bounded(path):
-            part = _part(path)
+            part = _part(path, header)
         if part is None or part.table.num_rows == 0:
             return None
         return part.select(range(min(ROWS, part.table.num_rows)))
@@ -35,13 +38,13 @@ def read(path: Path) -> Part | None:
         return None  # what reads all of it says what is wrong
 
 
-def _part(path: Path) -> Part | None:
+def _part(path: Path, header: bool | None) -> Part | None:
     file_format = formats.format_of(path)
     if file_format.name == "Parquet":
         batch = next(pq.ParquetFile(path).iter_batches(batch_size=ROWS), None)
         return None if batch is None else formats.of_table(path, "parquet", pa.table(batch))
     if path.is_dir() or file_format.name == "Arrow":
-        return formats.read(path)
+        return formats.read(path, header=header)
     is_plain = file_format.name == "CSV" and Path(path.name.removesuffix(".gz")).suffix in _PLAIN
     if is_plain and not formats.is_structured(path):
         return None
@@ -49,12 +52,12 @@ def _part(path: Path) -> Part | None:
         start = stream.read(_BYTES)
         is_whole = not stream.read(1)
     if is_whole or (file_format.name.startswith("JSON") and not _has_rows(start)):
-        return formats.read(path)
+        return formats.read(path, header=header)
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / path.name.removesuffix(".gz")
         beginning.write_bytes(start[: start.rindex(b"\n") + 1])
         # Its name in messages and class names is that of the file.
-        return dataclasses.replace(formats.read(beginning), path=path)
+        return dataclasses.replace(formats.read(beginning, header=header), path=path)
 
 
 def _has_rows(start: bytes) -> bool:

@@ -23,11 +23,14 @@ _SAMPLED_FILES = 5  # of each class
 _FEW_FILES, _MANY_LINES = 20, 50
 
 
-def units(paths: Sequence[Path], notes: list[str]) -> list[Callable[[], Part]]:
+def units(
+    paths: Sequence[Path], notes: list[str], header: bool | None = None
+) -> list[Callable[[], Part]]:
     """Return a call for each part that files are read as: a folder of classes, or a file.
 
     Args:
         notes: What is left out is added to it.
+        header: Whether the first row of delimited text names the columns; None for either.
     """
     # The files of 20 Newsgroups are called 49960.
     plain = [
@@ -51,7 +54,7 @@ def units(paths: Sequence[Path], notes: list[str]) -> list[Callable[[], Part]]:
             notes.append(f"not used, as {folder} has folders of classes: {names}.")
             in_units |= set(rest)
     others = [path for path in paths if path not in in_units]
-    return [*calls, *(functools.partial(formats.read, path) for path in others)]
+    return [*calls, *(functools.partial(formats.read, path, header=header) for path in others)]
 
 
 def _folders(paths: Sequence[Path]) -> dict[Path, dict[str, list[Path]]]:

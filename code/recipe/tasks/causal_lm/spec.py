@@ -28,11 +28,13 @@ _COMPLETION = Column(
     setting="completion_column",
     is_target=True,
 )
+_TOPICS = ("category", "topic")
+"""Names of columns that sort samples and are not learned."""
 ALPACA = Form((
     replace(_PROMPT, names=("instruction",), setting=""),
     Column(role="input", names=("input",), kind=Kind.TEXT),
     replace(_COMPLETION, names=("output",), setting=""),
-))  # fmt: skip
+), extras=_TOPICS)  # fmt: skip
 """Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns."""
 
 SPECS = (
@@ -40,9 +42,9 @@ SPECS = (
         name="causal-lm",
         folder="causal_lm",
         forms=(
-            Form((_MESSAGES, _TOOLS)),
+            Form((_MESSAGES, _TOOLS), extras=_TOPICS),
             ALPACA,
-            Form((_PROMPT, _COMPLETION)),
+            Form((_PROMPT, _COMPLETION), extras=_TOPICS),
             Form((TOKEN_IDS,)),
             Form((TEXT,)),
         ),

@@ -123,7 +123,9 @@ def _of_channel(
     for split, files in assigned.files.items():
         for file in files:
             with problems.noted():
-                for own_split, part in by_column(split, formats.read(file), False, notes):
+                for own_split, part in by_column(
+                    split, formats.read(file, header=settings.header), False, notes
+                ):
                     parts.append((own_split, _of_table(part, settings, notes)))
     problems.check()
     used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
@@ -192,7 +194,7 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     column = columns[LABEL]
     stem = columns["image"].removesuffix(".bytes").removesuffix(".path")
     rows = part.table.num_rows
-    part = labels.labelled(part, column, is_pair=False)
+    part = labels.labelled(part, column, settings.missing_labels)
     if unlabelled := rows - part.table.num_rows:
         notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
     rows = part.table.num_rows

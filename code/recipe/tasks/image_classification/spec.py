@@ -32,7 +32,7 @@ SPECS = (
         recognises_files="tasks.image_classification.data:folders_of_images",
         hyperparameters=(
             *("image_column", "augmentation", "label_column", "class_weight"),
-            *("label_smoothing_factor", "do_predict"),
+            *("label_smoothing_factor", "do_predict", "missing_labels"),
         ),
     ),
 )

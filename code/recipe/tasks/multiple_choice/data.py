@@ -120,7 +120,7 @@ def _choices(columns: Selection) -> Sequence[str]:
     endings = columns.columns.get(_ENDINGS)
     if endings is None:
         return columns.columns[CHOICES]
-    return sorted(endings, key=lambda name: int(_NUMBER.findall(name)[0]))
+    return sorted(endings, key=lambda name: (len(name), name.lower()))
 
 
 def _position(texts: Sequence[str], text: str) -> int | None:

@@ -6,19 +6,20 @@ from recipe.spec import Column, Form, Kind, Model, Served, TaskSpec
 
 _CONTEXT = Column(
     role="context",
-    names=("context", "sent1", "article", "passage", "paragraph", "support"),
+    names=("context", "sent1", "article", "passage", "paragraph", "support", "premise"),
     kind=Kind.TEXT,
     is_optional=True,
 )
 _QUESTION = Column(
     role="question",
-    names=(*("question", "sent2", "question.stem", "question_stem", "query", "ctx"),),
+    names=("question", "sent2", "question.stem", "question_stem", "query", "ctx"),
+    names_of_task=("sentence", "goal", "prompt"),
     kind=Kind.TEXT,
     setting="text_column",
 )
 _ANSWER = Column(
     role="answer",
-    names=("answer", "label", "answer_key", "answer_idx", "answer_index", "gold"),
+    names=("answer", "label", "answer_key", "answer_idx", "answer_index", "gold", "cop"),
     setting="label_column",
     is_target=True,
 )
@@ -28,7 +29,19 @@ _CHOICES = Column(
     kind=Kind.TEXTS,
 )
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
-_ENDINGS = Column(role="endings", names=("ending",), kind=Kind.TEXT, is_repeated=True)
+_ENDINGS = Column(
+    role="endings",
+    names=("ending", "choice", "option", "answer", "sol", "solution"),
+    kind=Kind.TEXT,
+    is_repeated=True,
+    is_numbered=True,
+)
+_LETTERED = Column(
+    role="endings",
+    names=("a", "b", "c", "d", "e", "opa", "opb", "opc", "opd"),
+    kind=Kind.TEXT,
+    is_repeated=True,
+)
 
 SPECS = (
     TaskSpec(
@@ -36,6 +49,7 @@ SPECS = (
         folder="multiple_choice",
         forms=(
             Form((_CONTEXT, _QUESTION, _ENDINGS, _ANSWER), extras=("startphrase",)),
+            Form((_CONTEXT, _QUESTION, _LETTERED, _ANSWER)),
             Form((_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER)),
         ),
         models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},

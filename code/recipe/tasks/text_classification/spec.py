@@ -28,7 +28,13 @@ SPECS = (
         ),
         owns_settings=True,
         hyperparameters=(
-            *("text_pair_column", "label_column", "problem_type", "label_separator"),
+            *(
+                "text_pair_column",
+                "label_column",
+                "problem_type",
+                "label_separator",
+                "missing_labels",
+            ),
             *("class_names", "class_weight", "tune_thresholds", "num_labels"),
             *("label_smoothing_factor", "do_predict"),
         ),

@@ -32,6 +32,7 @@ _SUMMARIES = pair_forms(
     ),
     SOURCE,
     TARGET,
+    extras=("title",),
 )  # fmt: skip
 _TRANSLATIONS = (
     *pair_forms(

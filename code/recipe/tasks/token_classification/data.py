@@ -69,7 +69,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     """
     notes: list[str] = []
     spec = TASKS["token-classification"]
-    reading = read_columns(channels, spec, settings, notes, _units, check=_check_words)
+    units = functools.partial(_units, header=settings.header)
+    reading = read_columns(channels, spec, settings, notes, units, check=_check_words)
     sentences: dict[str, list[_Sentences]] = {}
     problems = Problems()
     for file in reading.files:
@@ -93,8 +94,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     )
 
 
-def _units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-    return [functools.partial(formats.read_tagged, path) for path in paths]
+def _units(paths: Sequence[Path], header: bool | None) -> list[Callable[[], Part]]:
+    return [functools.partial(formats.read_tagged, path, header) for path in paths]
 
 
 def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
