@@ -72,8 +72,7 @@ def names_of_samples() -> NamesOfSamples:
         if form.is_pair:
             both = itertools.product(*(column.names for column in form.columns[:2]))
             pairs.update((frozenset(map(normalized, pair)), None) for pair in both)
-            continue
-        for column in form.columns:
+        for column in form.columns[2 * form.is_pair :]:
             for name in column.names if column.is_content else ():
                 single[normalized(name)] = column.is_target and single.get(normalized(name), True)
     return NamesOfSamples(

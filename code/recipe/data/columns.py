@@ -28,6 +28,7 @@ _SHARED = ("text_column", "text_pair_column", "label_column")
 """Hyperparameters that name columns of several tasks."""
 _MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
 """Kinds of columns that nobody calls by another name."""
+_IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 _SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
 _NOTHING: Sequence[Any] = (None, "", "[]", "{}", "null", [])
@@ -423,6 +424,7 @@ def _no_candidate(
     else:
         read = set(itertools.chain(*match.columns.values())) | set(ignored_columns(settings))
         others = [name for name in part.table.column_names if name not in read]
+        others = [name for name in others if not _IDENTIFIER.search(name)] or others
         lines = _lines(part, missing, others)
     roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
@@ -453,11 +455,18 @@ def _lines(part: Part, missing: Sequence[Column], others: Sequence[str]) -> list
         for names in sets
     ]
     if len(missing) == 1 and missing[0].is_list:
-        indicators = [name for name in others if set(part.distinct(name, 2) or ()) == {0, 1}]
+        indicators = [name for name in others if _is_indicator(part, name)]
         if len(indicators) > 1:
             several = f"{missing[0].naming}{quoted(','.join(indicators))}"
             lines.insert(0, f"{several} for several labels")
     return lines[:_SHOWN_LINES]
+
+
+def _is_indicator(part: Part, name: str) -> bool:
+    if pa.types.is_nested(part.table.schema.field(name).type):
+        return False
+    values = set(map(str, part.distinct(name, 2) or ()))
+    return bool(values) and values <= {"0", "1", "0.0", "1.0"}
 
 
 def _languages(part: Part, spec: TaskSpec) -> list[str]:
@@ -465,7 +474,7 @@ def _languages(part: Part, spec: TaskSpec) -> list[str]:
     patterns = {
         name.partition("{")[0]
         for form in spec.forms
-        for name in form.columns[0].names
+        for name in (() if form.needs_task else form.columns[0].names)
         if "{" in name and not name.startswith("{")
     }
     languages = [

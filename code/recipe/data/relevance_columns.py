@@ -24,7 +24,7 @@ _QUERY = Column(
 _POSITIVE = Column(
     role="text",
     names=(
-        *("positive", "positives", "pos", "positive_passages", "positive_passage"),
+        *("positive", "positives", "positive_passages", "positive_passage"),
         *("positive_text", "positive_document", "positive_documents", "positive_doc"),
         "positive_ctxs",
     ),
@@ -35,7 +35,7 @@ _NEGATIVES = Column(
     names=tuple(
         f"{hard}{name}{what}"
         for hard in ("", "hard_")
-        for name in ("negative", "negatives", "neg", "negs")
+        for name in ("negative", "negatives", *(("neg", "negs") if hard else ()))
         for what in ("", *(f"_{what}{s}" for what in ("passage", "document", "doc", "text", "ctx",
                                                       "sentence") for s in ("", "s")))
     ),
@@ -94,6 +94,12 @@ LISTS = (
 """A query, a list of texts, and a number for each of these."""
 FORMS = (
     Form((_QUERY, _POSITIVE, _NEGATIVES)),
+    # FlagEmbedding's lists.
+    Form((
+        _QUERY,
+        replace(_POSITIVE, names=("pos",), kind=Kind.TEXTS),
+        replace(_NEGATIVES, names=("neg",), kind=Kind.TEXTS),
+    ), extras=("prompt",)),
     *(replace(form, needs_task=True) for form in LISTS),
     *pair_forms(_PAIRS, _QUERY, _TEXT, _SCORE),
     Form((_ASKING, _ANSWER, _SCORE), is_pair=True),

@@ -123,19 +123,30 @@ def _undecided(
             lines[task] = f"{selection.describe()}. Give task={task}."
         except ColumnsError as error:
             problems[task] = error
-    whole = [task for task, error in problems.items() if not error.missing]
-    lacking = {task: error.missing for task, error in problems.items()
-               if error.missing and error.is_near}  # fmt: skip
-    least = [task for task, missing in lacking.items() if missing == min(lacking.values())]
-    owners = [task for task in least if TASKS[task].owns_settings]
-    meant = [*lines, *whole, *(owners if lines or whole else owners or least)]
-    meant = meant or [task for task in problems if TASKS[task].owns_settings] or list(problems)
-    meant = [task for task in meant if model in TASKS[task].models] or meant
+    complete = [*selections, *(task for task, error in errors.items() if not error.missing)]
+    meant = [task for task in complete if model in TASKS[task].models]
+    if not meant:
+        whole = [task for task, error in problems.items() if not error.missing]
+        lacking = {task: error.missing for task, error in problems.items()
+                   if error.missing and error.is_near and error.lines
+                   and not error.lines[0].endswith("...")}  # fmt: skip
+        least = [task for task, missing in lacking.items() if missing == min(lacking.values())]
+        owners = [task for task in least if TASKS[task].owns_settings]
+        meant = [*lines, *whole, *(owners if lines or whole else owners or least)]
+        meant = meant or [task for task in problems if TASKS[task].owns_settings] or list(problems)
+        fitting = [task for task in meant if model in TASKS[task].models or task in selections]
+        meant = fitting or meant
+    # Of tasks in one folder, which read the same, the one whose own names fit.
+    by_folder: dict[str, str] = {}
+    for task in (*TASKS, *complete):
+        if task in meant:
+            by_folder[TASKS[task].folder] = task
+    meant = list(by_folder.values())
     for task in meant:
         if task not in lines:
             error = problems[task]
-            complete = [f"task={task} {line}" for line in error.lines]
-            lines[task] = f"{error.message} {columns.remedy(complete, error.advice)}"
+            given = [f"task={task} {line}" for line in error.lines if line[:5] != "task="]
+            lines[task] = f"{error.message} {columns.remedy(given, error.advice)}"
     listed = "".join(f"\n- {task}: {lines[task]}" for task in TASKS if task in meant)
     return HyperparameterError(
         f"Hyperparameter task is not given, and the columns of {part.path} and the model "

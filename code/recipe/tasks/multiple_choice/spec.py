@@ -50,7 +50,10 @@ SPECS = (
         forms=(
             Form((_CONTEXT, _QUESTION, _ENDINGS, _ANSWER), extras=("startphrase",)),
             Form((_CONTEXT, _QUESTION, _LETTERED, _ANSWER)),
-            Form((_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER)),
+            Form(
+                (_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER),
+                extras=("ctx_a", "ctx_b", "activity_label"),  # HellaSwag's ctx is both
+            ),
         ),
         models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},
         hyperparameters=("label_column", "do_predict"),
