@@ -61,6 +61,8 @@ class NamesOfSamples:
     """Whether a name is known for targets only."""
     pairs: Sequence[frozenset[str]]
     """Names that belong to a sample only together."""
+    numbered: frozenset[str]
+    """Names that belong to a sample only with a number behind them."""
 
 
 @functools.cache
@@ -68,13 +70,20 @@ def names_of_samples() -> NamesOfSamples:
     """Return the names of columns that belong to a sample of any task."""
     single: dict[str, bool] = {}
     pairs: dict[frozenset[str], None] = {}
+    numbered: set[str] = set()
     for form in itertools.chain.from_iterable(spec.forms for spec in TASKS.values()):
         if form.is_pair:
             both = itertools.product(*(column.names for column in form.columns[:2]))
             pairs.update((frozenset(map(normalized, pair)), None) for pair in both)
         for column in form.columns[2 * form.is_pair :]:
+            if column.is_numbered:
+                numbered |= set(map(normalized, column.names))
+                continue
             for name in column.names if column.is_content else ():
                 single[normalized(name)] = column.is_target and single.get(normalized(name), True)
     return NamesOfSamples(
-        parts=frozenset(map(normalized, PARTS_OF_SAMPLES)), single=single, pairs=list(pairs)
+        parts=frozenset(map(normalized, PARTS_OF_SAMPLES)),
+        single=single,
+        pairs=list(pairs),
+        numbered=frozenset(numbered),
     )

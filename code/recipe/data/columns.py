@@ -567,6 +567,8 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
     known_names = names_of_samples()
     if keys & known_names.parts or (first != whole and first in known_names.parts):
         return True
+    if stem(name) != whole and stem(name) in known_names.numbered:
+        return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
     others = {normalized(other) for other in part.table.column_names}

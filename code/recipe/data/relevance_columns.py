@@ -95,11 +95,14 @@ LISTS = (
 FORMS = (
     Form((_QUERY, _POSITIVE, _NEGATIVES)),
     # FlagEmbedding's lists.
-    Form((
-        _QUERY,
-        replace(_POSITIVE, names=("pos",), kind=Kind.TEXTS),
-        replace(_NEGATIVES, names=("neg",), kind=Kind.TEXTS),
-    ), extras=("prompt",)),
+    Form(
+        (
+            _QUERY,
+            replace(_POSITIVE, names=("pos",), kind=Kind.TEXTS),
+            replace(_NEGATIVES, names=("neg",), kind=Kind.TEXTS),
+        ),
+        extras=("prompt",),
+    ),
     *(replace(form, needs_task=True) for form in LISTS),
     *pair_forms(_PAIRS, _QUERY, _TEXT, _SCORE),
     Form((_ASKING, _ANSWER, _SCORE), is_pair=True),

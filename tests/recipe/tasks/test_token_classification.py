@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from recipe.arguments import parse
 from recipe.errors import DataError
 from recipe.plan import detection
+from recipe.tasks.text_classification.task import TextClassification
 from recipe.tasks.token_classification import data as word_tags
 from recipe.tasks.token_classification.data import Tagged, iob2
 from recipe.tasks.token_classification.report import entities_of
@@ -72,6 +73,7 @@ FILES = {
     "label studio, simple": ("a.json", json.dumps([{"text": t, "label": [
         {"start": a, "end": b, "labels": [c]} for a, b, c in s]} for t, s in ROWS])),
 }  # fmt: skip
+NAMED = ("doccano", "label studio, simple")
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -82,7 +84,16 @@ def test_every_format_is_found_and_read_as_the_same_entities(kind: str, tmp_path
     assert found.train["tags"][:] == TAGS
     assert found.are_entities
     assert set(found.names) == set(NAMES)
-    assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
+    # Column `label` beside `text` has the labels of spans only if the task is named.
+    task = "text-classification" if kind in NAMED else "token-classification"
+    assert detection.find(parse([]), {"train": folder})[0] == task
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_spans_in_a_column_label_ask_for_the_task(kind: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "data", *FILES[kind])
+    with pytest.raises(DataError, match="task=token-classification"):
+        TextClassification({"train": folder}, parse(["--task", "text-classification"]))
 
 
 ENTITIES = [["[", "Ada", "#1", "said", "]"], ["#", "in", "10\xa0000", "New", "York"]]
@@ -123,7 +134,7 @@ def test_a_named_task_reads_every_variant(
     else:
         assert found.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
         assert found.are_entities
-        assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
+    assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 
 def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
@@ -240,7 +251,7 @@ def test_one_of_two_columns_of_entities_must_be_named(tmp_path: Path) -> None:
             ("4", "Ulm", "B-LOC", "O")]  # fmt: skip
     text = "\n".join("\t".join(row) for row in rows) + "\n\n"
     folder = written(tmp_path / "d", "train.conll", text * 3)
-    with pytest.raises(DataError, match=r"column_3, column_4\. Name it in .* label_column"):
+    with pytest.raises(DataError, match="label_column=column_3; or label_column=column_4"):
         load(folder)
     tags = load(folder, "--label_column", "column_3").train["tags"][0]
     assert tags == ["B-ORG", "I-ORG", "O", "B-LOC"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recipe.spec import Column, Form, Kind, Model, Served, TaskSpec
 
 _CONTEXT = Column(
@@ -26,7 +28,6 @@ _ANSWER = Column(
 _CHOICES = Column(
     role="choices",
     names=("choices", "choices.text", "question.choices", "options", "endings"),
-    kind=Kind.TEXTS,
 )
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
 _ENDINGS = Column(
@@ -49,6 +50,7 @@ SPECS = (
         folder="multiple_choice",
         forms=(
             Form((_CONTEXT, _QUESTION, _ENDINGS, _ANSWER), extras=("startphrase",)),
+            Form((replace(_QUESTION, names=("startphrase",)), _ENDINGS, _ANSWER)),
             Form((_CONTEXT, _QUESTION, _LETTERED, _ANSWER)),
             Form(
                 (_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER),
