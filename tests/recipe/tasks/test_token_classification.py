@@ -134,7 +134,7 @@ def test_a_named_task_reads_every_variant(
     else:
         assert found.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
         assert found.are_entities
-    assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
+        assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 
 def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
