@@ -178,7 +178,7 @@ TEXT_PAIR = Column(
 TOKEN_IDS = Column(role="input_ids", names=("input_ids",), kind=Kind.TOKEN_IDS)
 LABEL_NAMES = (
     *("label", "labels", "class", "class_index", "y", "target", "category", "sentiment"),
-    *("emotion", "intent", "topic", "rating", "stars", "choice", "score"),
+    *("emotion", "intent", "topic", "rating", "stars", "choice", "score", "stance"),
 )
 SCORE_NAMES = (
     *("score", "similarity", "similarity_score", "relatedness_score", "relevance", "grade"),

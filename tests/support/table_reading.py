@@ -77,7 +77,10 @@ def lines(refusal: RecipeError) -> list[list[str]]:
         argv = []
         for pair in re.findall(_PAIR, match[0]):
             name, _, value = pair.partition("=")
-            value = value.rstrip(".,;:)") if value[0] not in "'\"" else value[1:-1]
+            if value[0] in "'\"":
+                value = value[1:-1]
+            elif not value.endswith("..."):
+                value = value.rstrip(".,;:)")
             argv += [f"--{name}", value]
         if not any("..." in word for word in argv):
             proposed.setdefault(" ".join(argv), argv)
@@ -94,6 +97,8 @@ def describe(task: str, made: Any, rows: Sequence[Mapping[str, Any]]) -> str:
     columns = dict(sorted(_columns(rows).items(), key=lambda item: repr(item[0]) not in read))
     words = [task]
     for role in made.train.column_names:
+        if role in ("place", "bytes"):  # of an image
+            continue
         cells = [_shown(cell, role, made) for cell in made.train[role]]
         names = [name for name, values in columns.items() if values[: len(cells)] == cells]
         words.append(f"{role}={names[0] if names else cells[0]}")

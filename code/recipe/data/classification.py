@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import held_out, labelled_rows, labels, values
+from recipe.data import class_checks, held_out, labelled_rows, labels, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.files import text_files
-from recipe.data.files.part import Part
+from recipe.data.files.part import Part, is_list
 from recipe.data.held_out import DataSets
 from recipe.data.labelled_rows import LabelledPart
 from recipe.data.labels import Labels
@@ -96,7 +96,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     trained = [(column.part, column.column) for column in distinct["train"]]
     shape = labels.shape_of(trained, settings.label_separator, settings.problem_type)
     if shape.problem == labels.SINGLE and settings.problem_type is None:
-        values.check_classes(trained)
+        class_checks.check_classes(trained, sum(c.rows for c in distinct["train"]))
+    if shape.problem == labels.SEVERAL and settings.problem_type is None:
+        class_checks.check_lists([(part, name) for part, name in trained if name not in part.class_names
+                            and is_list(part.table[name].type)])  # fmt: skip
     spelled = [label for part, column in trained for label in shape.spell(part, column)]
     train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)

@@ -10,14 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data.column_refusals import (
+    NOTHING,
+    ColumnsError,
+    examples,
+    languages,
+    naming_lines,
+    quoted,
+    several_candidates,
+    takes_pairs,
+)
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.errors import DataError, near
 from recipe.settings import DataSettings
@@ -28,45 +35,12 @@ _SHARED = ("text_column", "text_pair_column", "label_column")
 """Hyperparameters that name columns of several tasks."""
 _MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
 """Kinds of columns that nobody calls by another name."""
-_IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-_SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
-_NOTHING: Sequence[Any] = (None, "", "[]", "{}", "null", [])
 SCRIPT = (
     "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
     "docs/TRAINING.md, Your own script), or remove these rows."
 )
 """What to do with conversations that are more than texts."""
-
-
-class ColumnsError(DataError):
-    """The columns of a file do not make the samples of a task.
-
-    Args:
-        lines: The hyperparameters that decide it, with what each of them does.
-        advice: What else to do.
-        missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
-        is_near: Whether any role has one.
-        is_rival: Whether several columns are those of a sample, and others would not be read.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        lines: Sequence[str],
-        advice: str = "",
-        missing: int = 0,
-        is_near: bool = True,
-        is_rival: bool = False,
-    ) -> None:
-        super().__init__(message, remedy(lines, advice))
-        self.lines, self.advice = lines, advice
-        self.missing, self.is_near, self.is_rival = missing, is_near, is_rival
-
-
-def remedy(lines: Sequence[str], advice: str = "") -> str:
-    """Return a remedy: one of some hyperparameters is to be given."""
-    return " ".join(filter(None, (f"Give {'; or '.join(lines)}." if lines else "", advice)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +147,8 @@ def select(
             _check_unread(part, spec, match, selection, settings)
             return selection
     if complete:
-        raise _several_candidates(part, spec, complete[0])
+        candidates = {column: complete[0].columns[column.role] for column in complete[0].ambiguous}
+        raise several_candidates(part, spec, candidates, settings)
     raise _no_candidate(part, spec, settings, matches)
 
 
@@ -191,7 +166,7 @@ def _same_columns(part: Part, training: Selection) -> Selection:
             f"{part.path} lacks {' and '.join(map(repr, lacking))}, read in the training data: its "
             f"columns are {', '.join(part.table.column_names)}.",
             [],
-            "Give the columns the same names in all files.",
+            "Give the columns the same names in all files, or leave this file out.",
         )
     return dataclasses.replace(training, columns=columns)
 
@@ -228,6 +203,13 @@ def _split(part: Part, value: str) -> list[str]:
     if value in part.table.column_names:
         return [value]
     return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def all_named_columns(settings: DataSettings) -> set[str]:
+    """Return the columns that any hyperparameter names."""
+    values = [getattr(settings, key) or "" for key in SETTINGS]
+    names = {name.strip() for value in values for name in (value, *value.split(","))}
+    return (names | set(named_columns(settings).values())) - {""}
 
 
 def ignored_columns(settings: DataSettings) -> list[str]:
@@ -343,16 +325,16 @@ def _known_names(
     column: Column, settings: DataSettings, is_detection: bool
 ) -> list[frozenset[str]]:
     """Return the names of a column, normalized; those that count without others first."""
-    languages = settings.source_lang or "", settings.target_lang or ""
+    codes = settings.source_lang or "", settings.target_lang or ""
     names = [column.names] if is_detection else [column.names, column.names_of_task]
-    return [_expanded(tuple(some), languages) for some in names]
+    return [_expanded(tuple(some), codes) for some in names]
 
 
 @functools.cache
-def _expanded(names: tuple[str, ...], languages: tuple[str, str]) -> frozenset[str]:
+def _expanded(names: tuple[str, ...], codes: tuple[str, str]) -> frozenset[str]:
     expanded = [name for name in names if "{" not in name]
     # `en` stands for `en_XX`, too.
-    for source, target in {languages, (languages[0].split("_")[0], languages[1].split("_")[0])}:
+    for source, target in {codes, (codes[0].split("_")[0], codes[1].split("_")[0])}:
         if source and target and source != target:
             values = {"source_lang": source, "target_lang": target}
             expanded += [name.format(**values) for name in names if "{" in name]
@@ -364,34 +346,6 @@ def _can_be(kind: Kind, type_: pa.DataType) -> bool:
     if kind in (Kind.TEXTS, Kind.TOKEN_IDS):
         return is_list(type_)
     return kind is not Kind.ARTICLES or "qas" in str(type_)
-
-
-def _several_candidates(part: Part, spec: TaskSpec, match: _Match) -> DataError:
-    shown, choices = [], []
-    for column in match.ambiguous:
-        names = match.columns[column.role]
-        shown.append(f"{len(names)} columns may be the {column.role}: {examples(part, names)}")
-        choices.append([f"{column.naming}{quoted(name)}" for name in names])
-        if column.setting == "text_column" and len(names) == 2 and _takes_pairs(spec):
-            choices[-1].append(f"{column.naming}{quoted(','.join(names))} for a pair")
-    lines = [_joined(line) for line in itertools.product(*choices)]
-    return ColumnsError(f"{part.path}: {'; '.join(shown)}.", lines[:_SHOWN_LINES])
-
-
-def quoted(value: str) -> str:
-    """Return a value for a message, in quotes if it has spaces."""
-    return value if re.fullmatch(r"[^\s'\"]+", value) else repr(value)
-
-
-def _joined(pairs: Sequence[str]) -> str:
-    """Return a line of hyperparameters, with one `columns` for several roles."""
-    roles = [pair.removeprefix("columns=") for pair in pairs if pair.startswith("columns=")]
-    others = [pair for pair in pairs if not pair.startswith("columns=")]
-    return " ".join([*others, *([f"columns={','.join(roles)}"] if roles else [])])
-
-
-def _takes_pairs(spec: TaskSpec) -> bool:
-    return any(c.setting == "text_pair_column" for form in spec.forms for c in form.columns)
 
 
 def _no_candidate(
@@ -419,13 +373,11 @@ def _no_candidate(
         ),
     )
     missing = match.missing
-    if languages := _languages(part, spec):
-        lines, missing = languages, missing[:1]
+    if lines := languages(part, spec):
+        missing = missing[:1]
     else:
-        read = set(itertools.chain(*match.columns.values())) | set(ignored_columns(settings))
-        others = [name for name in part.table.column_names if name not in read]
-        others = [name for name in others if not _IDENTIFIER.search(name)] or others
-        lines = _lines(part, missing, others)
+        read = {*itertools.chain(*match.columns.values()), *ignored_columns(settings)}
+        lines = naming_lines(part, missing, read, settings)
     roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
         f"{part.path} has no column that is known by name as the {roles} of {spec.name}; its "
@@ -433,73 +385,8 @@ def _no_candidate(
         lines,
         "docs/DATA.md lists the names that are known.",
         len(missing),
-        any(match.columns.values()) or bool(languages),
+        any(match.columns.values()) or len(missing) < len(match.missing),
     )
-
-
-def _lines(part: Part, missing: Sequence[Column], others: Sequence[str]) -> list[str]:
-    """Return what names other columns of a file as the missing ones."""
-    candidates = [
-        [
-            name
-            for name in others
-            if column.kind is not Kind.TEXT or is_string(part.table.schema.field(name).type)
-        ]
-        for column in missing
-    ]
-    sets = [names for names in itertools.product(*candidates) if len(set(names)) == len(names)]
-    if not sets or (len(sets) > _SHOWN_LINES and len(missing) > 1):
-        return [_joined([f"{column.naming}..." for column in missing])]
-    lines = [
-        _joined([f"{column.naming}{quoted(n)}" for column, n in zip(missing, names, strict=True)])
-        for names in sets
-    ]
-    if len(missing) == 1 and missing[0].is_list:
-        indicators = [name for name in others if _is_indicator(part, name)]
-        if len(indicators) > 1:
-            several = f"{missing[0].naming}{quoted(','.join(indicators))}"
-            lines.insert(0, f"{several} for several labels")
-    return lines[:_SHOWN_LINES]
-
-
-def _is_indicator(part: Part, name: str) -> bool:
-    if pa.types.is_nested(part.table.schema.field(name).type):
-        return False
-    values = set(map(str, part.distinct(name, 2) or ()))
-    return bool(values) and values <= {"0", "1", "0.0", "1.0"}
-
-
-def _languages(part: Part, spec: TaskSpec) -> list[str]:
-    """Return the hyperparameters that choose the languages of a column of translations."""
-    patterns = {
-        name.partition("{")[0]
-        for form in spec.forms
-        for name in (() if form.needs_task else form.columns[0].names)
-        if "{" in name and not name.startswith("{")
-    }
-    languages = [
-        name.removeprefix(pattern)
-        for pattern in patterns
-        for name in part.table.column_names
-        if name.startswith(pattern)
-    ]
-    return [
-        f"source_lang={source} target_lang={target}"
-        for source, target in itertools.permutations(languages, 2)
-    ][:_SHOWN_LINES]
-
-
-def examples(part: Part, names: Sequence[str]) -> str:
-    """Return columns with an example of each, for messages: `'body' ('We waited ...')`."""
-    shown = []
-    for name in names[:_SHOWN_COLUMNS]:
-        cells = part.table[name].slice(0, 100).to_pylist()
-        value = next((cell for cell in cells if cell not in _NOTHING), None)
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
-        cut = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-        shown.append(f"{name!r} ({cut!r})" if isinstance(value, str) else f"{name!r} ({cut})")
-    more = len(names) - _SHOWN_COLUMNS
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_unread(
@@ -527,8 +414,9 @@ def _check_unread(
         return
     left_out = ",".join([*ignored_columns(settings), *unread])
     ways = [f"ignore_columns={quoted(left_out)} to leave out what is not meant"]
-    is_single = "text_pair" not in selection and _takes_pairs(spec)
-    if is_single and len(unread) == 1 and [c.setting for c in inputs] == ["text_column"]:
+    is_single = "text_pair" not in selection and takes_pairs(spec)
+    is_text = is_string(part.table.schema.field(unread[0]).type)
+    if is_single and len(unread) == is_text and [c.setting for c in inputs] == ["text_column"]:
         texts = quoted(f"{selection[inputs[0].role]},{unread[0]}")
         ways.append(f"text_column={texts} to read both texts as a pair")
     ways += [
@@ -577,4 +465,4 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
 
 def _has_values(part: Part, name: str) -> bool:
     cells = (cell for _, batch in part.batches([name]) for cell in batch[name].to_pylist())
-    return any((cell.strip() if isinstance(cell, str) else cell) not in _NOTHING for cell in cells)
+    return any((cell.strip() if isinstance(cell, str) else cell) not in NOTHING for cell in cells)

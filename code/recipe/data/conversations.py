@@ -71,6 +71,11 @@ def _turn(where: str, message: Message) -> Message:
         )
     others = {key: other for key, other in message.items() if key not in keys and other is not None}
     where = f"{where} ({said}, from 0)"
+    if others.get("train_detail"):
+        raise DataError(
+            f"{where} says in train_detail which of its characters are learned, which is not read.",
+            "Make it several messages, and give train=false in those that are not learned.",
+        )
     if role == "assistant" and (calls := others.get("tool_calls")):
         others["tool_calls"] = [_call(where, call) for call in _objects(where, calls)]
         content = "" if content is None else content

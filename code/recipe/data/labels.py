@@ -190,7 +190,8 @@ def labelled(part: Part, column: str, missing: str | None) -> Part:
         return part
     none = [value.strip() for value in (missing or "").split(",") if value.strip()]
     none += ["-1"] if column in part.class_names else []
-    none += ["-"] if plain(column) == "gold_label" else []
+    if plain(column) == "gold_label" and "+" not in (part.distinct(column, _ALPHABET) or []):
+        none.append("-")
     if not none:
         return part
     kept = []

@@ -182,7 +182,8 @@ def _check_prompts(part: Part, prompt: str, completion: str) -> None:
             f"The prompts in column {prompt!r} of {part.path} end with the completions in column "
             f"{completion!r} ({seen} of the first {len(rows)} rows): the model would see the "
             "answers.",
-            f"Give text_column={prompt} to learn the whole text, or name the column of the prompts "
+            f"Give task=causal-lm text_column={prompt} (and no prompt_column or completion_column) "
+            "to learn the whole text, or name the column of the prompts "
             "without the completions in prompt_column.",
         )
 

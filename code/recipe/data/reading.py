@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data import values
 from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of
-from recipe.data.columns import Selection, select
+from recipe.data.columns import Selection, all_named_columns, select
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.layout import channels as layout_of_channels
@@ -25,7 +26,7 @@ from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
-from recipe.spec import TaskSpec
+from recipe.spec import Kind, TaskSpec
 
 Unit = Callable[[], Part]
 Units = Callable[[Sequence[Path]], Sequence[Unit]]
@@ -104,7 +105,7 @@ def read_columns(
         notes += layout.notes
         parts = [
             (split, accepted(part, settings.label_column, notes))
-            for split, part in read_parts(layout, notes, units, settings.header)
+            for split, part in read_parts(layout, notes, settings, units)
         ]
         local = None
         if hosts.sharded and parts and parts[0][0] == TRAIN:
@@ -120,6 +121,10 @@ def read_columns(
                     continue
                 columns = select(part, spec, settings, training)
                 training = training or columns
+                for column in columns.form.columns:
+                    for name in columns.columns.get(column.role, ()):
+                        if column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target:
+                            values.check_no_files(part, name)
                 files.append(Read(split=split, part=part, columns=columns))
         problems.check()
     assert training is not None  # `read_parts` checks that
@@ -149,8 +154,8 @@ def describe_files(
 def read_parts(
     layout: ChannelLayout,
     notes: list[str],
+    settings: DataSettings,
     units: Units | None = None,
-    header: bool | None = None,
 ) -> list[tuple[str, Part]]:
     """Return the parts that have rows with their splits, the training data first.
 
@@ -160,7 +165,7 @@ def read_parts(
     Args:
         notes: Gets a sentence for each part that is left out.
         units: By default each file is a part.
-        header: Whether the first row of delimited text names the columns; None for either.
+        settings: They may name columns and say whether there are headers.
 
     Raises:
         DataError: files cannot be read (all of them in one message), or the training data has no
@@ -168,17 +173,18 @@ def read_parts(
         OutputError: the disk of the cache is full.
     """
     parts: list[tuple[str, Part]] = []
+    named = all_named_columns(settings)
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
         files = layout.files[split]
-        one_each = [functools.partial(formats.read, path, header=header) for path in files]
+        one_each = [functools.partial(formats.read, path, header=settings.header) for path in files]
         for read in one_each if units is None else units(files):
             with problems.noted():
                 part = read()
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
-                parts += _by_column(split, part, layout, notes)
+                parts += _by_column(split, part, layout, named, notes)
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
         files_of_train = ", ".join(map(str, layout.files[TRAIN]))
@@ -235,7 +241,7 @@ def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Par
 
 
 def _by_column(
-    split: str, part: Part, layout: ChannelLayout, notes: list[str]
+    split: str, part: Part, layout: ChannelLayout, named: Collection[str], notes: list[str]
 ) -> list[tuple[str, Part]]:
     """Divide a part by a column that names the split of each row; the column may come from the
     names of its folders."""
@@ -243,18 +249,22 @@ def _by_column(
         if name not in part.table.column_names:
             values = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
             part = part.with_column(name, pa.array(values * part.table.num_rows, pa.string()))
-    return by_column(split, part, part.path in layout.unclear, notes)
+    return by_column(split, part, part.path in layout.unclear, named, notes)
 
 
-def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> list[tuple[str, Part]]:
+def by_column(
+    split: str, part: Part, is_unclear: bool, named: Collection[str], notes: list[str]
+) -> list[tuple[str, Part]]:
     """Divide a part by the column that names the split of each row, if there is one.
 
     Args:
         split: The split of the part by its name.
         is_unclear: Whether its name contains several splits.
+        named: Columns that hyperparameters name, and which hold something else.
         notes: Gets the number of rows of each split.
     """
-    column = next((name for name in part.table.column_names if _names_splits(part, name)), None)
+    names = (name for name in part.table.column_names if name not in named)
+    column = next((name for name in names if _names_splits(part, name)), None)
     if column is None:
         if is_unclear:
             raise DataError(

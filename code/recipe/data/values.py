@@ -23,17 +23,13 @@ from recipe.spec import TEXT_NAMES
 
 _SAMPLE_ROWS = 1_000
 _AT_ONCE = 10_000
-_DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
+_UNTAGGED = -100
+DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
 _JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
 _TAG_COLUMNS = re.compile(
     r"(ner|pos|chunk|iob|bio|entity|slot|dep)?_?(tags?|labels?|spans?|entities)"
 )
 _WHOLE = re.compile(r"[-+]?\d+(\.0+)?")
-_COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
-_MOST_ATOMS = 200
-_SEPARATORS = (";", "|", ",")
-_MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "None", "NaN"}
-"""What pandas reads as no value."""
 _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
     re.IGNORECASE,
@@ -63,7 +59,7 @@ def check_texts(part: Part, column: str) -> None:
         what = "holds lists" if is_list(values.type) else f"is of type {values.type}"
     elif sample and all(is_number(value) for value in sample):
         what = "holds numbers"
-    elif sample and all(_DATE.fullmatch(value.strip()) for value in sample):
+    elif sample and all(DATE.fullmatch(value.strip()) for value in sample):
         what = "holds dates"
     elif sample and all(container(value) for value in sample):
         what = "holds lists or records, written as strings"
@@ -91,6 +87,22 @@ def is_something_else(texts: Sequence[str]) -> str | None:
     if sum(bool(_BYTES.fullmatch(text.strip())) for text in texts) * 2 > len(texts):
         return "holds bytes as Python writes them"
     return None
+
+
+def check_no_files(part: Part, column: str) -> None:
+    """Check that the strings of a column are no names of files, nor bytes as Python writes them.
+
+    Raises:
+        DataError: they are.
+    """
+    if not is_string(part.table.schema.field(column).type):
+        return
+    sample = [value for value in part.table[column].slice(0, _SAMPLE_ROWS).to_pylist() if value]
+    if what := is_something_else(sample):
+        raise DataError(
+            f"Column {column!r} of {part.path} is not text: it {what}, such as {sample[0][:60]!r}.",
+            "Write the texts themselves into the column, or name another one.",
+        )
 
 
 def empty_texts(part: Part, column: str) -> int:
@@ -175,6 +187,13 @@ def with_labels(part: Part, column: str) -> Part:
     if is_list(kind):
         pieces = (piece.table[column].to_pylist() for _, piece in part.pieces(column))
         first: list[Any] = next((row for rows in pieces for row in rows if row), [])
+        if _UNTAGGED in first:
+            raise DataError(
+                f"Column {column!r} of {part.path} has a label of each token, with -100 where none "
+                "is learned.",
+                f"Give task=causal-lm ignore_columns={column} to learn all tokens, or texts in the "
+                "columns prompt and completion to learn the completions only.",
+            )
         if first and isinstance(first[0], (list, dict)):
             raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
         return part
@@ -310,61 +329,6 @@ def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
             yield pa.table([pa.array(rows, schema.field(0).type)], schema=schema)
 
     return part.with_column(column, spooled(schema, positioned())[column])
-
-
-def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
-    """Check that values are classes, if problem_type does not say so.
-
-    Raises:
-        DataError: some may stand for no label; they are dates, numbers with decimal commas, or
-            several classes in one cell (most pieces between separators are labels of other rows).
-    """
-    distinct: set[str] = set()
-    are_strings = True
-    for part, column in parts:
-        values = part.table[column]
-        if column in part.class_names or is_list(values.type):
-            return
-        are_strings = are_strings and is_string(values.type)
-        distinct |= {str(v).strip() for v in values.unique().to_pylist() if v not in (None, "")}
-    one_class = "or problem_type=single_label_classification if each of them is one class."
-    part, column = parts[0]
-    missing = distinct & _MISSING
-    if "-1" in distinct and "0" in distinct and all(map(str.isdigit, distinct - {"-1"})):
-        missing.add("-1")
-    if missing:
-        values_shown = ",".join(sorted(missing))
-        raise DataError(
-            f"Column {column!r} of {part.path} has {values_shown}, which may be a class or stand "
-            "for no label.",
-            f"Give missing_labels={values_shown} to leave these rows out, {one_class}",
-        )
-    if not are_strings:
-        return
-    if distinct and all(map(_DATE.fullmatch, distinct)):
-        raise DataError(
-            f"Column {column!r} of {part.path} holds dates, such as {min(distinct)!r}.",
-            f"Name the column of the classes in label_column, {one_class}",
-        )
-    if any("," in label for label in distinct) and all(map(_COMMAS.fullmatch, distinct)):
-        raise DataError(
-            f"Column {column!r} of {part.path} holds numbers with commas, such as "
-            f"{next(label for label in sorted(distinct) if ',' in label)!r}.",
-            "Write numbers with points; give label_separator=',' if these are several classes, "
-            f"{one_class}",
-        )
-    for separator in _SEPARATORS:
-        cut = {label: {atom.strip() for atom in label.split(separator)} for label in distinct}
-        several = {label for label, atoms in cut.items() if len(atoms) > 1}
-        atoms = {atom for label in several for atom in cut[label]}
-        shared = [atom for atom in atoms if sum(atom in others for others in cut.values()) > 1]
-        if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
-            example = min(several)
-            raise DataError(
-                f"Column {column!r} of {part.path} has labels such as {example!r}, which look like "
-                f"several separated by {separator!r}.",
-                f"Give label_separator={separator!r}, {one_class}",
-            )
 
 
 def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:

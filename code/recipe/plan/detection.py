@@ -10,7 +10,8 @@ from transformers import PretrainedConfig
 
 from recipe import task_table
 from recipe.data import columns
-from recipe.data.columns import ColumnsError, Selection
+from recipe.data.column_refusals import ColumnsError, remedy
+from recipe.data.columns import Selection
 from recipe.data.files import head
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
@@ -86,6 +87,8 @@ def model_of(config: Mapping[str, Any]) -> Model:
     """Return what a base model is, by its config.json."""
     if config.get("is_encoder_decoder"):
         return Model.SEQ2SEQ
+    if "image_size" in config and "vocab_size" not in config:
+        return Model.VISION
     names = config.get("architectures") or ()
     for model, endings in _ENDINGS.items():
         if any(name.endswith(endings) for name in names):
@@ -146,7 +149,7 @@ def _undecided(
         if task not in lines:
             error = problems[task]
             given = [f"task={task} {line}" for line in error.lines if line[:5] != "task="]
-            lines[task] = f"{error.message} {columns.remedy(given, error.advice)}"
+            lines[task] = f"{error.message} {remedy(given, error.advice)}"
     listed = "".join(f"\n- {task}: {lines[task]}" for task in TASKS if task in meant)
     return HyperparameterError(
         f"Hyperparameter task is not given, and the columns of {part.path} and the model "

@@ -75,7 +75,8 @@ def read_delimited(
     tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
     delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
     if _agreement(sample, delimiter) == 0:
-        if not lone_column:
+        names = {normalized(cell) for cell in sample[0].split(",")} if sample else set()
+        if not lone_column and not names & _TEXTS:
             raise DataError(
                 f"{path} is of none of the formats {others}: no delimiter "
                 f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "

@@ -20,7 +20,7 @@ _SIDE_NAMES = re.compile(
     r"(.*readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
     r"|md5sums?|sha256sums?|requirements|stop_?words|vocab|vocabulary|imdber|datasheet)(\..*)?"
     r"|(dataset_infos?|dataset_dict|state|config|metadata|stats|statistics|schema|croissant)\.json"
-    r"|.*-manifest|.*submission.*\.(csv|tsv|txt)"
+    r"|.*-manifest|.*(submission|predictions?).*\.(csv|tsv|txt|jsonl?)|thumbs\.db|desktop\.ini"
 )
 _CLASSES = re.compile(
     r"class_?(es|names|labels|map)|target_names|label2id|id2label|labels?_?(names|list|map|mapping"

@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
 from recipe.data.column_names import LABEL, split_of
-from recipe.data.columns import select
+from recipe.data.columns import all_named_columns, select
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
 from recipe.data.files.part import Part, is_binary
@@ -124,7 +124,11 @@ def _of_channel(
         for file in files:
             with problems.noted():
                 for own_split, part in by_column(
-                    split, formats.read(file, header=settings.header), False, notes
+                    split,
+                    formats.read(file, header=settings.header),
+                    False,
+                    all_named_columns(settings),
+                    notes,
                 ):
                     parts.append((own_split, _of_table(part, settings, notes)))
     problems.check()

@@ -27,6 +27,7 @@ from recipe.tasks.token_classification import spans
 
 OUTSIDE, UNTAGGED = "O", -100
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
+_ODD_TAG = re.compile(r"[BIESLUM]_.+|.+[-_][BIESLUM]|[biesl][-_].+", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
 _MOST_LONE_WORDS = 20
 """More rows, all of one word, are sentences that were split into words."""
@@ -112,6 +113,13 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
             f"Column {column!r} of {files[0].part.path} has one tag only: "
             f"{', '.join(in_use) or 'none'}.",
             "Training needs words of at least two tags.",
+        )
+    odd = sorted(tag for tag in in_use if tag not in (OUTSIDE, "o"))
+    if len(odd) < len(in_use) and all(map(_ODD_TAG.fullmatch, odd)):
+        raise DataError(
+            f"Column {column!r} of {files[0].part.path} has tags such as {odd[0]!r}, which would "
+            "not be read as entities.",
+            "Write them as B-PER, I-PER and O.",
         )
     declared = files[0].part.class_names.get(column, [])
     if OUTSIDE not in in_use or not all(map(_TAG.fullmatch, in_use - {OUTSIDE})):

@@ -1,0 +1,131 @@
+"""Check that the values of a label column are classes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from recipe.data.files.part import Part, is_list, is_number, is_string
+from recipe.data.values import DATE
+from recipe.errors import DataError
+
+_COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
+_MOST_ATOMS = 200
+_SEPARATORS = (";", "|", ",")
+_FEW_ROWS = 10
+_MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "None", "NaN"}
+"""What pandas reads as no value."""
+_NULLS = ("none", "null")
+
+
+def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
+    """Check that values are classes, if problem_type does not say so.
+
+    Args:
+        parts: Files of training data, maybe one row of each value only, and their label columns.
+        rows: The number of training rows.
+
+    Raises:
+        DataError: some may stand for no label; each row has another one; the files have none in
+            common; they are dates, numbers with decimal commas, or
+            several classes in one cell (most pieces between separators are labels of other rows).
+    """
+    distinct: set[str] = set()
+    are_strings = True
+    for part, column in parts:
+        values = part.table[column]
+        if column in part.class_names or is_list(values.type):
+            return
+        are_strings = are_strings and is_string(values.type)
+        distinct |= {str(v).strip() for v in values.unique().to_pylist() if v not in (None, "")}
+    one_class = "or problem_type=single_label_classification if each of them is one class."
+    if all(map(is_number, distinct)):
+        one_class = f"problem_type=regression if they are numbers, {one_class}"
+    part, column = parts[0]
+    missing = distinct & _MISSING
+    if "-1" in distinct and "0" in distinct and all(map(str.isdigit, distinct - {"-1"})):
+        missing.add("-1")
+    if missing:
+        values_shown = ",".join(sorted(missing))
+        # Alone, these would be read as no value of the hyperparameter.
+        values_given = f"'{values_shown},'" if values_shown.lower() in _NULLS else values_shown
+        raise DataError(
+            f"Column {column!r} of {part.path} has {values_shown}, which may be a class or stand "
+            "for no label.",
+            f"Give missing_labels={values_given} to leave these rows out, {one_class}",
+        )
+    if len(distinct) == rows >= _FEW_ROWS:
+        raise DataError(
+            f"Column {column!r} of {part.path} has another value in each of {rows} rows, such as "
+            f"{min(distinct)[:60]!r}.",
+            f"Name the column of the classes in label_column, {one_class}",
+        )
+    _check_files_share_classes(parts, one_class)
+    if not are_strings:
+        return
+    if distinct and all(map(DATE.fullmatch, distinct)):
+        raise DataError(
+            f"Column {column!r} of {part.path} holds dates, such as {min(distinct)!r}.",
+            f"Name the column of the classes in label_column, {one_class}",
+        )
+    if any("," in label for label in distinct) and all(map(_COMMAS.fullmatch, distinct)):
+        raise DataError(
+            f"Column {column!r} of {part.path} holds numbers with commas, such as "
+            f"{next(label for label in sorted(distinct) if ',' in label)!r}.",
+            "Write numbers with points; give label_separator=',' if these are several classes, "
+            f"{one_class}",
+        )
+    for separator in _SEPARATORS:
+        cut = {label: {atom.strip() for atom in label.split(separator)} for label in distinct}
+        several = {label for label, atoms in cut.items() if len(atoms) > 1}
+        atoms = {atom for label in several for atom in cut[label]}
+        shared = [atom for atom in atoms if sum(atom in others for others in cut.values()) > 1]
+        if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
+            example = min(several)
+            raise DataError(
+                f"Column {column!r} of {part.path} has labels such as {example!r}, which look like "
+                f"several separated by {separator!r}.",
+                f"Give label_separator={separator!r}, {one_class}",
+            )
+
+
+def check_lists(parts: Sequence[tuple[Part, str]]) -> None:
+    """Check that lists are of classes, if problem_type does not say so.
+
+    Raises:
+        DataError: they are pairs of ascending numbers, as starts and ends are, or a truth value for
+            each part of a text.
+    """
+    rows = [row for part, name in parts for row in part.table[name].to_pylist() if row]
+    if not rows:
+        return
+    part, column = parts[0]
+    if all(isinstance(item, bool) for row in rows for item in row):
+        what = "a truth value for each part of a text"
+    elif all(len(row) == 2 and isinstance(row[0], int) and row[0] < row[1] for row in rows):
+        what = "pairs of numbers such as the start and end of a span"
+    else:
+        return
+    raise DataError(
+        f"Column {column!r} of {part.path} holds {what}, such as {rows[0]}.",
+        "Name the column of the classes in label_column, or give "
+        "problem_type=multi_label_classification if each number is a class.",
+    )
+
+
+def _check_files_share_classes(parts: Sequence[tuple[Part, str]], one_class: str) -> None:
+    """Raise DataError if no two files have a class in common, and one has several: the class may be
+    in the names of the files."""
+    of_files: dict[str, set[str]] = {}
+    for part, column in parts:
+        found = {str(v) for v in part.table[column].unique().to_pylist()}
+        of_files.setdefault(part.path.name, set()).update(found)
+    values = list(of_files.values())
+    is_apart = sum(map(len, values)) == len(set().union(*values))
+    if len(values) > 1 and is_apart and max(map(len, values)) > 1:
+        shown = ", ".join(f"{name} ({min(found)!r} ...)" for name, found in of_files.items())
+        raise DataError(
+            f"The files of the training data have no label of column {parts[0][1]!r} in common: "
+            f"{shown}. The class of a row may be in the name of its file.",
+            f"Write it into a column of all files and name it in label_column, {one_class}",
+        )

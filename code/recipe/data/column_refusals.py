@@ -1,0 +1,160 @@
+"""Say which columns of a file may have the roles of a task, and what decides it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data.files.part import Part, is_string
+from recipe.errors import DataError
+from recipe.settings import DataSettings
+from recipe.spec import Column, Kind, TaskSpec
+
+_IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
+"""Names of columns that are proposed only if there are no others."""
+_SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
+NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
+"""Values of cells that hold nothing."""
+
+
+class ColumnsError(DataError):
+    """The columns of a file do not make the samples of a task.
+
+    Args:
+        lines: The hyperparameters that decide it, with what each of them does.
+        advice: What else to do.
+        missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
+        is_near: Whether any role has one.
+        is_rival: Whether several columns are those of a sample, and others would not be read.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        lines: Sequence[str],
+        advice: str = "",
+        missing: int = 0,
+        is_near: bool = True,
+        is_rival: bool = False,
+    ) -> None:
+        super().__init__(message, remedy(lines, advice))
+        self.lines, self.advice = lines, advice
+        self.missing, self.is_near, self.is_rival = missing, is_near, is_rival
+
+
+def remedy(lines: Sequence[str], advice: str = "") -> str:
+    """Return a remedy: one of some hyperparameters is to be given."""
+    return " ".join(filter(None, (f"Give {'; or '.join(lines)}." if lines else "", advice)))
+
+
+def several_candidates(
+    part: Part, spec: TaskSpec, candidates: Mapping[Column, Sequence[str]], settings: DataSettings
+) -> ColumnsError:
+    """Return the refusal of a file in which several columns may have one role."""
+    shown, choices = [], []
+    for column, names in candidates.items():
+        shown.append(f"{len(names)} columns may be the {column.role}: {examples(part, names)}")
+        choices.append([f"{column.naming}{quoted(name)}" for name in names])
+        if column.setting == "text_column" and len(names) == 2 and takes_pairs(spec):
+            choices[-1].append(f"{column.naming}{quoted(','.join(names))} for a pair")
+    lines = [_joined(line, settings) for line in itertools.product(*choices)]
+    return ColumnsError(f"{part.path}: {'; '.join(shown)}.", lines[:_SHOWN_LINES])
+
+
+def quoted(value: str) -> str:
+    """Return a value for a message, in quotes if it has spaces."""
+    return value if re.fullmatch(r"[^\s'\"]+", value) else repr(value)
+
+
+def _joined(pairs: Sequence[str], settings: DataSettings) -> str:
+    """Return a line of hyperparameters, with one `columns` for all roles, the given ones too."""
+    roles = [settings.columns] if settings.columns else []
+    is_given = len(roles)
+    roles += [pair.removeprefix("columns=") for pair in pairs if pair.startswith("columns=")]
+    others = [pair for pair in pairs if not pair.startswith("columns=")]
+    return " ".join([*others, *([f"columns={','.join(roles)}"] if len(roles) > is_given else [])])
+
+
+def takes_pairs(spec: TaskSpec) -> bool:
+    """Return whether a task reads pairs of texts."""
+    return any(c.setting == "text_pair_column" for form in spec.forms for c in form.columns)
+
+
+def naming_lines(
+    part: Part, missing: Sequence[Column], read: Collection[str], settings: DataSettings
+) -> list[str]:
+    """Return what names other columns of a file as the missing ones.
+
+    Args:
+        read: The columns that have a role, or are ignored.
+    """
+    others = [name for name in part.table.column_names if name not in read]
+    others = [name for name in others if not _IDENTIFIER.search(name)] or others
+    candidates = [
+        [
+            name
+            for name in others
+            if column.kind is not Kind.TEXT or is_string(part.table.schema.field(name).type)
+        ]
+        for column in missing
+    ]
+    sets = [names for names in itertools.product(*candidates) if len(set(names)) == len(names)]
+    if not sets or (len(sets) > _SHOWN_LINES and len(missing) > 1):
+        return [_joined([f"{column.naming}..." for column in missing], settings)]
+    lines = [
+        _joined(
+            [f"{column.naming}{quoted(n)}" for column, n in zip(missing, names, strict=True)],
+            settings,
+        )
+        for names in sets
+    ]
+    if len(missing) == 1 and missing[0].is_list:
+        indicators = [name for name in others if _is_indicator(part, name)]
+        if len(indicators) > 1:
+            several = f"{missing[0].naming}{quoted(','.join(indicators))}"
+            lines.insert(0, f"{several} for several labels")
+    return lines[:_SHOWN_LINES]
+
+
+def _is_indicator(part: Part, name: str) -> bool:
+    if pa.types.is_nested(part.table.schema.field(name).type):
+        return False
+    values = set(map(str, part.distinct(name, 2) or ()))
+    return bool(values) and values <= {"0", "1", "0.0", "1.0"}
+
+
+def languages(part: Part, spec: TaskSpec) -> list[str]:
+    """Return the hyperparameters that choose the languages of a column of translations."""
+    patterns = {
+        name.partition("{")[0]
+        for form in spec.forms
+        for name in (() if form.needs_task else form.columns[0].names)
+        if "{" in name and not name.startswith("{")
+    }
+    codes = [
+        name.removeprefix(pattern)
+        for pattern in patterns
+        for name in part.table.column_names
+        if name.startswith(pattern)
+    ]
+    return [
+        f"source_lang={source} target_lang={target}"
+        for source, target in itertools.permutations(codes, 2)
+    ][:_SHOWN_LINES]
+
+
+def examples(part: Part, names: Sequence[str]) -> str:
+    """Return columns with an example of each, for messages: `'body' ('We waited ...')`."""
+    shown = []
+    for name in names[:_SHOWN_COLUMNS]:
+        cells = part.table[name].slice(0, 100).to_pylist()
+        value = next((cell for cell in cells if cell not in NOTHING), None)
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        cut = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+        shown.append(f"{name!r} ({cut!r})" if isinstance(value, str) else f"{name!r} ({cut})")
+    more = len(names) - _SHOWN_COLUMNS
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
