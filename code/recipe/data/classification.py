@@ -98,8 +98,11 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     if shape.problem == labels.SINGLE and settings.problem_type is None:
         class_checks.check_classes(trained, sum(c.rows for c in distinct["train"]))
     if shape.problem == labels.SEVERAL and settings.problem_type is None:
-        class_checks.check_lists([(part, name) for part, name in trained if name not in part.class_names
-                            and is_list(part.table[name].type)])  # fmt: skip
+        class_checks.check_lists([
+            (part, name)
+            for part, name in trained
+            if name not in part.class_names and is_list(part.table[name].type)
+        ])  # fmt: skip
     spelled = [label for part, column in trained for label in shape.spell(part, column)]
     train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)
