@@ -117,6 +117,8 @@ class TaskSpec:
     """The first form whose columns a file has is read."""
     models: frozenset[Model] = frozenset(Model)
     """The base models for which the task is chosen, if the columns also fit another task."""
+    mixes_forms: bool = False
+    """Whether files of other splits may have another form than the training data."""
     recognises_files: str = ""
     """The function that recognises channels whose files are no tables: `module:name`, in `recipe/`.
     It returns in words what it recognised, or None."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,8 @@ class NamesOfSamples:
     parts: frozenset[str]
     single: Mapping[str, bool]
     """Whether a name is known for targets only."""
-    pairs: Sequence[frozenset[str]]
-    """Names that belong to a sample only together."""
+    pairs: Mapping[frozenset[str], frozenset[str]]
+    """Names that belong to a sample only together, and which of them are targets."""
     numbered: frozenset[str]
     """Names that belong to a sample only with a number behind them."""
 
@@ -69,12 +69,14 @@ class NamesOfSamples:
 def names_of_samples() -> NamesOfSamples:
     """Return the names of columns that belong to a sample of any task."""
     single: dict[str, bool] = {}
-    pairs: dict[frozenset[str], None] = {}
+    pairs: dict[frozenset[str], frozenset[str]] = {}
     numbered: set[str] = set()
     for form in itertools.chain.from_iterable(spec.forms for spec in TASKS.values()):
         if form.is_pair:
-            both = itertools.product(*(column.names for column in form.columns[:2]))
-            pairs.update((frozenset(map(normalized, pair)), None) for pair in both)
+            first, second = form.columns[:2]
+            for pair in itertools.product(first.names, second.names):
+                targets = {normalized(pair[1])} if second.is_target else set()
+                pairs[frozenset(map(normalized, pair))] = frozenset(targets)
         for column in form.columns[2 * form.is_pair :]:
             if column.is_numbered:
                 numbered |= set(map(normalized, column.names))
@@ -84,6 +86,6 @@ def names_of_samples() -> NamesOfSamples:
     return NamesOfSamples(
         parts=frozenset(map(normalized, PARTS_OF_SAMPLES)),
         single=single,
-        pairs=list(pairs),
+        pairs=pairs,
         numbered=frozenset(numbered),
     )

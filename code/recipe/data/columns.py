@@ -129,7 +129,7 @@ def select(
         DataError: a column that is named does not exist; a role has no column or several; or a
             column that belongs to a sample would not be read. The remedy has the line to give.
     """
-    if training is not None:
+    if training is not None and not spec.mixes_forms:
         return _same_columns(part, training)
     check_named(part, settings)
     matches = [
@@ -460,7 +460,10 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
     others = {normalized(other) for other in part.table.column_names}
-    return any(keys & pair and pair - keys <= others for pair in known_names.pairs)
+    return any(
+        keys & pair and pair - keys <= others and not (is_target_named and keys & targets)
+        for pair, targets in known_names.pairs.items()
+    )
 
 
 def _has_values(part: Part, name: str) -> bool:

@@ -80,7 +80,8 @@ def load(
                     stack.callback(rows[file.split].close)
                     rows[file.split].add(SCHEMA.empty_table())
                 count = 0
-                for some in rows_of(file.part, file.columns, kind, notes):
+                kind_of_file = _kind(file.part, file.columns)
+                for some in rows_of(file.part, file.columns, kind_of_file, notes):
                     rows[file.split].add(some)
                     count += some.num_rows
                 described.append(describe_files([file], f"{count} rows"))

@@ -132,7 +132,8 @@ def test_equal_scores_rank_nothing() -> None:
         ([{"query": f"q{n}", "passage": "p", "label": n % 2 - 1} for n in range(9)], ["-1", "0"]),
         ([{"query": f"q{n}", "documents": ["p", "r"], "labels": [1, 1]} for n in range(9)],
          ["Every label is 1"]),
-        ([{"query": f"q{n}", "documents": ["p", "r"]} for n in range(9)], ["labels"]),
+        ([{"query": f"q{n}", "documents": ["p", "r"]} for n in range(9)],
+         ["known by name as the score", "label_column"]),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_right_is_refused(

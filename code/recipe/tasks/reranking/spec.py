@@ -10,6 +10,7 @@ SPECS = (
         name="reranking",
         folder="reranking",
         forms=(*LISTS, *FORMS),
+        mixes_forms=True,
         models=frozenset({Model.CLASSIFIER}),
         hyperparameters=("text_pair_column", "label_column", "negative_columns", "listwise"),
         learning_rates=(2e-5, 1e-4),

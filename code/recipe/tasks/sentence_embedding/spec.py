@@ -10,6 +10,7 @@ SPECS = (
         name="sentence-embedding",
         folder="sentence_embedding",
         forms=FORMS,
+        mixes_forms=True,
         models=frozenset({Model.ENCODER, Model.MASKED}),
         hyperparameters=(
             *("text_pair_column", "label_column", "negative_columns", "scale", "mini_batch_size"),

@@ -31,7 +31,9 @@ def channels(folder: Path, kind: str) -> dict[str, Path]:
 )
 def test_a_metric_that_evaluation_gives_may_choose(tmp_path: Path, kind: str, name: str) -> None:
     given = parse(["--metric_for_best_model", name])
-    assert task_table.load(given.task)(channels(tmp_path, kind), given).train.num_rows > 0
+    assert (
+        task_table.load("text-classification")(channels(tmp_path, kind), given).train.num_rows > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_another_metric_is_refused_with_those_that_there_are(
 ) -> None:
     given = parse(["--metric_for_best_model", name])
     with pytest.raises(HyperparameterError) as caught:
-        task_table.load(given.task)(channels(tmp_path, kind), given)
+        task_table.load("text-classification")(channels(tmp_path, kind), given)
     for word in ("metric_for_best_model", *words):
         assert word in str(caught.value)
 
@@ -65,8 +67,8 @@ def test_a_number_of_labels_that_the_data_has_not_is_refused(tmp_path: Path) -> 
     with pytest.raises(
         HyperparameterError, match=r"num_labels has value 2.*3 label.*bad, good, so"
     ):
-        task_table.load(given.task)(channels(tmp_path, "classes"), given)
-    assert task_table.load(given.task)(
+        task_table.load("text-classification")(channels(tmp_path, "classes"), given)
+    assert task_table.load("text-classification")(
         channels(tmp_path, "classes"), parse(["--num_labels", "3"])
     ).found
 
@@ -88,11 +90,14 @@ def test_an_evaluation_is_made_unless_it_is_declined(argv: list[str], evaluates:
 
 def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
     declined = parse(["--eval_strategy", "no"])
-    task = task_table.load(declined.task)(channels(tmp_path, "classes"), declined)
+    task = task_table.load("text-classification")(channels(tmp_path, "classes"), declined)
     assert task.train.num_rows == 12
     assert "evaluation: none (eval_strategy=no); all rows train" in task.found
     usual = parse([])
-    assert task_table.load(usual.task)(channels(tmp_path, "classes"), usual).train.num_rows < 12
+    assert (
+        task_table.load("text-classification")(channels(tmp_path, "classes"), usual).train.num_rows
+        < 12
+    )
 
 
 def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) -> None:
