@@ -47,6 +47,7 @@ def page() -> str:
     sections = (
         ("Hyperparameters", _hyperparameters()),
         ("Hyperparameters of one task", _tasks()),
+        ("Columns", _columns()),
         ("Variables", _variables()),
         ("Routes", _routes()),
         ("Metrics of a training", _training_metrics()),
@@ -80,6 +81,33 @@ def _tasks() -> Iterator[str]:
         alike.setdefault((row.learning_rates, tuple(row.hyperparameters)), []).append(name)
     for ((rate, lora_rate), taken), tasks in alike.items():
         yield f"- {', '.join(tasks)} ({rate:g}, {lora_rate:g}): {_names(taken)}"
+
+
+def _columns() -> Iterator[str]:
+    yield (
+        "The names by which the columns of a task are found (docs/DATA.md); case, spaces, `_` and "
+        "`-` do not matter. Names behind `task:` count if the hyperparameter `task` is given. Names "
+        "of pairs count together."
+    )
+    yield ""
+    for name, spec in TASKS.items():
+        columns: dict[str, dict[str, None]] = {}
+        pairs: dict[str, None] = {}
+        for form in spec.forms:
+            if form.needs_task:
+                continue
+            if form.is_pair and all(len(column.names) == 1 for column in form.columns[:2]):
+                pairs[" + ".join(column.names[0] for column in form.columns[:2])] = None
+            shown = form.columns[2:] if form.is_pair else form.columns
+            for column in shown:
+                key = column.setting or f"columns={column.role}:"
+                names = columns.setdefault(f"{column.role} (`{key}`)", {})
+                names.update(dict.fromkeys(column.names))
+                if column.names_of_task:
+                    names[f"task: {', '.join(column.names_of_task)}"] = None
+        rows = [f"{role} {', '.join(names)}" for role, names in columns.items()]
+        rows += [f"pairs {', '.join(pairs)}"] if pairs else []
+        yield f"- {name}: {'; '.join(rows)}"
 
 
 def _variables() -> Iterator[str]:
