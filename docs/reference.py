@@ -86,8 +86,8 @@ def _tasks() -> Iterator[str]:
 def _columns() -> Iterator[str]:
     yield (
         "The names by which the columns of a task are found (docs/DATA.md); case, spaces, `_` and "
-        "`-` do not matter. Names behind `task:` count if the hyperparameter `task` is given. Names "
-        "of pairs count together."
+        "`-` do not matter. Names in brackets count if the hyperparameter `task` is given. Names of "
+        "pairs count together."
     )
     yield ""
     for name, spec in TASKS.items():
@@ -103,8 +103,7 @@ def _columns() -> Iterator[str]:
                 key = column.setting or f"columns={column.role}:"
                 names = columns.setdefault(f"{column.role} (`{key}`)", {})
                 names.update(dict.fromkeys(column.names))
-                if column.names_of_task:
-                    names[f"task: {', '.join(column.names_of_task)}"] = None
+                names.update((f"[{name}]", None) for name in column.names_of_task)
         rows = [f"{role} {', '.join(names)}" for role, names in columns.items()]
         rows += [f"pairs {', '.join(pairs)}"] if pairs else []
         yield f"- {name}: {'; '.join(rows)}"
