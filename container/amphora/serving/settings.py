@@ -29,8 +29,13 @@ _TIMEOUTS = (
     "SAGEMAKER_TS_RESPONSE_TIMEOUT",
     "SAGEMAKER_MODEL_SERVER_TIMEOUT",
 )
-# Also set on a laptop; every other SAGEMAKER_ variable means an endpoint.
-_LAPTOP_VARIABLES = {"SAGEMAKER_BASE_DIR", "SAGEMAKER_BIND_TO_PORT"}
+# Set by SageMaker or its SDKs on an endpoint, and not a setting of this server.
+_ENDPOINT_VARIABLES = (
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "SAGEMAKER_CONTAINER_LOG_LEVEL",
+    "SAGEMAKER_REGION",
+    "SAGEMAKER_SAFE_PORT_RANGE",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +143,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     generation = env.text("AMPHORA_GENERATION").lower()
     if generation not in ("", "vllm", "transformers"):
         env.refuse(f"AMPHORA_GENERATION is {generation!r}. Give vllm or transformers.")
-    is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
+    is_laptop = not any(map(env.text, _ENDPOINT_VARIABLES))
     settings = ServerSettings(
         model_dir=model_dir,
         image_code=image_code(environ),
