@@ -347,7 +347,9 @@ def test_a_refused_method_is_answered_by_all_that_its_path_has(
 def test_the_page_is_there_on_a_laptop_only(start: Start) -> None:
     refused = start(ECHO, SAGEMAKER_REGION="eu-west-1").ready().http.get("/")
     assert refused.status_code == 405, "it is there for POST alone"
-    assert refused.json()["error"]["message"] == "The page is off here. Set AMPHORA_UI=1 to show it."
+    assert (
+        refused.json()["error"]["message"] == "The page is off here. Set AMPHORA_UI=1 to show it."
+    )
     # The images set an empty SAGEMAKER_TRAINING_MODULE.
     page = start(ECHO, SAGEMAKER_TRAINING_MODULE="").ready().http.get("/")
     assert page.headers["content-type"].startswith("text/html")
