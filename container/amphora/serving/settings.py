@@ -11,6 +11,7 @@ from pathlib import Path
 
 from amphora.common.devices import Devices
 from amphora.common.variables import Variables
+from amphora.serving.handler_files import code_folder
 
 MIB = 1024 * 1024
 MOST_TRANSFORM_MB = 100
@@ -139,6 +140,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     submitted_path = Path(submitted.removeprefix("file://"))
     is_archive = submitted.startswith("s3://") or submitted_path.is_file()
     is_folder = submitted_path.is_absolute() and submitted_path.is_dir()
+    program = env.text("SAGEMAKER_PROGRAM") or None
     is_multi_model = env.flag("SAGEMAKER_MULTI_MODEL")
     generation = env.text("AMPHORA_GENERATION").lower()
     if generation not in ("", "vllm", "transformers"):
@@ -147,9 +149,9 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     settings = ServerSettings(
         model_dir=model_dir,
         image_code=image_code(environ),
-        code_dir=submitted_path if is_folder else model_dir / "code",
+        code_dir=submitted_path if is_folder else code_folder(model_dir, program),
         submitted=submitted if is_archive else "",
-        program=env.text("SAGEMAKER_PROGRAM") or None,
+        program=program,
         default_accept=env.text("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or "application/json",
         # Outside of the images, which set it, the server is not open to the network by default.
         address=env.text("AMPHORA_BIND") or "127.0.0.1",
