@@ -128,12 +128,3 @@ def test_two_ranks_reduce_though_the_host_does_not_know_its_own_name(scripted: T
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
         assert f"rank {rank} total 3.0 threads 1" in result.stdout
-
-
-class TestPipe:
-    """Pipe mode: one FIFO for each epoch of a channel, which the platform writes to."""
-
-    def test_the_recipe_says_that_it_wants_files(self, tree: Tree) -> None:
-        tree.configure(inputdataconfig={"train": {"TrainingInputMode": "Pipe"}})
-        assert tree.train().returncode != 0
-        assert tree.failure and "Pipe" in tree.failure[:1024] and "FastFile" in tree.failure[:1024]
