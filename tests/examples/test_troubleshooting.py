@@ -210,7 +210,7 @@ def test_a_server_fails_so(quoted: str, tmp_path: Path) -> None:
         ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode
     assert_contains((done.stdout + done.stderr).splitlines()[-1], quoted)

@@ -82,14 +82,14 @@ class Running:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=240)
 
     @property
     def log(self) -> str:
         """All that the server and its workers have printed."""
         return self.log_path.read_text(errors="replace")
 
-    def ready(self, timeout: float = 90) -> Running:
+    def ready(self, timeout: float = 240) -> Running:
         """Wait for `/ping` to answer 200."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -140,7 +140,7 @@ class Running:
         below = _descendants(self.process.pid)
         return [pid for pid in below if not children(pid)]
 
-    def wait_for_workers(self, count: int, timeout: float = 60) -> list[int]:
+    def wait_for_workers(self, count: int, timeout: float = 240) -> list[int]:
         """Wait until so many workers run: a server is ready when the first of them is."""
         until(
             lambda: self.metric("amphora_workers") == len(self.workers()) == count,
@@ -154,7 +154,7 @@ class Running:
         rows = (row.split() for row in self.http.get("/metrics").text.splitlines())
         return next(float(row[1]) for row in rows if row[:1] == [name])
 
-    def stop(self, timeout: float = 60) -> int:
+    def stop(self, timeout: float = 240) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
@@ -177,7 +177,7 @@ def served(base: Path, **environ: str) -> Iterator[Running]:
     """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
     settings = {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with contextlib.closing(Running(base, {**settings, **environ})) as server:
-        yield server.ready(150)
+        yield server.ready()
 
 
 def children(pid: int) -> list[int]:

@@ -25,7 +25,7 @@ def doctor(tree: Tree, **environ: str) -> tuple[int, dict[str, list[dict[str, st
         env=clean_environ(HF_HUB_OFFLINE="1", **environ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     report: dict[str, Any] = json.loads(result.stdout)
@@ -160,7 +160,7 @@ def test_the_table_for_people(tree: Tree) -> None:
         env=tree.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -101,7 +101,7 @@ CASES = {
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
     "torchrun below a shell": Case(
-        "import os, time\nif os.environ['RANK'] == '1': raise LookupError('deep')\ntime.sleep(60)",
+        "import os, time\nif os.environ['RANK'] == '1': raise LookupError('deep')\ntime.sleep(600)",
         1, ("script.py:2", "rank 1"), "LookupError: deep\n",
         files=(("run.sh", f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 script.py"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
@@ -267,7 +267,7 @@ CASES = {
         1, ("rank 1", "script.py:4"), "ValueError: only rank 1", processes="2",
     ),
     "one rank exits": Case(
-        "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(6)\ntime.sleep(60)", 6, ("rank 0",), processes="2"
+        "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(6)\ntime.sleep(600)", 6, ("rank 0",), processes="2"
     ),
     "one rank is killed": Case(
         GLOO + "dist.barrier()\nif rank == 0:\n    import os; os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1))",
@@ -348,7 +348,7 @@ def test_a_rank_of_mpirun_that_ends_without_an_exception(
     two_by_mpi.script(
         "import os, sys, time\n"
         f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1': {ends}\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     assert two_by_mpi.train().returncode == code
     assert two_by_mpi.failure is not None

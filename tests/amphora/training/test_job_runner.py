@@ -99,7 +99,7 @@ def test_as_pid_one_orphans_are_reaped(scripted: Tree) -> None:
         env=scripted.environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert (result.returncode, result.stdout.split()) == (0, ["1", "False"]), result.stderr
@@ -122,7 +122,7 @@ def test_two_ranks_reduce_though_the_host_does_not_know_its_own_name(scripted: T
         env=scripted.environment(AMPHORA_NPROC_PER_NODE="2", OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert result.returncode == 0, result.stderr

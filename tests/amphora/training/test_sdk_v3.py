@@ -87,7 +87,7 @@ SAVES = (
     "def save(*_):\n    time.sleep(0.3); pathlib.Path('saved' + me).touch(); sys.exit(7)\n"
     "signal.signal(signal.SIGTERM, save)\n"
     "pathlib.Path('ready' + me).touch()\n"
-    "time.sleep(60)\n"
+    "time.sleep(600)\n"
 )
 
 
@@ -134,7 +134,7 @@ def test_two_processes_by_torchrun(trainer: ModelTrainer) -> None:
         "import os, sys, time\n"
         "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:])\n"
         "if os.environ['RANK'] == '1': raise ValueError('rank one objects')\n"
-        "time.sleep(60)",
+        "time.sleep(600)",
         "src/script.py",
     )
     torchrun = distributed("Torchrun", process_count_per_node=2, smp=None)

@@ -157,7 +157,7 @@ def test_a_stop_ends_processes_of_which_one_does_not_listen_yet(late: int) -> No
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        output, errors = started.communicate(timeout=200)
+        output, errors = started.communicate(timeout=240)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 def test_a_model_of_transformers_refuses_adapters_by_name(tmp_path: Path) -> None:
     save("BertForSequenceClassification", tmp_path / "model")
-    running = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)}).ready(120)
+    running = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)}).ready()
     try:
         answer = running.http.post("/adapters", json={"name": "x", "src": str(tmp_path)})
         assert (answer.status_code, "vLLM alone" in answer.text) == (404, True)
@@ -35,7 +35,7 @@ def test_a_folder_of_adapters_is_refused_where_vllm_does_not_serve_it(tmp_path: 
     config.write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)}))
     running = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)})
     try:
-        assert running.process.wait(120) != 0
+        assert running.process.wait(240) != 0
         assert "adapters by name, and it is not used: " in running.log
     finally:
         running.close()

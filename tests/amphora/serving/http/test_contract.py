@@ -193,7 +193,7 @@ def test_a_request_that_is_on_its_way_at_sigterm_is_answered(start: Start) -> No
     answer = client.getresponse()
     assert (answer.status, answer.getheader("connection")) == (200, "close")
     client.close()
-    assert server.process.wait(60) == 0
+    assert server.process.wait(240) == 0
 
 
 def test_sigterm_while_loading_exits_0_at_once(start: Start) -> None:
@@ -208,7 +208,7 @@ def test_a_port_in_use_is_named(start: Start) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         server = start(SAGEMAKER_BIND_TO_PORT=port)
-        assert server.process.wait(60) == 2
+        assert server.process.wait(240) == 2
     assert f"Port {port} cannot be used" in server.log
     assert "SAGEMAKER_BIND_TO_PORT" in server.log
 

@@ -296,7 +296,7 @@ def test_an_upgrade_that_is_no_handshake_is_answered(shared: Start, request_line
         "Connection: Upgrade\r\nContent-Length: 2\r\n\r\n{}",
         "Connection: upgrade\r\n\r\n",
     ):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
             sock.sendall((head + rest).encode())
             answer = sock.recv(65536).decode()
         assert re.match(r"HTTP/1\.1 4\d\d ", answer), answer

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32", "AMPHORA_MODEL_NAME": "tiny"},
     )
     try:
-        yield running.ready(120)
+        yield running.ready()
     finally:
         running.close()
 
@@ -303,7 +303,7 @@ def test_vectors_for_openais_and_huggingfaces_clients(
     running = Running(tmp_path, {**environ, "AMPHORA_CODE_DIR": str(CODE)})
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     try:
-        url = f"http://127.0.0.1:{running.ready(120).port}"
+        url = f"http://127.0.0.1:{running.ready().port}"
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             for options in ({}, {"encoding_format": "float"}):
                 answer: Any = client.embeddings.create(model="x", input=texts, **options)

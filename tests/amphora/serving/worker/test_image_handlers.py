@@ -117,7 +117,7 @@ def test_a_wrong_variable_ends_the_load_with_its_values(
 def test_a_model_folder_without_a_model_ends_the_server_with_the_reason(tmp_path: Path) -> None:
     server = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)})
     try:
-        assert server.process.wait(60) == 2
+        assert server.process.wait(240) == 2
         assert "There is no config.json in" in server.log.splitlines()[-1]
     finally:
         server.close()
