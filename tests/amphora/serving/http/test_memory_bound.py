@@ -47,7 +47,9 @@ def limited(tmp_path: Path) -> Iterator[Running]:
     yield server
     server.close()
     # A group can be removed when its last process is gone.
-    subprocess.run(["sh", "-c", f"until rmdir {group}; do sleep 0.1; done"], timeout=240, check=True)
+    subprocess.run(
+        ["sh", "-c", f"until rmdir {group}; do sleep 0.1; done"], timeout=240, check=True
+    )
 
 
 def test_507_where_the_limit_is_reached_and_nothing_is_unloaded_unasked(
