@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -134,6 +135,15 @@ class Running:
             # Whether the server has ended, or only closed a connection.
             print(f"exit code {self.process.poll()}; the server's log:\n{self.log}")
             raise
+
+    def answer(self, value: object) -> Any:
+        """Invoke until the status is 200, and return the JSON: by then a short time-out may pass."""
+
+        def answered() -> httpx.Response | None:
+            answer = self.invoke(value)
+            return answer if answer.status_code == 200 else None
+
+        return until(answered, what=lambda: self.log).json()
 
     def workers(self) -> list[int]:
         """Process ids of everything below the server that has no children: the model workers."""

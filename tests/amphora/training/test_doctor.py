@@ -95,12 +95,6 @@ def test_what_the_recipe_would_refuse(
     assert [error["what"] for error in errors] == [what] and says in errors[0]["detail"]
 
 
-def test_texts_that_would_be_cut_are_a_warning(tree: Tree) -> None:
-    code, found = doctor(recipe_job(tree, max_length="4"))
-    assert code == 0 and found["truncation"][0]["level"] == "warning"
-    assert found["truncation"][0]["detail"].startswith("100.0%")
-
-
 @pytest.mark.parametrize(
     ("environ", "says"),
     [

@@ -203,6 +203,7 @@ def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None
     assert ours.startswith("algo-2 failed first: OSError: algo-2 has no data")
 
 
+@pytest.mark.heavy
 def test_the_host_that_raised_is_named_though_its_script_ends_last(cluster: Cluster) -> None:
     """Its connections are gone at once; what it says of itself comes seconds later."""
     job(
