@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,17 @@ def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
     return (sys.executable, "-c", program, "serve")
 
 
-class Running:
-    """A server process, its address and its log."""
+RECIPE = {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+"""Settings of a server whose requests the recipe's handlers answer."""
+IN_FLOAT32 = RECIPE | {"AMPHORA_DTYPE": "float32"}
 
-    def __init__(self, base: Path, environ: dict[str, str], command: Sequence[str] = SERVE) -> None:
+
+class Running:
+    """A server process, its address and its log; as a context it ends with the block."""
+
+    def __init__(
+        self, base: Path, environ: Mapping[str, str], command: Sequence[str] = SERVE
+    ) -> None:
         self.port = free_port()
         self.log_path = base / "server.log"
         self._log = self.log_path.open("wb")
@@ -84,6 +91,12 @@ class Running:
             stderr=subprocess.STDOUT,
         )
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=240)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def log(self) -> str:
@@ -185,8 +198,7 @@ class Running:
 @contextlib.contextmanager
 def served(base: Path, **environ: str) -> Iterator[Running]:
     """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
-    settings = {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with contextlib.closing(Running(base, {**settings, **environ})) as server:
+    with Running(base, RECIPE | environ) as server:
         yield server.ready()
 
 

@@ -238,10 +238,8 @@ def test_a_worker_keeps_the_containers_limit_of_open_files(tmp_path: Path) -> No
             return json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     """
     write_code(tmp_path, code, "inference.py", None)
-    server = Running(tmp_path, {}, ("sh", "-c", 'ulimit -S -n 300; exec "$@"', "sh", *SERVE))
-    try:
+    command = ("sh", "-c", 'ulimit -S -n 300; exec "$@"', "sh", *SERVE)
+    with Running(tmp_path, {}, command) as server:
         assert server.ready().invoke(0).json() == 300
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()
         assert int(limits.partition("Max open files")[2].split()[0]) > 300, "the front's is raised"
-    finally:
-        server.close()

@@ -39,13 +39,9 @@ def limited(tmp_path: Path) -> Iterator[Running]:
         f"echo $$ > {group}/tasks && mount --bind {group} {GROUPS} && exec {sys.executable}"
         " -m amphora serve"
     )
-    server = Running(
-        tmp_path,
-        {"SAGEMAKER_MULTI_MODEL": "true"},
-        [str(shutil.which("unshare")), "--mount", "sh", "-c", inside],
-    )
-    yield server
-    server.close()
+    command = [str(shutil.which("unshare")), "--mount", "sh", "-c", inside]
+    with Running(tmp_path, {"SAGEMAKER_MULTI_MODEL": "true"}, command) as server:
+        yield server
     # A group can be removed when its last process is gone.
     subprocess.run(
         ["sh", "-c", f"until rmdir {group}; do sleep 0.1; done"], timeout=240, check=True
