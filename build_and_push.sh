@@ -2,16 +2,19 @@
 # Builds one of Amphora's images, tries it, and pushes it to Amazon ECR.
 #
 #   ./build_and_push.sh gpu|cpu|vllm|neuron [options]
+#   ./build_and_push.sh --instance ml.g5.2xlarge [options]
 #
 #   vllm                 AWS's image of vLLM as the base: decoders on GPUs, and with the Neuron one on Trainium
 #
+#   --instance I         choose the image for this instance type, and say why
 #   --transformers 4|5   gpu and cpu: the major version of transformers; default: 5
-#   --stack native|xla   neuron only: TorchNeuron (trn2, trn3; the default), which needs --base-image,
-#                        or the legacy stack of trn1, torch-xla
+#   --stack xla|native   neuron only: torch-xla (trn1, trn1n, inf2; the default), or TorchNeuron (trn2,
+#                        trn3), which is added to AWS's vLLM image for Neuron
+#   --stand-in           native only: accept a base without torch-neuronx; the image runs on CPUs only
 #   --tag T              the image's tag; default: the version and the kind, as in 0.1.0-gpu
 #   --region R           of the ECR repository; default: AWS_REGION, or the AWS CLI's own
 #   --repository N       default: amphora
-#   --base-image I       instead of the Dockerfile's base, for example one pinned by digest
+#   --base-image I       instead of the default base, for example one pinned by digest
 #   --no-push            build and try only; no AWS account is needed for a public base
 #
 # The last line on standard output is the image_uri for an estimator; everything else goes to standard
@@ -22,8 +25,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 docker=${DOCKER:-docker}
 # vLLM 0.27, Python 3.12, CUDA 13.0 (August 2026).
 vllm_base=public.ecr.aws/deep-learning-containers/vllm:server-sagemaker-cuda-v2.3
-# The last training image with torch-xla. Hugging Face's, with optimum-neuron, is older: docs/TRAINIUM.md.
-xla_base=public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04
+# The compiler, its libraries and vLLM's plugin for trn2 and trn3 (Neuron SDK 2.33, October 2026).
+native_base=public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.29.0.1.2.0-neuronx-py314-sdk2.33.0-ubuntu26.04
 export DOCKER_BUILDKIT=1
 
 say() { echo "build_and_push: $*" >&2; }
@@ -31,25 +34,27 @@ die() {
     say "$1 $2"
     exit 1
 }
-usage() { sed -n '4,15s/^# \{0,1\}//p' "$0" >&2; }
+usage() { sed -n '4,18s/^# \{0,1\}//p' "$0" >&2; }
 
 parse_arguments() {
-    kind=${1:-}
-    stack='' transformers='' tag='' region='' repository=amphora base_image='' push=yes
-    case $kind in
-        gpu | cpu | vllm | neuron) shift ;;
+    kind='' instance='' stand_in='' stack='' transformers='' tag='' region='' repository=amphora base_image='' push=yes
+    case ${1:-} in
+        gpu | cpu | vllm | neuron) kind=$1; shift ;;
         -h | --help) usage; exit 0 ;;
-        *) usage; die "'$kind' is not a kind of image." "Give gpu, cpu, vllm or neuron." ;;
+        --*) ;;
+        *) usage; die "'${1:-}' is not a kind of image." "Give gpu, cpu, vllm or neuron, or --instance ml.g5.2xlarge." ;;
     esac
     while [ $# -gt 0 ]; do
         case $1 in
             --no-push) push=no; shift; continue ;;
-            --stack | --transformers | --tag | --region | --repository | --base-image)
+            --stand-in) stand_in=1; shift; continue ;;
+            --instance | --stack | --transformers | --tag | --region | --repository | --base-image)
                 [ -n "${2:-}" ] || die "$1 has no value." "Give it after $1, as in the usage." ;;
             --attest) die "--attest was removed." "Sign the pushed image by cosign: docs/RELEASING.md." ;;
             *) usage; die "'$1' is not an option." "The options are listed above." ;;
         esac
         case $1 in
+            --instance) instance=$2 ;;
             --stack) stack=$2 ;;
             --transformers) transformers=$2 ;;
             --tag) tag=$2 ;;
@@ -59,9 +64,11 @@ parse_arguments() {
         esac
         shift 2
     done
+    if [ -n "$instance" ]; then choose_for_instance; fi
     case $kind:$stack in
+        :*) usage; die "No kind of image is given." "Give gpu, cpu, vllm or neuron, or --instance ml.g5.2xlarge." ;;
         neuron:native | neuron:xla | gpu: | cpu: | vllm:) ;;
-        neuron:) stack=native ;;
+        neuron:) stack=xla ;;
         neuron:*) die "--stack '$stack' is unknown." "Give native or xla." ;;
         *) die "--stack goes with neuron only." "Leave it out for $kind." ;;
     esac
@@ -70,6 +77,38 @@ parse_arguments() {
         gpu: | cpu:) transformers=5 ;;
         neuron:* | vllm:*) die "--transformers goes with gpu and cpu only." "Leave it out for $kind." ;;
         *) die "--transformers '$transformers' is unknown." "Give 4 or 5." ;;
+    esac
+    [ -z "$stand_in" ] || [ "$stack" = native ] || die "--stand-in goes with --stack native only." "Leave it out."
+}
+
+# Finds kind, stack and, for vllm on Trainium, base of an instance type; tests/docker/test_scripts.py
+# has a row for each family.
+choose_for_instance() {
+    local name=${instance#ml.} fitting
+    local family=${name%%.*}
+    [ "$family" != "$name" ] || die "--instance '$instance' is not an instance type." "Give one as ml.g5.2xlarge."
+    case $family in
+        trn1 | trn1n) fitting=neuron:xla why="Trainium 1 is programmed by torch-xla only" ;;
+        inf2) fitting=neuron:xla why="Inferentia 2, which serves and does not train, is programmed by torch-xla only" ;;
+        trn2*) fitting=neuron:native why="TorchNeuron is for Trainium 2 (SageMaker has ml.trn2.48xlarge, EC2 also smaller ones)" ;;
+        trn3*) fitting=neuron:native why="TorchNeuron is for Trainium 3 (EC2 only: SageMaker does not offer it)" ;;
+        inf1) die "Inferentia 1 ($instance) is not supported." "Take inf2, or a CPU as ml.c7i.xlarge." ;;
+        p2 | p3 | p3dn | g3 | g3s) die "The GPU of $instance is too old for CUDA 13." \
+            "Take ml.g4dn or newer, or build gpu with an older base: --base-image." ;;
+        g5g | p6e-gb* | [cmrtx][0-9]*g*) die "$instance has an ARM processor, and the bases are for x86-64." "Take ml.c7i or ml.m7i." ;;
+        g4dn | g[5-9]* | gr[6-9]* | p[4-9]*) fitting=gpu: why="it has NVIDIA GPUs" ;;
+        [cmrtx][2-9]*) fitting=cpu: why="it has no accelerator" ;;
+        *) die "The family of $instance is not known." "Give the kind instead: gpu, cpu, vllm or neuron." ;;
+    esac
+    case $kind:$fitting in
+        vllm:gpu:) ;;
+        vllm:neuron:native) base_image=${base_image:-$native_base} ;;
+        :* | "${fitting%%:*}":*)
+            kind=${fitting%%:*}
+            [ "${stack:-${fitting#*:}}" = "${fitting#*:}" ] ||
+                die "--stack $stack does not fit $instance: $why." "Leave --stack out."
+            stack=${fitting#*:} ;;
+        *) die "The image $kind does not fit $instance, since $why." "Leave $kind out." ;;
     esac
 }
 
@@ -80,11 +119,7 @@ resolve() {
     if [ "$transformers" = 4 ]; then suffix=$kind-transformers4; fi
     if [ "$kind" = neuron ]; then
         dockerfile=Dockerfile.neuron suffix=neuron-$stack
-        if [ -z "$base_image" ] && [ "$stack" = native ]; then
-            die "The native stack has no default base: the tag of AWS's TorchNeuron training image (Neuron 2.33) was not known." \
-                "Name the image with --base-image (docs/TRAINIUM.md), or build --stack xla for trn1."
-        fi
-        base_image=${base_image:-$xla_base}
+        if [ "$stack" = native ]; then base_image=${base_image:-$native_base}; fi
     fi
     if [ "$kind" = vllm ]; then base_image=${base_image:-$vllm_base}; fi
     if [ -z "$base_image" ]; then
@@ -146,7 +181,7 @@ resolve_base() {
     "$docker" image inspect "$base_image" >/dev/null 2>&1 || {
         say "pulling $base_image"
         "$docker" pull "$base_image" >&2 ||
-            die "The base $base_image cannot be pulled." "Name another one with --base-image."
+            die "The base $base_image cannot be pulled." "Name another one with --base-image${stack:+; github.com/aws-neuron/deep-learning-containers lists those for Neuron}."
     }
     local name=${base_image##*/}
     name=${base_image%"$name"}${name%%:*}
@@ -166,14 +201,17 @@ source_url() { git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|' || 
 
 # A base may have labels of these names: each is set, even if empty.
 build() {
+    local output cause
     say "building $image from $base_image"
-    "$docker" build -f "$dockerfile" --build-arg "BASE_IMAGE=$base_image" \
+    output=$("$docker" build -f "$dockerfile" --build-arg "BASE_IMAGE=$base_image" --build-arg "STAND_IN=$stand_in" \
         --build-arg "KIND=$kind" --build-arg "STACK=$stack" --build-arg "TRANSFORMERS=$transformers" -t "$image" \
         --label "org.opencontainers.image.version=$version" \
         --label "org.opencontainers.image.revision=$(revision)" \
         --label "org.opencontainers.image.source=$(source_url)" \
-        --label "org.opencontainers.image.base.digest=$base_digest" . >&2 ||
-        die "The build failed." "Its last lines above say where."
+        --label "org.opencontainers.image.base.digest=$base_digest" . 2>&1 | tee /dev/stderr) && return
+    # BuildKit repeats the output of the step that failed, then shows the Dockerfile.
+    cause=$(sed -n '/^ > \[/,/^------/p' <<<"$output" | sed '/^ > \[/d; /^------/d; s/^\(#[0-9]* \)\{0,1\}[0-9.]* //' | tail -n 1)
+    die "The build failed." "${cause:-Its last lines above say where.}"
 }
 
 # Runs in the image: prints `name=version` of what decides how it behaves.
@@ -231,6 +269,7 @@ push() {
 
 parse_arguments "$@"
 resolve
+if [ -n "$instance" ]; then say "$instance: $kind${stack:+ --stack $stack} from $base_image, since $why"; fi
 check_docker
 image=$repository:$tag
 if [ "$push" = yes ]; then

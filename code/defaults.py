@@ -134,6 +134,7 @@ class Defaults:
         how to select the other one. Return "" if there is no choice."""
         if (
             self.setting
+            or type(model).__name__ == "EndpointHandler"
             or {"input_fn", "transform_fn"} & self.defined
             or "predict_fn" not in self.defined
         ):
@@ -152,6 +153,8 @@ class Defaults:
         elif isinstance(model, (list, tuple)):
             parts = list(model)
         name = type(model).__name__
+        if name == "EndpointHandler":
+            return HUGGING_FACE, "the model is an EndpointHandler"
         if isinstance(model, huggingface.TaskPipeline):
             return HUGGING_FACE, f"the model answers {model.task} as a pipeline"
         if any(packages_of(part) & _HUB_LIBRARIES for part in parts):

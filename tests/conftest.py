@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.reruns import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks
 from tests.support.words import WORDS
 
 # Test processes share the cores: OpenMP's threads, which wait by spinning, take each other's time

@@ -9,6 +9,7 @@
 #                              install the LOCK without what is kept and without the NAMEs; fail,
 #                              naming each kept package, if one was replaced
 #   base.sh add CONTAINER      install the package amphora, and list all packages (sbom.sh)
+#   base.sh neuronx            install torch-neuronx for the base's torch, unless the base has it
 #   base.sh has NAME REMEDY, base.sh lacks NAME REMEDY
 #                              fail with the remedy unless that is so
 set -eu
@@ -52,6 +53,26 @@ install() {
     python3 -m pip install --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept"
     rm "$wanted"
     check
+}
+
+# The versions of Neuron SDK 2.33, from AWS's own index (the package index has placeholders). Nothing
+# that the base has is replaced.
+neuronx() {
+    if is_installed torch-neuronx; then return; fi
+    torch=$(installed | sed -n 's/^torch==//p')
+    remedy="Find the tag of AWS's TorchNeuron training image at github.com/aws-neuron/deep-learning-containers and pass --base-image ...; for trn1: --stack xla."
+    case $torch in
+        2.13.* | 2.14.*) wanted=torch-neuronx==${torch%"${torch#*.*.}"}3.0 ;;
+        *) echo "The base has no torch-neuronx, and torch ${torch:-is missing}: torch-neuronx is for 2.13 and 2.14. $remedy" >&2; return 1 ;;
+    esac
+    now=$(mktemp)
+    installed | grep '^[^ @]*==' >"$now"
+    python3 -m pip install --disable-pip-version-check "$wanted" 'neuronx-cc==2.*' nki -c "$now" \
+        --extra-index-url "${NEURON_INDEX:-https://pip.repos.neuron.amazonaws.com}" || {
+        echo "$wanted cannot be added to the base with torch $torch; pip says why above. $remedy" >&2
+        return 1
+    }
+    rm "$now"
 }
 
 add() {
@@ -103,6 +124,6 @@ lacks() {
 
 command=${1:-}
 case $command in
-    keep | install | add | has | lacks) shift; "$command" "$@" ;;
-    *) echo "base.sh: give keep [NAME...], install LOCK [-NAME...], add CONTAINER, has or lacks NAME REMEDY." >&2; exit 2 ;;
+    keep | install | neuronx | add | has | lacks) shift; "$command" "$@" ;;
+    *) echo "base.sh: give keep [NAME...], install LOCK [-NAME...], neuronx, add CONTAINER, has or lacks NAME REMEDY." >&2; exit 2 ;;
 esac

@@ -43,7 +43,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path]
         request = urllib.request.Request(
             f"{url}/{path}", data=data, headers={"Content-Type": "application/gzip"}, method="PUT"
         )
-        urllib.request.urlopen(request, timeout=60).close()
+        urllib.request.urlopen(request, timeout=240).close()
 
     def has_started() -> bool:
         with contextlib.suppress(OSError):
@@ -59,4 +59,4 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path]
 
     yield upload
     server.terminate()
-    server.wait(60)
+    server.wait(240)

@@ -86,13 +86,10 @@ class TestCodeArtifact:
         (code / "inference.py").write_text(source)
         (code / "requirements.txt").write_text("amphora-index-probe==1.0\n")
         environ = {**pip, **index.aws, "CA_REPOSITORY_ARN": ARN}
-        server = Running(tmp_path / "ml", environ)
-        try:
+        with Running(tmp_path / "ml", environ) as server:
             assert server.ready().invoke(1).json()["answer"] == "installed"
             assert "requirements.txt from CodeArtifact's python of team" in server.log
             assert not any(token in server.log for token in index.tokens)
-        finally:
-            server.close()
         assert not index.seen_in_argv
 
     def test_pip_gets_a_new_token_each_time_in_a_file_of_its_own(

@@ -40,7 +40,7 @@ install_engine() {
     command -v apt-get >/dev/null 2>&1 || no_engine "none runs, and there is no apt-get to install one."
     say "installing docker.io"
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends docker.io iptables; } >&2 </dev/null ||
+        apt-get install -o DPkg::Lock::Timeout=300 -y -qq --no-install-recommends docker.io iptables; } >&2 </dev/null ||
         no_engine "Debian's package docker.io could not be installed."
 }
 

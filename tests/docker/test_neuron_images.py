@@ -9,12 +9,22 @@ import pytest
 
 from tests.docker.conftest import Docker, stand_in
 
+NATIVE = ("neuron", "--stack", "native", "--stand-in")
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def native_image(docker: Docker, torch_base: str) -> str:
-    return docker.image("neuron", "--tag", "test-native", "--base-image", torch_base)
+    return docker.image(*NATIVE, "--tag", "test-native", "--base-image", torch_base)
+
+
+def test_native_wants_torch_neuronx(docker: Docker, torch_base: str) -> None:
+    # No index has torch-neuronx of this version here, and a CPU's torch alone is not enough.
+    options = ["neuron", "--stack", "native", "--base-image", torch_base, "--no-push"]
+    built = docker.build(*options, "--tag", "test-refused")
+    assert built.returncode == 1
+    assert "torch-neuronx==2.13.3.0 cannot be added to the base" in built.stderr.splitlines()[-1]
+    assert not built.stdout
 
 
 def large_stand_in(docker: Docker, kind: str) -> str:
@@ -53,7 +63,7 @@ def test_native_builds_on_the_pythons_of_its_real_bases(
     docker: Docker, kind: str, python: str
 ) -> None:
     base = large_stand_in(docker, kind)
-    image = docker.image("neuron", "--tag", f"test-native-{python}", "--base-image", base)
+    image = docker.image(*NATIVE, "--tag", f"test-native-{python}", "--base-image", base)
     assert run_python(docker, image, PYTHON) == python
 
 

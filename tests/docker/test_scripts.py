@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def fake(folder: Path, name: str, body: str = "exit 0") -> None:
 
 def build_and_push(tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the script with only `tools` and a shell's usual commands on PATH."""
-    for name in ("bash", "sed", "dirname", "git", "cat", "env"):
+    for name in ("bash", "sed", "dirname", "git", "cat", "env", "tee", "tail"):
         found = shutil.which(name)
         assert found
         if not (tools / name).exists():
@@ -65,7 +66,7 @@ def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Give gpu, cpu, vllm or neuron."),
+        ([], "Give gpu, cpu, vllm or neuron, or --instance ml.g5.2xlarge."),
         (["tpu"], "'tpu' is not a kind of image."),
         (["gpu", "--tga", "x"], "'--tga' is not an option."),
         (["gpu", "--tag"], "--tag has no value."),
@@ -78,7 +79,26 @@ def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
         (["vllm", "--transformers", "4"], "--transformers goes with gpu and cpu only."),
         (["neuron", "--transformers", "4"], "--transformers goes with gpu and cpu only."),
         (["neuron", "--stack", "cuda"], "--stack 'cuda' is unknown."),
-        (["neuron"], "Name the image with --base-image (docs/TRAINIUM.md)"),
+        (["gpu", "--stand-in"], "--stand-in goes with --stack native only."),
+        (["--no-push"], "No kind of image is given."),
+        (
+            ["--instance", "g5"],
+            "--instance 'g5' is not an instance type. Give one as ml.g5.2xlarge.",
+        ),
+        (["--instance", "ml.z9.large"], "The family of ml.z9.large is not known. Give the kind"),
+        (["--instance", "ml.inf1.xlarge"], "Inferentia 1 (ml.inf1.xlarge) is not supported."),
+        (["--instance", "ml.p3.2xlarge"], "The GPU of ml.p3.2xlarge is too old for CUDA 13."),
+        (["--instance", "ml.c7g.large"], "ml.c7g.large has an ARM processor"),
+        (["--instance", "ml.t4g.large"], "ml.t4g.large has an ARM processor"),
+        (
+            ["cpu", "--instance", "ml.g5.xlarge"],
+            "The image cpu does not fit ml.g5.xlarge, since it has",
+        ),
+        (["vllm", "--instance", "ml.trn1.2xlarge"], "The image vllm does not fit ml.trn1.2xlarge"),
+        (
+            ["--instance", "ml.trn1.2xlarge", "--stack", "native"],
+            "--stack native does not fit ml.trn1.2xlarge: Trainium 1 is programmed by torch-xla only.",
+        ),
         (["cpu", "--no-push"], "Install Docker"),
     ],
 )
@@ -192,6 +212,7 @@ def test_the_source_label_holds_no_credentials(url: str) -> None:
     assert shown.stdout.strip() == "https://host/team/amphora.git"
 
 
+VLLM_BASE = r"\S+-inference-vllm-neuronx:0\.29\.0\.1\.2\.0-neuronx-py314-sdk2\.33\.0-ubuntu26\.04"
 NEURON_BASE = r"\S+-training-neuronx:2\.9\.0-neuronx-py312-sdk2\.30\.0-\S+"
 
 
@@ -203,9 +224,13 @@ NEURON_BASE = r"\S+-training-neuronx:2\.9\.0-neuronx-py312-sdk2\.30\.0-\S+"
         ("gpu", "TRANSFORMERS=5 ", "gpu"),
         ("cpu --transformers 4", "TRANSFORMERS=4 ", "cpu-transformers4"),
         ("gpu --transformers 4", "TRANSFORMERS=4 ", "gpu-transformers4"),
-        ("neuron --base-image torchneuron", "BASE_IMAGE=torchneuron .*STACK=native ", "neuron-native"),
+        ("neuron", f"BASE_IMAGE={NEURON_BASE} .*STACK=xla ", "neuron-xla"),
+        ("neuron --stack native", f"BASE_IMAGE={VLLM_BASE} .*STAND_IN= .*STACK=native ", "neuron-native"),
+        ("neuron --stack native --base-image torchneuron --stand-in",
+         "BASE_IMAGE=torchneuron .*STAND_IN=1 .*STACK=native ", "neuron-native"),
         ("neuron --stack xla --base-image mine", "BASE_IMAGE=mine .*STACK=xla ", "neuron-xla"),
         ("neuron --stack xla", f"BASE_IMAGE={NEURON_BASE} .*STACK=xla ", "neuron-xla"),
+        ("vllm --instance ml.trn2.48xlarge", f"BASE_IMAGE={VLLM_BASE} .*KIND=vllm ", "vllm"),
     ],
 )  # fmt: skip
 def test_an_image_has_the_base_the_lock_and_the_name_of_its_kind(
@@ -217,6 +242,57 @@ def test_an_image_has_the_base_the_lock_and_the_name_of_its_kind(
     assert re.fullmatch(rf"amphora:\S+-{suffix}", uri)
     # Only a private base is logged in to.
     assert "aws" not in told.replace(".aws", "") or "xla" in suffix
+
+
+@pytest.mark.parametrize(
+    ("instance", "choice"),
+    [
+        *(
+            (f"ml.{family}.2xlarge", "gpu")
+            for family in ("g4dn", "g5", "g6e", "gr6", "p4d", "p5en")
+        ),
+        ("ml.p6-b200.48xlarge", "gpu"),
+        *(
+            (f"ml.{family}.large", "cpu")
+            for family in ("m5", "m7i", "m7i-flex", "c6id", "r6a", "t3")
+        ),
+        *((f"ml.{family}.2xlarge", "neuron --stack xla") for family in ("trn1", "trn1n", "inf2")),
+        *(
+            (f"{family}.48xlarge", "neuron --stack native")
+            for family in ("ml.trn2", "trn2u", "trn3")
+        ),
+    ],
+)
+def test_an_instance_type_chooses_the_image(calls: Path, instance: str, choice: str) -> None:
+    done = build_and_push(calls.parent, "--instance", instance, "--no-push")
+    reason = re.search(f"{instance}: {choice} from (\\S+), since .+", done.stderr)
+    assert done.returncode == 0, done.stderr
+    assert reason
+    assert f"--build-arg BASE_IMAGE={reason[1]} " in calls.read_text()
+
+
+def test_a_failed_build_ends_with_the_line_that_says_why(tmp_path: Path, calls: Path) -> None:
+    shown = r"""#6 0.5 pip
+------
+ > [xla 1/1] RUN sh base.sh:
+0.495 Collecting
+#6 0.500 The image has no torch-xla. Give an XLA image, or build --stack native.
+------
+Dockerfile.neuron:30
+------
+ERROR: failed to solve: exit code: 1"""
+    fake(
+        tmp_path,
+        "docker",
+        DOCKER.replace("login)", f"build) echo '{shown}'; exit 1 ;;\n    login)"),
+    )
+    done = build_and_push(tmp_path, "neuron", "--no-push")
+    assert done.returncode == 1
+    assert shown in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "build_and_push: The build failed. The image has no torch-xla. Give an XLA image, or build"
+        " --stack native."
+    )
 
 
 def test_a_private_base_is_logged_in_to(calls: Path) -> None:
@@ -279,6 +355,72 @@ def test_torch_torchvision_and_torchaudio_of_a_base_stay(
     moved = base_script(kept, "install", lock, "-absent-package")
     assert moved.returncode == 1
     assert "packages were replaced: torchvision==0.28.0." in moved.stderr
+
+
+def write_wheel(folder: Path, name: str, number: str, *requirements: str) -> None:
+    """Write a wheel of only metadata."""
+    distribution = name.replace("-", "_")
+    with zipfile.ZipFile(folder / f"{distribution}-{number}-py3-none-any.whl", "w") as wheel:
+        needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requirements)
+        info = f"{distribution}-{number}.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{needs}"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.heavy
+def test_torch_neuronx_is_added_for_the_torch_of_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins of AWS's index and of torch: only their metadata."""
+    for name, value in (
+        ("NO_INDEX", "1"),
+        ("FIND_LINKS", str(tmp_path)),
+        ("CONFIG_FILE", os.devnull),
+    ):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    write_wheel(tmp_path, "torch-neuronx", "2.14.3.0", "torch==2.14.*")
+    write_wheel(tmp_path, "torch-neuronx", "2.13.3.0", "torch==2.13.1")
+    write_wheel(tmp_path, "torch-neuronx", "2.14.4.0", "torch==2.14.*")
+    for name, number in (
+        ("neuronx-cc", "2.30.1"),
+        ("nki", "0.6"),
+        *(("torch", f"2.{n}.0") for n in (12, 13, 14)),
+    ):
+        write_wheel(tmp_path, name, number)
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    here = f"{tmp_path}/venv/bin{os.pathsep}{os.environ['PATH']}"
+
+    def build(torch: str) -> subprocess.CompletedProcess[str]:
+        installed = run("python3", "-m", "pip", "install", f"torch=={torch}", path=here)
+        assert installed.returncode == 0, installed.stderr
+        return run("sh", LOCKS / "base.sh", "neuronx", path=here)
+
+    refused = build("2.12.0")
+    assert refused.returncode == 1
+    assert (
+        "has no torch-neuronx, and torch 2.12.0: torch-neuronx is for 2.13 and 2.14"
+        in refused.stderr
+    )
+    assert "github.com/aws-neuron/deep-learning-containers" in refused.stderr
+    contradicted = build("2.13.0")
+    assert contradicted.returncode == 1
+    assert (
+        "torch-neuronx==2.13.3.0 cannot be added to the base with torch 2.13.0"
+        in contradicted.stderr
+    )
+    added = build("2.14.0")
+    assert added.returncode == 0, added.stderr
+    listed = run("python3", "-m", "pip", "list", "--format=freeze", path=here).stdout
+    assert {"torch==2.14.0", "torch-neuronx==2.14.3.0", "neuronx-cc==2.30.1", "nki==0.6"} <= set(
+        listed.split()
+    )
+    # Nothing is done to a base that has it.
+    assert build("2.14.0").stdout.count("Collecting") == 0
 
 
 def pins(*locks: str) -> set[str]:

@@ -60,7 +60,7 @@ def test_what_it_says_to_do_next_works(tmp_path: Path) -> None:
         assert "<html" in until(page, 120)
     finally:
         os.kill(server.pid, signal.SIGINT)
-        assert server.wait(60) == 0
+        assert server.wait(240) == 0
 
     trained = run(train)
     assert trained.returncode == 0, trained.stderr

@@ -178,7 +178,7 @@ def test_a_stopped_job_leaves_a_checkpoint_of_the_step_that_it_had_reached(tree:
         try:
             until(lambda: re.search(LOSS, log.read_text()), 200, log.read_text)
             job.send_signal(signal.SIGTERM)
-            job.wait(60)
+            job.wait(240)
         finally:
             job.kill()
     (checkpoint,) = (tree.base / "checkpoints").glob("checkpoint-*")

@@ -83,12 +83,16 @@ DATA_AND_ARGUMENTS: Mapping[str, tuple[str, str]] = {
 }
 """The file of the channel train, and arguments of the recipe; MODEL stands for a small model."""
 
+LOADED: Mapping[str, Mapping[str, str]] = {
+    "There is no config.json in": {},
+    "has changed since it was written": {
+        "config.json": "{}",
+        "SHA256SUMS": f"{'0' * 64}  config.json\n",
+    },
+}
+"""The files of a model that the image's own handlers do not load."""
+
 SERVED: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
-    "There is no config.json in": ({}, {}),
-    "has changed since it was written": (
-        {"config.json": "{}", "SHA256SUMS": f"{'0' * 64}  config.json\n"},
-        {},
-    ),
     "it needs the module ... which is not installed": (
         {"code/inference.py": "import not_installed\n"},
         {},
@@ -102,7 +106,7 @@ SERVED: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
         {"SAGEMAKER_PROGRAM": "handlers.py"},
     ),
 }
-"""The files of a model, and variables of its server."""
+"""The files of a model with code of its own, and variables of its server."""
 
 ELSEWHERE = {
     "The loss of step ... is NaN or infinite. ... Lower learning_rate, or look at these rows.": (
@@ -125,7 +129,7 @@ def assert_contains(message: str, quoted: str) -> None:
 
 def test_every_failure_is_met_by_a_test() -> None:
     assert len(QUOTED) >= 25
-    assert sorted(QUOTED) == sorted([*JOBS, *DATA_AND_ARGUMENTS, *SERVED, *ELSEWHERE])
+    assert sorted(QUOTED) == sorted([*JOBS, *DATA_AND_ARGUMENTS, *LOADED, *SERVED, *ELSEWHERE])
 
 
 @pytest.mark.parametrize("quoted", JOBS)
@@ -167,14 +171,33 @@ def test_data_and_hyperparameters_fail_so(
     assert_contains(str(raised.value), quoted)
 
 
+def write_model(folder: Path, files: Mapping[str, str]) -> Path:
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("quoted", LOADED)
+def test_a_model_is_not_loaded_so(
+    quoted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a server ends with the reason is tested in tests/amphora/serving."""
+    monkeypatch.syspath_prepend(str(ROOT / "code"))
+    from recipe.errors import RecipeError
+    from recipe.inference import registry
+
+    model = write_model(tmp_path / "model", LOADED[quoted])
+    with pytest.raises(RecipeError) as raised:
+        registry.load(str(model), {})
+    assert_contains(str(raised.value), quoted)
+
+
 @pytest.mark.parametrize("quoted", SERVED)
 def test_a_server_fails_so(quoted: str, tmp_path: Path) -> None:
     files, variables = SERVED[quoted]
-    model = tmp_path / "model"
-    model.mkdir()
-    for name, text in files.items():
-        (model / name).parent.mkdir(exist_ok=True)
-        (model / name).write_text(text)
+    write_model(tmp_path / "model", files)
     done = subprocess.run(
         [sys.executable, "-m", "amphora", "serve"],
         env=clean_environ(
@@ -187,7 +210,7 @@ def test_a_server_fails_so(quoted: str, tmp_path: Path) -> None:
         ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode
     assert_contains((done.stdout + done.stderr).splitlines()[-1], quoted)

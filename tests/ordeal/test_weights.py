@@ -51,7 +51,7 @@ def test_the_payload_works(tmp_path: Path) -> None:
 def test_a_served_model(tmp_path: Path, poisoned: Path) -> None:
     poisoned.rename(tmp_path / "model")
     log = tmp_path / "log"
-    assert start(tmp_path, "serve", log).wait(120) == 2
+    assert start(tmp_path, "serve", log).wait(240) == 2
     assert "cannot be served" in log.read_text().splitlines()[-1]
     assert not (tmp_path / "mark").exists()
 

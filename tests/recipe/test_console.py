@@ -34,7 +34,7 @@ def output_of(command: list[str], environment: dict[str, str]) -> str:
             break
         written += block
     os.close(ours)
-    assert started.wait(timeout=60) == 0, written.decode()
+    assert started.wait(timeout=240) == 0, written.decode()
     return written.decode()
 
 
@@ -58,12 +58,12 @@ def test_a_terminal_has_a_bar_and_a_log_has_lines(tmp_path: Path, tiny_model: Pa
     assert "\rmetric" in shown or "\nmetric" in shown, "a metric line starts a line of its own"
     assert not re.search(r"(?<!metric step=\d )\{'(eval_)?loss'", shown)
     assert not re.search(r"step \d+ of 9", shown)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "%|" not in done.stdout
     assert "exit code" not in done.stderr
     command[-1] = "sometimes"
-    mistaken = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    mistaken = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert mistaken.returncode == 1 and mistaken.stderr.count("sometimes") == 1, mistaken.stderr
     assert "Traceback" not in mistaken.stderr
     assert re.search(r"metric step=9 \{'eval_loss': ", done.stdout)

@@ -101,4 +101,4 @@ assert callable(scipy.optimize.minimize)
 @pytest.mark.heavy
 def test_the_handlers_start_without_what_only_losses_of_detectors_need() -> None:
     code = Path(__file__).resolve().parents[2] / "code"
-    subprocess.run([sys.executable, "-c", SERVER], check=True, cwd=code, timeout=120)
+    subprocess.run([sys.executable, "-c", SERVER], check=True, cwd=code, timeout=240)

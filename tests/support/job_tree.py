@@ -70,7 +70,7 @@ class Tree:
     def environment(self, **extra: str) -> dict[str, str]:
         return clean_environ(SAGEMAKER_BASE_DIR=str(self.base), **self.environ) | extra
 
-    def train(self, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
+    def train(self, timeout: float = 240, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(),
             env=self.environment(**environ),
@@ -98,5 +98,5 @@ def trained(base: Path, hyperparameters: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def wait_for(path: object, seconds: float = 120) -> None:
+def wait_for(path: object, seconds: float = 240) -> None:
     until(lambda: os.path.exists(str(path)), seconds, f"{path} did not appear")  # noqa: PTH110

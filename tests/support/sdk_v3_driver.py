@@ -171,4 +171,4 @@ def stop(process: subprocess.Popen[str]) -> str:
     """SIGTERM to the container's PID 1, as `docker stop` sends it. Returns what it printed."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     os.kill(int(children.read_text().split()[0]), signal.SIGTERM)
-    return process.communicate(timeout=60)[0]
+    return process.communicate(timeout=240)[0]

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -62,10 +63,17 @@ def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
     return (sys.executable, "-c", program, "serve")
 
 
-class Running:
-    """A server process, its address and its log."""
+RECIPE = {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+"""Settings of a server whose requests the recipe's handlers answer."""
+IN_FLOAT32 = RECIPE | {"AMPHORA_DTYPE": "float32"}
 
-    def __init__(self, base: Path, environ: dict[str, str], command: Sequence[str] = SERVE) -> None:
+
+class Running:
+    """A server process, its address and its log; as a context it ends with the block."""
+
+    def __init__(
+        self, base: Path, environ: Mapping[str, str], command: Sequence[str] = SERVE
+    ) -> None:
         self.port = free_port()
         self.log_path = base / "server.log"
         self._log = self.log_path.open("wb")
@@ -82,14 +90,20 @@ class Running:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=240)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def log(self) -> str:
         """All that the server and its workers have printed."""
         return self.log_path.read_text(errors="replace")
 
-    def ready(self, timeout: float = 90) -> Running:
+    def ready(self, timeout: float = 240) -> Running:
         """Wait for `/ping` to answer 200."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -135,12 +149,21 @@ class Running:
             print(f"exit code {self.process.poll()}; the server's log:\n{self.log}")
             raise
 
+    def answer(self, value: object) -> Any:
+        """Invoke until the status is 200, and return the JSON: by then a short time-out may pass."""
+
+        def answered() -> httpx.Response | None:
+            answer = self.invoke(value)
+            return answer if answer.status_code == 200 else None
+
+        return until(answered, what=lambda: self.log).json()
+
     def workers(self) -> list[int]:
         """Process ids of everything below the server that has no children: the model workers."""
         below = _descendants(self.process.pid)
         return [pid for pid in below if not children(pid)]
 
-    def wait_for_workers(self, count: int, timeout: float = 60) -> list[int]:
+    def wait_for_workers(self, count: int, timeout: float = 240) -> list[int]:
         """Wait until so many workers run: a server is ready when the first of them is."""
         until(
             lambda: self.metric("amphora_workers") == len(self.workers()) == count,
@@ -154,7 +177,7 @@ class Running:
         rows = (row.split() for row in self.http.get("/metrics").text.splitlines())
         return next(float(row[1]) for row in rows if row[:1] == [name])
 
-    def stop(self, timeout: float = 60) -> int:
+    def stop(self, timeout: float = 240) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
@@ -175,9 +198,8 @@ class Running:
 @contextlib.contextmanager
 def served(base: Path, **environ: str) -> Iterator[Running]:
     """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
-    settings = {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with contextlib.closing(Running(base, {**settings, **environ})) as server:
-        yield server.ready(150)
+    with Running(base, RECIPE | environ) as server:
+        yield server.ready()
 
 
 def children(pid: int) -> list[int]:

@@ -50,9 +50,10 @@ def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
     reader = tokenizer()
     sizes: dict[str, Any] = {"vocab_size": len(reader), "pad_token_id": 0}
     if kind.startswith("Bert"):
+        usual = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
         made: Any = transformers.BertConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-            max_position_embeddings=48, initializer_range=0.3, **sizes, **config,
+            num_attention_heads=2, max_position_embeddings=48, initializer_range=0.3, **sizes,
+            **{**usual, **config},
         )  # fmt: skip
     elif kind.startswith("T5"):
         made = transformers.T5Config(

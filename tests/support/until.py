@@ -9,7 +9,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def until(condition: Callable[[], Value], seconds: float = 120, what: object = "") -> Value:
+def until(condition: Callable[[], Value], seconds: float = 240, what: object = "") -> Value:
     """Call `condition` until its value is true, and return that value.
 
     Args:

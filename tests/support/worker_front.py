@@ -33,7 +33,7 @@ class Front:
         )  # fmt: skip
         loaded = runner.load(handlers.resolve(folder / "code", None, CODE), settings)
         self.sock, theirs = socket.socketpair()
-        self.sock.settimeout(60)
+        self.sock.settimeout(240)
         self.number = 0
         self.thread = threading.Thread(target=self._serve, args=(theirs, loaded))
         self.thread.start()

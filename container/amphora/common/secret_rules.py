@@ -137,8 +137,11 @@ _SETTING_HINTS = (
 
 def is_secret_value(text: str) -> bool:
     """Return whether a value has the shape of a secret or is a URL with credentials."""
+    lower = text.lower()
+    if _holds(lower, _VALUE_HINTS) and _VALUES.search(text):
+        return True
     places = _PLACES[:-1]  # Without the one that follows a name, which may be prose.
-    return bool(_VALUES.search(text)) or any(place.search(text) for _, place in places)
+    return any(_holds(lower, hints) and place.search(text) for hints, place in places)
 
 
 def mask_shapes(text: str) -> str:

@@ -1,34 +1,50 @@
-"""Finds the file of a code folder that has the user's handlers."""
+"""Finds the file that has the user's handlers, and code that no server of ours would call."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 HANDLER_SERVICE = "handler_service.py"
 """A file for AWS's model servers, which is refused."""
+ENDPOINT_PROGRAM, ENDPOINT_HANDLER = "handler.py", "EndpointHandler"
+"""The file and the class of Hugging Face's Inference Endpoints."""
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """A module's name."""
 
 
 def program_path(code_dir: Path, program: str) -> Path | None:
     """Return the file that SAGEMAKER_PROGRAM names below a folder: a path, or a dotted module."""
-    places = [program, f"{program}.py"]
+    names = [program, f"{program}.py"]
     if DOTTED.fullmatch(program):
         dotted = program.replace(".", "/")
-        places += [f"{dotted}.py", f"{dotted}/__init__.py"]
-    return next((code_dir / place for place in places if (code_dir / place).is_file()), None)
+        names += [f"{dotted}.py", f"{dotted}/__init__.py"]
+    return next((code_dir / name for name in names if (code_dir / name).is_file()), None)
 
 
-def has_handlers(code_dir: Path, program: str | None) -> bool:
-    """Return whether a folder has the user's handlers: the program, or a handler service.
+def handlers_path(code_dir: Path, program: str | None) -> Path | None:
+    """Return the file of the user's handlers: SAGEMAKER_PROGRAM, else inference.py or handler.py.
 
     Args:
         code_dir: The folder, which need not exist.
-        program: SAGEMAKER_PROGRAM; None means inference.py.
+        program: SAGEMAKER_PROGRAM.
     """
-    service = code_dir / HANDLER_SERVICE
-    return service.is_file() or program_path(code_dir, program or "inference") is not None
+    if program:
+        return program_path(code_dir, program)
+    return program_path(code_dir, "inference") or program_path(code_dir, ENDPOINT_PROGRAM)
+
+
+def has_handlers(code_dir: Path, program: str | None) -> bool:
+    """Return whether a folder has the user's handlers, or a handler service."""
+    return (code_dir / HANDLER_SERVICE).is_file() or handlers_path(code_dir, program) is not None
+
+
+def code_folder(model_dir: Path, program: str | None) -> Path:
+    """Return the folder of a model's code: code/, or the model's own if handler.py is there."""
+    code = model_dir / "code"
+    is_endpoint = program in (None, ENDPOINT_PROGRAM) and (model_dir / ENDPOINT_PROGRAM).is_file()
+    return model_dir if is_endpoint and not has_handlers(code, program) else code
 
 
 def inner_folder(folder: Path, program: str | None) -> Path:
@@ -36,3 +52,29 @@ def inner_folder(folder: Path, program: str | None) -> Path:
     inner = folder / "code"
     is_archive = has_handlers(inner, program) and not has_handlers(folder, program)
     return inner if is_archive else folder
+
+
+def unused_names(path: Path) -> list[str]:
+    """Return the public functions and classes that a file defines, or imports by name, and does not
+    use itself, except as a program. Decorated classes are used by their decorators."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # Its import reports it.
+        return []
+    body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
+    ]
+    nodes = [node for part in body for node in ast.walk(part)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names = [
+        node.name
+        for node in body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        or (isinstance(node, ast.ClassDef) and not node.decorator_list)
+    ]
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            names += [alias.asname or alias.name for alias in node.names]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_") and name not in used]

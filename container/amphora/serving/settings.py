@@ -11,6 +11,7 @@ from pathlib import Path
 
 from amphora.common.devices import Devices
 from amphora.common.variables import Variables
+from amphora.serving.handler_files import code_folder
 
 MIB = 1024 * 1024
 MOST_TRANSFORM_MB = 100
@@ -29,8 +30,13 @@ _TIMEOUTS = (
     "SAGEMAKER_TS_RESPONSE_TIMEOUT",
     "SAGEMAKER_MODEL_SERVER_TIMEOUT",
 )
-# Also set on a laptop; every other SAGEMAKER_ variable means an endpoint.
-_LAPTOP_VARIABLES = {"SAGEMAKER_BASE_DIR", "SAGEMAKER_BIND_TO_PORT"}
+# Set by SageMaker or its SDKs on an endpoint, and not a setting of this server.
+_ENDPOINT_VARIABLES = (
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "SAGEMAKER_CONTAINER_LOG_LEVEL",
+    "SAGEMAKER_REGION",
+    "SAGEMAKER_SAFE_PORT_RANGE",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,17 +140,18 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     submitted_path = Path(submitted.removeprefix("file://"))
     is_archive = submitted.startswith("s3://") or submitted_path.is_file()
     is_folder = submitted_path.is_absolute() and submitted_path.is_dir()
+    program = env.text("SAGEMAKER_PROGRAM") or None
     is_multi_model = env.flag("SAGEMAKER_MULTI_MODEL")
     generation = env.text("AMPHORA_GENERATION").lower()
     if generation not in ("", "vllm", "transformers"):
         env.refuse(f"AMPHORA_GENERATION is {generation!r}. Give vllm or transformers.")
-    is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
+    is_laptop = not any(map(env.text, _ENDPOINT_VARIABLES))
     settings = ServerSettings(
         model_dir=model_dir,
         image_code=image_code(environ),
-        code_dir=submitted_path if is_folder else model_dir / "code",
+        code_dir=submitted_path if is_folder else code_folder(model_dir, program),
         submitted=submitted if is_archive else "",
-        program=env.text("SAGEMAKER_PROGRAM") or None,
+        program=program,
         default_accept=env.text("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or "application/json",
         # Outside of the images, which set it, the server is not open to the network by default.
         address=env.text("AMPHORA_BIND") or "127.0.0.1",

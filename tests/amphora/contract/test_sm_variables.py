@@ -127,7 +127,7 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tree, Ca
     yield tree, ask
     assert probe.stdin and probe.stdout
     probe.stdin.close()
-    probe.wait(60)
+    probe.wait(240)
     probe.stdout.close()
 
 

@@ -133,9 +133,12 @@ def test_bounds_that_contradict_each_other_are_named() -> None:
     [
         ({}, True),
         ({"SAGEMAKER_BIND_TO_PORT": "9000", "SAGEMAKER_BASE_DIR": "/x"}, True),
-        ({"SAGEMAKER_PROGRAM": "x.py"}, False),
+        ({"SAGEMAKER_TRAINING_MODULE": "", "SAGEMAKER_REGION": ""}, True),
+        ({"SAGEMAKER_MODEL_SERVER_WORKERS": "1", "SAGEMAKER_PROGRAM": "x.py"}, True),
+        ({"SAGEMAKER_PROGRAM": "x.py", "SAGEMAKER_REGION": "eu-west-1"}, False),
+        ({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/x"}, False),
         ({"AMPHORA_UI": "0"}, False),
-        ({"SAGEMAKER_PROGRAM": "x.py", "AMPHORA_UI": "1"}, True),
+        ({"SAGEMAKER_REGION": "eu-west-1", "AMPHORA_UI": "1"}, True),
     ],
 )
 def test_the_page_is_for_laptops(environ: dict[str, str], shown: bool) -> None:

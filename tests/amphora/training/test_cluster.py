@@ -115,7 +115,7 @@ def test_a_host_on_which_mpirun_started_nothing_does_not_wait(first: Link) -> No
 
 def test_a_host_that_has_just_connected_is_sent_the_reason(first: Link) -> None:
     with connect() as late:
-        late.settimeout(60)
+        late.settimeout(240)
         first.finish("failed", "out of memory")
         with late.makefile() as lines:
             assert "out of memory" in lines.readline()

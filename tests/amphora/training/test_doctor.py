@@ -25,7 +25,7 @@ def doctor(tree: Tree, **environ: str) -> tuple[int, dict[str, list[dict[str, st
         env=clean_environ(HF_HUB_OFFLINE="1", **environ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     report: dict[str, Any] = json.loads(result.stdout)
@@ -95,12 +95,6 @@ def test_what_the_recipe_would_refuse(
     assert [error["what"] for error in errors] == [what] and says in errors[0]["detail"]
 
 
-def test_texts_that_would_be_cut_are_a_warning(tree: Tree) -> None:
-    code, found = doctor(recipe_job(tree, max_length="4"))
-    assert code == 0 and found["truncation"][0]["level"] == "warning"
-    assert found["truncation"][0]["detail"].startswith("100.0%")
-
-
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
@@ -160,7 +154,7 @@ def test_the_table_for_people(tree: Tree) -> None:
         env=tree.environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -248,10 +248,10 @@ class TestRequirements:
             port = silent.getsockname()[1]
             scripted.script("").script("some-package\n", "requirements.txt")
             process = scripted.start(PIP_INDEX_URL=f"http://127.0.0.1:{port}/simple")
-            silent.settimeout(60)
+            silent.settimeout(240)
             connection, _ = silent.accept()
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=240)
             connection.close()
         assert process.returncode == 143
         assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"

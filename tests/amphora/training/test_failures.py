@@ -101,7 +101,7 @@ CASES = {
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
     "torchrun below a shell": Case(
-        "import os, time\nif os.environ['RANK'] == '1': raise LookupError('deep')\ntime.sleep(60)",
+        "import os, time\nif os.environ['RANK'] == '1': raise LookupError('deep')\ntime.sleep(600)",
         1, ("script.py:2", "rank 1"), "LookupError: deep\n",
         files=(("run.sh", f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 script.py"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
@@ -148,8 +148,9 @@ CASES = {
         "import os; os.environ['SM_CHANNEL_VALIDATION']", 1, ("no channel of that name",), "KeyError: 'SM_CHANNEL_VALIDATION'"
     ),
     "metric that needs the hub": Case(
-        "import evaluate\nevaluate.load('glue', 'mrpc')", 1, ("cannot reach the Hub",), "FileNotFoundError",
-        environ=(("HF_HUB_OFFLINE", "1"), ("HF_HOME", "/tmp/amphora-test-failures")),
+        # As evaluate words it, whose import takes ten seconds.
+        "raise FileNotFoundError(\"Couldn't find a module script at /glue.py. Module 'glue' doesn't exist on the Hugging Face Hub either.\")",
+        1, ("cannot reach the Hub",), "FileNotFoundError",
     ),
     "disk full": Case(
         "raise OSError(28, 'No space left on device')", 1, ("volume_size",), "OSError: [Errno 28]"
@@ -266,17 +267,16 @@ CASES = {
         1, ("rank 1", "script.py:4"), "ValueError: only rank 1", processes="2",
     ),
     "one rank exits": Case(
-        "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(6)\ntime.sleep(60)", 6, ("rank 0",), processes="2"
+        "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(6)\ntime.sleep(600)", 6, ("rank 0",), processes="2"
     ),
     "one rank is killed": Case(
         GLOO + "dist.barrier()\nif rank == 0:\n    import os; os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1))",
         137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", processes="2",
     ),
     "communication that cannot start": Case(
-        "import os, datetime, torch.distributed as dist\n"
-        "if os.environ['RANK'] == '1': import time; time.sleep(60)\n"
-        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=2))",
-        1, ("communication error",), "torch.distributed.Dist", processes="2",
+        "import datetime, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', 'tcp://127.0.0.1:9', datetime.timedelta(seconds=1), 2, 1)",
+        1, ("communication error",), "torch.distributed.Dist",
     ),
     "communication lost to a rank that left": Case(
         GLOO + "dist.barrier()\nif rank == 1: raise SystemExit(0)\ndist.all_reduce(torch.ones(1))",
@@ -348,7 +348,7 @@ def test_a_rank_of_mpirun_that_ends_without_an_exception(
     two_by_mpi.script(
         "import os, sys, time\n"
         f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1': {ends}\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     assert two_by_mpi.train().returncode == code
     assert two_by_mpi.failure is not None

@@ -25,7 +25,7 @@ def test_a_line_is_passed_on_when_it_is_written(scripted: Tree) -> None:
     while "first" not in (line := process.stdout.readline()):
         assert line, "it ended without a word"
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
 
 
 def test_an_excepthook_of_the_scripts_own_is_called_too(scripted: Tree) -> None:

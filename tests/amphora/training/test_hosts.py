@@ -78,7 +78,7 @@ class Cluster:
 
     def train(self, **environ: str) -> tuple[list[int], list[str]]:
         processes = [self.start(host, **environ) for host in self.trees]
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
         return [process.returncode for process in processes], outputs
 
 
@@ -146,7 +146,7 @@ class TestMpirun:
 
     def run(self, cluster: Cluster, script: str) -> tuple[list[int], list[str]]:
         processes = self.start(cluster, script)
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
         return [process.returncode for process in processes], outputs
 
     def test_a_rank_on_each_host(self, cluster: Cluster) -> None:
@@ -166,7 +166,7 @@ class TestMpirun:
             cluster,
             "import os, time\n"
             "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')\n"
-            "time.sleep(60)",
+            "time.sleep(600)",
         )
         assert 0 not in codes, outputs
         ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
@@ -184,7 +184,7 @@ class TestMpirun:
             wait_for(folder / f"ready-{rank}")
         for process in processes:
             process.terminate()
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
         assert all((f / f"saved-{rank}").exists() for rank, f in enumerate(folders)), outputs
 
@@ -203,14 +203,12 @@ def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None
     assert ours.startswith("algo-2 failed first: OSError: algo-2 has no data")
 
 
-@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.heavy)])
-def test_the_host_that_raised_is_named_though_its_script_ends_last(
-    cluster: Cluster, slow: int
-) -> None:
+@pytest.mark.heavy
+def test_the_host_that_raised_is_named_though_its_script_ends_last(cluster: Cluster) -> None:
     """Its connections are gone at once; what it says of itself comes seconds later."""
     job(
         cluster,
-        REDUCE + f"if dist.get_rank() == {slow}:\n"
+        REDUCE + "if dist.get_rank() == 0:\n"
         "    import atexit, time\n"
         "    dist.destroy_process_group()\n"
         "    atexit.register(time.sleep, 5)\n"
@@ -220,10 +218,9 @@ def test_the_host_that_raised_is_named_though_its_script_ends_last(
     )
     codes, outputs = cluster.train()
     assert 0 not in codes, outputs
-    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
-    raised, lost = (ours, theirs) if slow == 0 else (theirs, ours)
+    raised, lost = (cluster.trees[host].failure or "" for host in HOSTS)
     assert raised.startswith("ValueError: it gave up"), raised
-    assert lost.startswith(f"algo-{slow + 1} failed first: ValueError: it gave up"), lost
+    assert lost.startswith("algo-1 failed first: ValueError: it gave up"), lost
 
 
 def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
@@ -239,8 +236,8 @@ def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
     time.sleep(1)
     assert second.poll() is None, "it ended before the other host"
     (cluster.trees["algo-1"].base / "code" / "on").touch()
-    assert (first.communicate(timeout=60), first.returncode)[1] == 0
-    assert (second.communicate(timeout=60), second.returncode)[1] == 0
+    assert (first.communicate(timeout=240), first.returncode)[1] == 0
+    assert (second.communicate(timeout=240), second.returncode)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -262,9 +259,9 @@ def test_a_lost_host_ends_the_job(cluster: Cluster, victim: str, number: int) ->
     lost = processes.pop(victim)
     lost.send_signal(number)
     ((other, process),) = processes.items()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     lost.kill()
-    lost.communicate(timeout=60)
+    lost.communicate(timeout=240)
     assert process.returncode != 0, output
     failure = cluster.trees[other].failure
     assert failure and failure.startswith(f"{victim} failed first"), failure
@@ -273,7 +270,7 @@ def test_a_lost_host_ends_the_job(cluster: Cluster, victim: str, number: int) ->
 def test_a_host_that_never_appears(cluster: Cluster) -> None:
     job(cluster, "import time; time.sleep(600)")
     process = cluster.start("algo-2", AMPHORA_HOST_WAIT_SECONDS="1")
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 2
     failure = cluster.trees["algo-2"].failure
     assert failure and "The host algo-1 does not answer on port 7776 within 1 s" in failure
@@ -300,7 +297,7 @@ def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
     process = tree.start()
     until(lambda: catches_sigterm(process.pid))
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 143
     assert tree.failure == "Stopped by SIGTERM before the script had started.\n"
 
@@ -324,7 +321,7 @@ def test_a_stop_before_another_host_has_appeared_fails_nothing(cluster: Cluster)
     process = cluster.start("algo-1")
     wait_for(tree.base / "code" / "ready")
     process.terminate()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert (process.returncode, tree.failure) == (0, None), output
     assert (tree.base / "code" / "saved").exists()
 
@@ -342,7 +339,7 @@ def test_hosts_that_are_stopped_each_have_their_budget(cluster: Cluster) -> None
         wait_for(tree.base / "code" / "ready")
     for process in processes:
         process.terminate()
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert all((tree.base / "code" / "saved").exists() for tree in cluster.trees.values())
     assert [tree.failure for tree in cluster.trees.values()] == [None, None]
@@ -355,7 +352,7 @@ def test_a_host_that_is_done_can_be_stopped(cluster: Cluster) -> None:
     while "waiting for the others" not in (line := first.stdout.readline()):
         assert line, "it ended, or is not done"
     first.terminate()
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=240)
     second.kill()
-    second.communicate(timeout=60)
+    second.communicate(timeout=240)
     assert first.returncode == 0, output

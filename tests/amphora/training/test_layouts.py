@@ -97,7 +97,7 @@ def ran(command: list[str], tree: Tree, packages: Path) -> tuple[bool, list[str]
         PYTHONPATH=str(packages),
     )  # fmt: skip
     result = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=120, check=False
+        command, env=environ, capture_output=True, text=True, timeout=240, check=False
     )
     reports = re.findall(r"^REPORT .*", result.stdout, re.MULTILINE)
     assert reports, result.stdout + result.stderr

@@ -41,7 +41,7 @@ def together() -> list[tuple[Samples, list[int]]]:
     def process(rank: int) -> tuple[Samples, list[int]]:
         def exchange(value: Any) -> list[Any]:
             told[rank] = value
-            barrier.wait(60)
+            barrier.wait(240)
             return list(told)
 
         return sharded(of_host(HOSTS[rank]), HOSTS, rank, exchange)

@@ -155,7 +155,7 @@ def test_a_browser_shows_it_whole(tmp_path: Path) -> None:
         [*browser, f"--screenshot={shot}", "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert shot.stat().st_size > 30_000, "an empty page is a few kilobytes"

@@ -217,7 +217,7 @@ print(chosen.kind, made.device, made.bf16, made.optim.value, made.torch_compile_
         env={**os.environ, "USE_TORCH_XLA": "0"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["neuron", "neuron:0", "True", "adamw_torch", "neuron"]

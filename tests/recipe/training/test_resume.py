@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recipe import arguments, paths
-from recipe.errors import CheckpointError
+from recipe.errors import CheckpointError, DivergedError
 from recipe.storage import checkpoints
 from recipe.training import run as training_run
 from recipe.training.interruptions import EXIT_CODE
@@ -108,10 +108,16 @@ def test_a_stop_during_an_evaluation_repeats_it(tmp_path: Path, tiny_model: Path
     assert scores[0] == scores[1]
 
 
+def train_here(job: Job, *more: str) -> None:
+    """Train in this process, which has imported the recipe."""
+    given = paths.from_environment(job.environment)
+    training_run.run(arguments.parse([*job.arguments, *more], given), given, job.environment)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Path) -> Job:
     job = Job(tmp_path_factory.mktemp("job"), tiny_model, data)
-    job.finish("--max_steps", "15")
+    train_here(job, "--max_steps", "15")
     return job
 
 
@@ -151,7 +157,7 @@ def test_a_stop_ends_processes_of_which_one_does_not_listen_yet(late: int) -> No
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        output, errors = started.communicate(timeout=200)
+        output, errors = started.communicate(timeout=240)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
@@ -284,12 +290,6 @@ def test_half_written_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def refused(job: Job) -> str:
-    """The last line of a job that does not start."""
-    _, errors = job.start("--max_steps", "15").communicate(timeout=120)
-    return next(line for line in errors.splitlines() if "CheckpointError:" in line)
-
-
 def test_another_job_does_not_resume(
     trained: Job, tmp_path: Path, tiny_model: Path, data: Path
 ) -> None:
@@ -299,7 +299,8 @@ def test_another_job_does_not_resume(
     longer = tmp_path / "more.csv"
     longer.write_text(data.read_text() + "the film was good,pos\n")
     job.environment["SM_CHANNEL_TRAIN"] = str(longer)
-    line = refused(job)
+    with pytest.raises(CheckpointError) as raised:
+        train_here(job, "--max_steps", "15")
     for words in (
         "checkpoint-15 cannot be resumed from, since the job has changed:",
         "samples in a step was 8 (processes 1 x batch size 8 x gradient_accumulation_steps 1) and "
@@ -310,7 +311,7 @@ def test_another_job_does_not_resume(
         "the data has changed",
         "resume_from_checkpoint=False",
     ):
-        assert words in line
+        assert words in str(raised.value)
 
 
 @pytest.mark.heavy
@@ -323,7 +324,8 @@ def test_another_model_does_not_resume(
     weights["embeddings.word_embeddings.weight"][0] += 1
     save_file(weights, other / "model.safetensors", {"format": "pt"})
     job = Job(trained.base, other, data, processes=2)
-    line = refused(job)
+    _, errors = job.start("--max_steps", "15").communicate(timeout=240)
+    line = next(line for line in errors.splitlines() if "CheckpointError:" in line)
     assert "the model has changed" in line
     assert "samples in a step" not in line, "which another number of processes keeps"
     assert "data" not in line.partition("since")[2].partition("resume_from")[0]
@@ -346,17 +348,15 @@ def test_a_loss_that_is_no_number_names_step_and_rows(
 ) -> None:
     job = Job(tmp_path, tiny_model, data)
     job.arguments[job.arguments.index("1e-3")] = "1e38"
-    started = job.start("--lr_scheduler_type", "constant")
-    _, errors = started.communicate(timeout=120)
-    assert started.returncode == 1
-    last = errors.strip().splitlines()[-1]
+    with pytest.raises(DivergedError) as raised:
+        train_here(job, "--lr_scheduler_type", "constant")
     for words in (
-        "DivergedError: The loss of step",
+        "The loss of step",
         "is NaN or infinite. Its batch",
         "Lower learning_rate, or look at these rows.",
     ):
-        assert words in last
-    assert re.search(r"the rows \d+(, \d+){7} of the training data", last)
+        assert words in str(raised.value)
+    assert re.search(r"the rows \d+(, \d+){7} of the training data", str(raised.value))
 
 
 def test_the_manifest_covers_every_file(trained: Job) -> None:

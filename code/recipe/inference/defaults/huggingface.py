@@ -78,7 +78,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
 
 def bytes_of(body: str | bytes) -> bytes:
     """Return a body as bytes."""
-    return body.encode() if isinstance(body, str) else body
+    return body.encode() if isinstance(body, str) else bytes(body)
 
 
 def read_json(body: str | bytes) -> Any:

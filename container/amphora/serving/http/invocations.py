@@ -265,6 +265,8 @@ class Invocations:
         message = f"{request.method} {request.scope['path']}: {error.detail}."
         if error.status_code == 404:
             message += f" Routes: {', '.join(['/ping', '/invocations', *self.answered()])}."
+        if (request.method, request.scope["path"]) == ("GET", "/"):
+            message = "The page is off here. Set AMPHORA_UI=1 to show it."
         headers = dict(error.headers or {})
         if error.status_code == 405:
             # Starlette names the methods of one route, and a path may have several. Routes of other

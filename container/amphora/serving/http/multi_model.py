@@ -186,12 +186,13 @@ class MultiModel:
         shares_code = self._settings.submitted.endswith("gz")
         if program and not has_program and not shares_code:
             LOG.info("Model %s has no code/%s: the image's handlers serve it.", name, program)
+        program = program if has_program or shares_code else None
         settings = replace(
             self._settings,
             model_name=name,
             model_dir=folder,
-            code_dir=folder / "code",
-            program=program if has_program or shares_code else None,
+            code_dir=handler_files.code_folder(folder, program),
+            program=program,
         )
         pool = Pool(settings, self._environ, self._metrics)
         pool.start()

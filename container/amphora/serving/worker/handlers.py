@@ -1,8 +1,9 @@
 """Finds the functions that answer requests: the user's, and defaults for those that are missing.
 
 `<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define any of `model_fn`,
-`input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three. If it defines none,
-the image's own handlers (`code/inference.py`) answer. If it defines some, those that are missing
+`input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three; or a `handler.py` the
+class `EndpointHandler` of Hugging Face's Inference Endpoints. If there is neither, the image's own
+handlers (`code/inference.py`) answer. If it defines some, those that are missing
 come from `code/defaults.py`, which behaves like the image that the file was written for: most of it
 depends on the loaded model, so that `Handlers.completed` adds it then.
 
@@ -22,8 +23,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from amphora.common.errors import CodeError
-from amphora.serving.handler_files import HANDLER_SERVICE
+from amphora.serving import handler_files
+from amphora.serving.handler_files import ENDPOINT_HANDLER, HANDLER_SERVICE
 from amphora.serving.protocol import media_types
+from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker import modules
 
 LOG = logging.getLogger("amphora.worker")
@@ -45,10 +48,19 @@ _SIGNATURES = {
 _BESIDE = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # The image's own inference.py does not define these.
 _BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
+# Names of files, in lower case, with which other images answer requests.
+_SERVERS = {"serve", "server", "app", "predictor", "inference", "handler"}
 _DEFAULTS = "the image's defaults"
 # How names of handlers are misspelled: inputfn, predict_func, outputFunction.
 _ENDING = re.compile(r"(?:fun|func|function)$")
 _PLAIN_NAMES = {name.replace("_", ""): name for name in _SIGNATURES}
+# What other servers call, and the function that does the same here.
+_OTHERS = {
+    "loadmodel": "model_fn", "initialize": "model_fn", "predict": "predict_fn",
+    "inference": "predict_fn", "infer": "predict_fn", "preprocess": "input_fn",
+    "inputhandler": "input_fn", "postprocess": "output_fn", "outputhandler": "output_fn",
+    "handler": "transform_fn", "lambdahandler": "transform_fn",
+}  # fmt: skip
 
 
 class Defaults(Protocol):
@@ -175,17 +187,16 @@ def resolve(
     Raises:
         CodeError: A file, an import or a signature is wrong.
     """
+    modules.add_image(image_code)
     user = modules.user_module(code_dir, program)
     file = str(getattr(user, "__file__", ""))
     defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
-    for name, value in vars(user).items() if user is not None else ():
-        meant = _PLAIN_NAMES.get(_ENDING.sub("fn", name.replace("_", "").lower()))
-        is_call = inspect.isfunction(value) and not defined & {"transform_fn", meant}
-        if meant is not None and is_call:
-            raise CodeError(
-                f"{file} defines {name}, which the server does not call.", f"Rename it {meant}."
-            )
     _refuse_service(code_dir / HANDLER_SERVICE, None if defined else user)
+    endpoint = None if defined - _BESIDE else getattr(user, ENDPOINT_HANDLER, None)
+    if user is None:
+        _refuse_idle_files(code_dir, model_dir)
+    elif endpoint is None:
+        _refuse_other_names(user, defined)
     others = sorted(defined & {*_TRIO, "predict_batch_fn"})
     if "transform_fn" in defined and others:
         raise CodeError(
@@ -199,11 +210,11 @@ def resolve(
     functions: dict[str, Any] = {
         name: Handler.of(file, name, getattr(user, name)) for name in defined
     }
-    if not defined - _BESIDE:
+    if endpoint is not None:
+        functions |= _endpoint_functions(file, endpoint)
+    elif not defined - _BESIDE:
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
-        elif model_dir is not None and (model_dir / "inference.py").is_file():
-            LOG.warning("%s/inference.py is not used: put it into %s.", model_dir, code_dir)
         return _of_image(image_code, functions.get("pre_model_fn"), model_dir)
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
         functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])
@@ -218,6 +229,69 @@ def resolve(
         if "model_fn" in missing:
             functions["model_fn"] = Handler.of(_DEFAULTS, "model_fn", defaults.model_fn)
     return Handlers(**functions, defaults=defaults)
+
+
+def _endpoint_functions(file: str, kind: Any) -> dict[str, Handler]:
+    """Return the functions of a class of Hugging Face's Inference Endpoints: `__init__(path)`, and
+    `__call__(data)` of a request's JSON object."""
+    if not inspect.isclass(kind) or inspect.iscoroutinefunction(kind.__call__):
+        raise CodeError(
+            f"{file}: {ENDPOINT_HANDLER} is {kind!r}.",
+            "Write a class with `def __init__(self, path)` and `def __call__(self, data)`.",
+        )
+
+    def predict(data: Any, model: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise Fault(400, "bad_request", 'Send an object, such as {"inputs": "a text"}.')
+        return model(data)
+
+    return {
+        "model_fn": Handler("model_fn", kind, takes_context=False),
+        "predict_fn": Handler("predict_fn", predict, takes_context=False),
+    }
+
+
+def _refuse_other_names(user: ModuleType, defined: set[str]) -> None:
+    """Raise CodeError if the user's module defines what only other servers call."""
+    path = Path(user.__file__ or "")
+    unused = handler_files.unused_names(path) if path.suffix == ".py" else []
+    renamed = {}
+    for name, value in vars(user).items():
+        plain = name.replace("_", "").lower()
+        meant = _PLAIN_NAMES.get(_ENDING.sub("fn", plain))
+        meant = meant or (_OTHERS.get(plain) if name in unused else None)
+        is_call = inspect.isroutine(value) and not defined & {"transform_fn", meant}
+        if meant is not None and is_call:
+            renamed[name] = meant
+    if renamed:
+        remedy = ", ".join(f"{name} to {meant}" for name, meant in renamed.items())
+        raise CodeError(
+            f"{path} defines {', '.join(renamed)}, which the server does not call.",
+            f"Rename {remedy}, or remove it.",
+        )
+    values = ((name, vars(user).get(name)) for name in unused)
+    local = [name for name, value in values if getattr(value, "__module__", "") == user.__name__]
+    if local and not defined - _BESIDE:
+        raise CodeError(
+            f"{path} defines {', '.join(local)}, and no function that the server calls.",
+            f"Define model_fn, input_fn, predict_fn, output_fn or a class {ENDPOINT_HANDLER}; or"
+            " remove the file if the image's own handlers shall answer.",
+        )
+
+
+def _refuse_idle_files(code_dir: Path, model_dir: Path | None) -> None:
+    """Raise CodeError if handlers are in a file that is not run."""
+    names = {*_SIGNATURES, "predict", "load_model", ENDPOINT_HANDLER}
+    paths = sorted(code_dir.glob("*.py"))
+    for path in [*paths, *([model_dir / "inference.py"] if model_dir is not None else [])]:
+        defined = [name for name in handler_files.unused_names(path) if name in names]
+        if defined or (path in paths and path.stem.lower() in _SERVERS):
+            what = f", which defines {', '.join(defined)}," if defined else ""
+            raise CodeError(
+                f"{path}{what} is not run.",
+                f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, or"
+                " remove it if the image's own handlers shall answer.",
+            )
 
 
 def _refuse_service(path: Path, user: ModuleType | None) -> None:

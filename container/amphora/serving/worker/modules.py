@@ -31,7 +31,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     Raises:
         CodeError: The program is not there, or cannot be imported.
     """
-    path = handler_files.program_path(code_dir, program or "inference")
+    path = handler_files.handlers_path(code_dir, program)
     if path is not None:
         if program and "." in program and path.suffix == ".py" and not program.endswith(".py"):
             return _import_by_name(program, path, code_dir)
@@ -91,9 +91,7 @@ def load_image(image_code: Path, name: str) -> ModuleType:
         CodeError: It cannot be imported, or a module of the user's hides one of its packages.
     """
     path = image_code / f"{name}.py"
-    packages = sorted(init.parent.name for init in image_code.glob("*/__init__.py"))
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImageFinder)]
-    sys.meta_path.append(_ImageFinder(image_code, packages))
+    packages = add_image(image_code)
     if hidden := [package for package in packages if _is_elsewhere(package, image_code)]:
         raise CodeError(
             f"The user's code has a module {hidden[0]!r}, which hides the image's package of that"
@@ -102,6 +100,17 @@ def load_image(image_code: Path, name: str) -> ModuleType:
         )
     spec = importlib.util.spec_from_file_location(f"amphora_image_{name}", path)
     return _execute(path, f"amphora_image_{name}", spec)
+
+
+def add_image(image_code: Path) -> list[str]:
+    """Make the image's packages importable, and its stand-ins for toolkits, unless the user has
+    others of their names. Return the names of the packages."""
+    packages = sorted(init.parent.name for init in image_code.glob("*/__init__.py"))
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImageFinder)]
+    sys.meta_path.append(_ImageFinder(image_code, packages))
+    if (stand_ins := str(image_code / "toolkits")) not in sys.path:
+        sys.path.append(stand_ins)
+    return packages
 
 
 def _is_elsewhere(package: str, image_code: Path) -> bool:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import CODE
-from tests.support.servers import Running
+from tests.support.servers import RECIPE, Running
 from tests.support.serving_kit import save
 
 pytestmark = pytest.mark.heavy
@@ -17,15 +16,13 @@ HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 def test_a_model_of_transformers_refuses_adapters_by_name(tmp_path: Path) -> None:
     save("BertForSequenceClassification", tmp_path / "model")
-    running = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)}).ready(120)
-    try:
+    with Running(tmp_path, RECIPE) as running:
+        running.ready()
         answer = running.http.post("/adapters", json={"name": "x", "src": str(tmp_path)})
         assert (answer.status_code, "vLLM alone" in answer.text) == (404, True)
         named = running.invoke({"inputs": "good"}, **{HEADER: "x"})
         assert (named.status_code, "no adapters" in named.text) == (404, True)
         assert named.json()["error"]["code"] == "model_not_found"
-    finally:
-        running.close()
 
 
 def test_a_folder_of_adapters_is_refused_where_vllm_does_not_serve_it(tmp_path: Path) -> None:
@@ -33,9 +30,6 @@ def test_a_folder_of_adapters_is_refused_where_vllm_does_not_serve_it(tmp_path: 
     config = folder / "adapters/fr/adapter_config.json"
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(folder)}))
-    running = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)})
-    try:
-        assert running.process.wait(120) != 0
+    with Running(tmp_path, RECIPE) as running:
+        assert running.process.wait(240) != 0
         assert "adapters by name, and it is not used: " in running.log
-    finally:
-        running.close()

@@ -70,7 +70,7 @@ def test_bytes_that_are_not_of_their_charset_are_400(server: Running) -> None:
 
 def test_an_announced_body_is_asked_for_or_refused_before_it_is_sent(server: Running) -> None:
     def first_line(length: int, path: str = "/invocations") -> bytes:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
             sock.sendall(
                 b"POST %s HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
                 b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -86,7 +86,7 @@ def test_an_announced_body_is_asked_for_or_refused_before_it_is_sent(server: Run
 @pytest.mark.parametrize("path", ["/ping", "/invocations", "/metrics", "//evil.test", "/a/"])
 def test_nothing_redirects_to_what_host_says(server: Running, path: str) -> None:
     for slashed in (path, f"{path}/"):
-        connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=240)
         method = "POST" if "invocations" in path else "GET"
         headers = {"host": "evil.test", "content-type": "application/json"}
         connection.request(method, slashed, body="1" if method == "POST" else None, headers=headers)

@@ -112,13 +112,13 @@ def transform_fn(model, body, content_type, accept, context):
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of two models that answer clients' routes, and of one that does not."""
     folder = tmp_path_factory.mktemp("several")
-    server = Running(folder, {"SAGEMAKER_MULTI_MODEL": "true"}).ready()
-    for name, code in (("first", SEVERAL), ("b/second", SEVERAL), ("plain", NAMED)):
-        url = write_model(folder / "models" / name.rpartition("/")[2], code)
-        order = {"model_name": name, "url": url}
-        server.http.post("/models", json=order).raise_for_status()
-    yield server
-    server.close()
+    with Running(folder, {"SAGEMAKER_MULTI_MODEL": "true"}) as server:
+        server.ready()
+        for name, code in (("first", SEVERAL), ("b/second", SEVERAL), ("plain", NAMED)):
+            url = write_model(folder / "models" / name.rpartition("/")[2], code)
+            order = {"model_name": name, "url": url}
+            server.http.post("/models", json=order).raise_for_status()
+        yield server
 
 
 def test_openais_model_chooses_one_of_several(several: Running) -> None:
@@ -201,8 +201,8 @@ def test_a_model_without_a_name_or_an_absolute_folder_is_refused(
 
 
 def test_the_only_loaded_model_answers_without_a_name(tmp_path: Path) -> None:
-    server = Running(tmp_path, {"SAGEMAKER_MULTI_MODEL": "true"}).ready()
-    try:
+    with Running(tmp_path, {"SAGEMAKER_MULTI_MODEL": "true"}) as server:
+        server.ready()
         nothing = server.http.post("/embed", json={"inputs": "x"})
         assert (nothing.status_code, nothing.json()["error_type"]) == (503, "Overloaded")
         assert server.http.get("/v1/models").json()["data"] == []
@@ -212,8 +212,6 @@ def test_the_only_loaded_model_answers_without_a_name(tmp_path: Path) -> None:
         assert server.http.get("/info").json()["model_id"] == "one"
         lost = server.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
         assert lost.status_code == 404
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("value", ["'text'", "{'tensor': object()}"])

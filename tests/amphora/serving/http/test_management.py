@@ -82,7 +82,7 @@ def test_numbers_of_a_page_are_bounded(server: Running, name: str, value: str) -
 
 
 def test_an_answer_does_not_list_a_folder(server: Running) -> None:
-    answer = server.http.post("/models", json={"model_name": "x", "url": "/etc"}, timeout=120)
+    answer = server.http.post("/models", json={"model_name": "x", "url": "/etc"}, timeout=240)
     assert code(answer) == (500, "model_not_loaded")
     assert not [name for name in ("passwd", "adduser", ".pwd.lock", "apt") if name in answer.text]
     assert "/etc contains " in server.log

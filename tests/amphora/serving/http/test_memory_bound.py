@@ -39,15 +39,13 @@ def limited(tmp_path: Path) -> Iterator[Running]:
         f"echo $$ > {group}/tasks && mount --bind {group} {GROUPS} && exec {sys.executable}"
         " -m amphora serve"
     )
-    server = Running(
-        tmp_path,
-        {"SAGEMAKER_MULTI_MODEL": "true"},
-        [str(shutil.which("unshare")), "--mount", "sh", "-c", inside],
-    )
-    yield server
-    server.close()
+    command = [str(shutil.which("unshare")), "--mount", "sh", "-c", inside]
+    with Running(tmp_path, {"SAGEMAKER_MULTI_MODEL": "true"}, command) as server:
+        yield server
     # A group can be removed when its last process is gone.
-    subprocess.run(["sh", "-c", f"until rmdir {group}; do sleep 0.1; done"], timeout=60, check=True)
+    subprocess.run(
+        ["sh", "-c", f"until rmdir {group}; do sleep 0.1; done"], timeout=240, check=True
+    )
 
 
 def test_507_where_the_limit_is_reached_and_nothing_is_unloaded_unasked(

@@ -16,8 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from tests.support import chain
 from tests.support.chain import REPLY
-from tests.support.paths import CODE
-from tests.support.servers import Running
+from tests.support.servers import IN_FLOAT32, Running
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"model": "any", "messages": HELLO, "temperature": 0}
@@ -27,14 +26,8 @@ GREEDY: dict[str, Any] = {"model": "any", "messages": HELLO, "temperature": 0}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     base = tmp_path_factory.mktemp("chain")
     chain.save(base / "model")
-    running = Running(
-        base,
-        {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32", "AMPHORA_MODEL_NAME": "tiny"},
-    )
-    try:
-        yield running.ready(120)
-    finally:
-        running.close()
+    with Running(base, IN_FLOAT32 | {"AMPHORA_MODEL_NAME": "tiny"}) as server:
+        yield server.ready()
 
 
 @pytest.fixture(scope="module")
@@ -299,11 +292,9 @@ def test_vectors_for_openais_and_huggingfaces_clients(
     texts = ["The train is late.", "Bread is baked in the morning.", "The train is an hour late."]
     model = SentenceTransformer(str(folder), device="cpu")
     expected = model.encode(texts, normalize_embeddings=True)
-    environ = {"HF_MODEL_ID": str(folder), "AMPHORA_DTYPE": "float32"}
-    running = Running(tmp_path, {**environ, "AMPHORA_CODE_DIR": str(CODE)})
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    try:
-        url = f"http://127.0.0.1:{running.ready(120).port}"
+    with Running(tmp_path, IN_FLOAT32 | {"HF_MODEL_ID": str(folder)}) as running:
+        url = f"http://127.0.0.1:{running.ready().port}"
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             for options in ({}, {"encoding_format": "float"}):
                 answer: Any = client.embeddings.create(model="x", input=texts, **options)
@@ -320,5 +311,3 @@ def test_vectors_for_openais_and_huggingfaces_clients(
         refused = running.http.post("/rerank", json={"query": "a", "texts": ["b"]})
         assert refused.status_code == 404
         assert refused.json()["error_type"] == "Validation"
-    finally:
-        running.close()

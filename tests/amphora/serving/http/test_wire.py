@@ -59,7 +59,7 @@ def hasty(shared: Start) -> Running:
 
 @contextlib.contextmanager
 def connected(server: Running) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as sock:
         yield sock
 
 
@@ -361,7 +361,7 @@ def test_a_server_with_too_many_busy_connections_answers_ping(start: Start, tmp_
     ],
 )
 def test_a_request_has_one_host(shared: Start, head: bytes, status: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", shared().ready().port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", shared().ready().port), timeout=240) as sock:
         sock.sendall(head + b"connection: close\r\n\r\n")
         assert sock.recv(12) == b"HTTP/1.1 " + status
 

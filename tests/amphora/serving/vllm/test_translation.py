@@ -28,9 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (base / "model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (base / "model/adapters/fr/adapter_config.json").write_text('{"r": 8}')
     environ = {"PYTHONPATH": str(install(base / "site")), "RECORDED": str(base / "recorded")}
-    running = Running(base, {**environ, "AMPHORA_MAX_TOKENS_WRITTEN": "1000"}).ready()
-    yield running
-    running.close()
+    with Running(base, environ | {"AMPHORA_MAX_TOKENS_WRITTEN": "1000"}) as running:
+        yield running.ready()
 
 
 def _recorded(server: Running, count: int = 1) -> list[dict[str, Any]]:

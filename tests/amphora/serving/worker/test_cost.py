@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.paths import CODE
-from tests.support.servers import Running
+from tests.support.servers import IN_FLOAT32, Running
 from tests.support.serving_kit import save
 
 pytestmark = pytest.mark.heavy
@@ -156,12 +155,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[str], Running]]:
     def _serve(task: str) -> Running:
         kind, config, named, _ = TASKS[task]
         save(kind, tmp_path / "model", **config)
-        environ = {
-            "AMPHORA_CODE_DIR": str(CODE),
-            "AMPHORA_DTYPE": "float32",
-            "OMP_NUM_THREADS": "1",
-        }
-        servers.append(Running(tmp_path, {**environ, **({"HF_TASK": named} if named else {})}))
+        servers.append(Running(tmp_path, IN_FLOAT32 | ({"HF_TASK": named} if named else {})))
         return servers[-1].ready()
 
     yield _serve

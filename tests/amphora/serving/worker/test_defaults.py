@@ -365,7 +365,7 @@ TENSOR = """
 
 def test_a_tensor_over_http(start: Start) -> None:
     """The flow of AWS's tutorials: a prediction that is a tensor, and no output_fn."""
-    server = start(TENSOR).ready(60)
+    server = start(TENSOR).ready()
     reported = server.invoke([[1, 2], [3, 4]])
     assert reported.status_code == 200
     assert [len(row) for row in reported.json()] == [3, 3]

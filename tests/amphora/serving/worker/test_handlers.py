@@ -68,7 +68,16 @@ def test_predict_batch_fn_alone_is_predict_fn_too(folders: tuple[Path, Path]) ->
     assert found.predict_fn(3, None, context=None) == 6
 
 
-@pytest.mark.parametrize("code", ["def helper(): pass", "pre_model_fn = print"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def helper(): pass\nhelper()",
+        "class Model: pass\nprint(Model)",
+        "@print\nclass Model: pass",
+        "def _private(): pass",
+        "pre_model_fn = print",
+    ],
+)
 def test_a_file_without_handlers_leaves_all_to_the_image(
     folders: tuple[Path, Path], code: str
 ) -> None:
@@ -122,17 +131,78 @@ def test_context_is_decided_by_the_parameters(
         ("model_fn = 3", ["model_fn is 3", "must be a function"]),
         ("async def predict_fn(data, model): pass", ["predict_fn is written with `async def`"]),
         ("def transform_fn(m, b, c, a): pass\ndef input_fn(b, c): pass", ["also input_fn"]),
-        ("def predict_func(data, model): pass", ["defines predict_func", "Rename it predict_fn"]),
+        (
+            "def predict_func(data, model): pass",
+            ["defines predict_func", "Rename predict_func to predict_fn"],
+        ),
         ("def input_fn(b, c): pass\ndef predictFn(d, m): pass", ["defines predictFn"]),
+        (
+            "def model_fn(d): pass\ndef predict(d, m): pass",
+            ["defines predict,", "Rename predict to predict_fn"],
+        ),
+        (
+            "def load_model(d): pass\ndef predict(d, m): pass\n"
+            "if __name__ == '__main__': predict(1, load_model('.'))",
+            ["load_model to model_fn", "predict to predict_fn"],
+        ),
+        (
+            "def model_fn(d): pass\ndef preprocess(b): pass\ndef post_process(p): pass",
+            ["preprocess to input_fn", "post_process to output_fn"],
+        ),
+        (
+            "def input_handler(b, c): pass\ndef output_handler(d, c): pass",
+            ["input_handler to input_fn", "output_handler to output_fn"],
+        ),
+        ("from helper_of_json import loads as predict", ["Rename predict to predict_fn"]),
+        ("class Predictor:\n  def predict(self): pass", ["Predictor, and no function that"]),
+        ("class EndpointHandler:\n  async def __call__(self, data): pass", ["def __call__(self"]),
     ],
 )
 def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: list[str]) -> None:
     write(folders[0], code)
     write(folders[0], "\nimport gone", "helper.py")
+    write(folders[0], "from json import *", "helper_of_json.py")
     with pytest.raises(CodeError) as caught:
         resolve(folders[0], None, folders[1])
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("code/Inference.py", "", "Inference.py is not run"),
+        ("code/serve.py", "", "serve.py is not run"),
+        ("code/mnist.py", "def model_fn(d): pass", "defines model_fn, is not run"),
+        ("code/endpoint.py", "class EndpointHandler: pass", "defines EndpointHandler, is not run"),
+        ("inference.py", "def predict_fn(d, m): pass", "defines predict_fn, is not run"),
+        ("code/train.py", "def main(): pass\nif __name__ == '__main__': main()", ""),
+        ("inference.py", "def demo(): pass", ""),
+        ("serve.py", "def predict(): pass", ""),
+    ],
+)
+def test_a_file_of_handlers_that_is_not_run_is_refused(
+    folders: tuple[Path, Path], tmp_path: Path, name: str, code: str, words: str
+) -> None:
+    (tmp_path / name).write_text(code)
+    if not words:
+        assert resolve(folders[0], None, folders[1], tmp_path).image_only
+        return
+    with pytest.raises(CodeError, match=f"{words}.*Name it .*/inference.py, set SAGEMAKER_PROGRAM"):
+        resolve(folders[0], None, folders[1], tmp_path)
+
+
+def test_functions_that_a_file_calls_itself_are_not_taken_for_handlers(
+    folders: tuple[Path, Path],
+) -> None:
+    write(
+        folders[0],
+        "def preprocess(data): return data\ndef predict(data): return preprocess(data) + 1\n"
+        "def predict_fn(data, model): return predict(data)",
+    )
+    predict_fn = resolve(folders[0], None, CODE).predict_fn
+    assert predict_fn is not None
+    assert predict_fn(1, None, context=None) == 2
 
 
 def test_a_program_that_is_not_there_is_named_with_what_is(folders: tuple[Path, Path]) -> None:
@@ -180,19 +250,19 @@ def test_ping_is_200_only_after_the_warm_up(start: Start) -> None:
 
 def test_a_failing_warm_up_ends_the_server(start: Start) -> None:
     server = start(WARM + "\n    def predict_fn(data, model):\n        return None\n")
-    assert server.process.wait(60) == 2
+    assert server.process.wait(240) == 2
     assert "cannot be served: RuntimeError: cold" in server.log.splitlines()[-1]
 
 
 def test_a_process_that_dies_while_loading_ends_the_server(start: Start) -> None:
     code = ECHO.replace('return {"answer": 42}', "import os; os.kill(os.getpid(), 9)")
     server = start(code)
-    assert server.process.wait(60) != 0
+    assert server.process.wait(240) != 0
     assert "was killed (SIGKILL)" in server.log
 
 
 def test_a_model_that_takes_too_long_to_load_ends_the_server(start: Start) -> None:
-    code = ECHO.replace('return {"answer": 42}', "import time; time.sleep(60)")
+    code = ECHO.replace('return {"answer": 42}', "import time; time.sleep(600)")
     server = start(code, SAGEMAKER_STARTUP_TIMEOUT="1")
-    assert server.process.wait(60) == 2
+    assert server.process.wait(240) == 2
     assert "was not loaded within 1 s. Raise SAGEMAKER_STARTUP_TIMEOUT" in server.log

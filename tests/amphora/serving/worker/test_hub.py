@@ -103,25 +103,19 @@ def test_a_model_of_the_hub_is_fetched_in_its_revision_with_the_token(
     hub: Hub, tmp_path: Path
 ) -> None:
     secret = "hf_" + "s" * 30
-    server = serve(tmp_path, hub.url, HF_MODEL_REVISION="v2", HF_API_TOKEN=secret)
-    try:
-        (answer,) = server.ready(90).invoke("the film was good").json()
+    with serve(tmp_path, hub.url, HF_MODEL_REVISION="v2", HF_API_TOKEN=secret) as server:
+        (answer,) = server.ready().invoke("the film was good").json()
         assert answer["label"] in ("LABEL_0", "LABEL_1")
         weights = f"/{REPOSITORY}/resolve/{COMMIT}/model.safetensors"
         for path in (f"/api/models/{REPOSITORY}/revision/v2", weights):
             assert (path, f"Bearer {secret}") in hub.seen
         assert secret not in server.log
-    finally:
-        server.close()
 
 
 @pytest.mark.long
 def test_without_a_way_to_the_hub_the_server_ends_with_the_remedy(tmp_path: Path) -> None:
-    server = serve(tmp_path, "http://127.0.0.1:9", HF_HUB_ETAG_TIMEOUT="1")
-    try:
-        assert server.process.wait(120) == 2
+    with serve(tmp_path, "http://127.0.0.1:9", HF_HUB_ETAG_TIMEOUT="1") as server:
+        assert server.process.wait(240) == 2
         last = server.log.splitlines()[-1]
         assert f"The model '{REPOSITORY}' cannot be read" in last
         assert "pack the model into model.tar.gz" in last
-    finally:
-        server.close()

@@ -11,7 +11,7 @@ import pytest
 
 from amphora.serving.worker import handlers, runner
 from tests.support.paths import CODE
-from tests.support.servers import Running
+from tests.support.servers import IN_FLOAT32, RECIPE, Running
 from tests.support.serving_kit import save
 
 Serve = Callable[..., Running]
@@ -28,8 +28,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if key not in running:
             base = tmp_path_factory.mktemp(kind)
             save(kind, base / "model", **config)
-            settings = {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32"}
-            running[key] = Running(base, {**settings, **(environ or {})})
+            running[key] = Running(base, IN_FLOAT32 | (environ or {}))
         return running[key].ready()
 
     yield _serve
@@ -115,9 +114,6 @@ def test_a_wrong_variable_ends_the_load_with_its_values(
 
 @pytest.mark.heavy
 def test_a_model_folder_without_a_model_ends_the_server_with_the_reason(tmp_path: Path) -> None:
-    server = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)})
-    try:
-        assert server.process.wait(60) == 2
+    with Running(tmp_path, RECIPE) as server:
+        assert server.process.wait(240) == 2
         assert "There is no config.json in" in server.log.splitlines()[-1]
-    finally:
-        server.close()
