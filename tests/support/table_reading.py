@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,34 +57,35 @@ class Table:
         return str(model), data
 
 
-def read(table: Table, folder: Path, argv: Sequence[str] = ()) -> tuple[str, Any]:
+def read(table: Table, folder: Path, given: Mapping[str, str]) -> tuple[str, Any]:
     """Return the task that is found and its data sets.
 
     Raises:
         RecipeError: The job would end before it trains.
     """
     model, data = table.write(folder)
-    given = parse(["--model_id", model, "--eval_strategy", "no", *argv])
+    argv = [word for key, value in given.items() for word in (f"--{key}", value)]
+    parsed = parse(["--model_id", model, "--eval_strategy", "no", *argv])
     channels = {"train": data}
-    task, _ = detection.find(given, channels)
-    return task, task_table.load(task)(channels, dataclasses.replace(given, task=task))
+    task, _ = detection.find(parsed, channels)
+    return task, task_table.load(task)(channels, dataclasses.replace(parsed, task=task))
 
 
-def lines(refusal: RecipeError) -> list[list[str]]:
-    """Return the hyperparameters that a message proposes, as arguments."""
-    proposed: dict[str, list[str]] = {}
+def lines(refusal: RecipeError) -> list[dict[str, str]]:
+    """Return the lines of hyperparameters that a message proposes."""
+    proposed: list[dict[str, str]] = []
     for match in _LINE.finditer(str(refusal)):
-        argv = []
+        line = {}
         for pair in re.findall(_PAIR, match[0]):
             name, _, value = pair.partition("=")
             if value[0] in "'\"":
                 value = value[1:-1]
             elif not value.endswith("..."):
                 value = value.rstrip(".,;:)")
-            argv += [f"--{name}", value]
-        if not any("..." in word for word in argv):
-            proposed.setdefault(" ".join(argv), argv)
-    return list(proposed.values())
+            line[name] = value
+        if line not in proposed and not any("..." in value for value in line.values()):
+            proposed.append(line)
+    return proposed
 
 
 def describe(task: str, made: Any, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -129,6 +130,3 @@ def _shown(value: Any, role: str = "", made: Any = None) -> str:
         except ValueError:
             return value
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-Row = Callable[[int], Any]

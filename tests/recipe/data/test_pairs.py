@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from recipe.data.text_columns import Columns, of_labelled_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -22,7 +21,7 @@ from recipe.batching import batches
 from recipe.batching.batches import Packed, Padded, Samples
 from recipe.data import classification
 from recipe.data.files.formats import read
-from recipe.errors import DataError, ModelError
+from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_encoders
 from recipe.tasks.text_classification import task as text_classification
@@ -50,128 +49,7 @@ def filled(template: str, count: int = 40) -> list[str]:
 
 
 IDS, LABELS = range(100, 140), ["0", "1"] * 20
-FIRST, SECOND, THIRD = filled(ONE), filled(OTHER), filled("yet another {} text about {} things")
-PARSES = [f"( ( {text} ) )" for text in FIRST]
-
-
-@pytest.mark.parametrize(
-    ("header", "columns", "chosen"),
-    [
-        ("index,sentence1,sentence2,label", (IDS, FIRST, SECOND, LABELS), "sentence1,sentence2"),
-        ("label,hypothesis,premise", (LABELS, SECOND, FIRST), "premise,hypothesis"),
-        ("index,question,sentence,label", (IDS, FIRST, SECOND, LABELS), "question,sentence"),
-        ("passage,question,label", (SECOND, FIRST, LABELS), "question,passage"),
-        ("text_b,text_a,label", (SECOND, FIRST, LABELS), "text_a,text_b"),
-        ("text,text_pair,label", (FIRST, SECOND, LABELS), "text,text_pair"),
-        ("query,document,label", (FIRST, SECOND, LABELS), "query,document"),
-        ("s1,s2,label", (FIRST, SECOND, LABELS), "s1,s2"),
-        ("id,anchor,target,score", (IDS, FIRST, SECOND, LABELS), "anchor,target"),
-        ("pair_ID,sentence_A,sentence_B,label", (IDS, FIRST, SECOND, LABELS),
-         "sentence_A,sentence_B"),
-        ("id,qid1,qid2,question1,question2,is_duplicate",
-         (IDS, IDS, IDS, FIRST, SECOND, LABELS), "question1,question2"),
-        ("Quality,#1 ID,#2 ID,#1 String,#2 String", (LABELS, IDS, IDS, FIRST, SECOND),
-         "#1 String,#2 String"),
-        ("gold_label,sentence1_parse,sentence2_parse,sentence1,sentence2,captionID",
-         (LABELS, PARSES, PARSES, FIRST, SECOND, [f"{n}.jpg#0" for n in IDS]),
-         "sentence1,sentence2"),
-        ("sentence,aspect,label", (FIRST, ["food", "room"] * 20, LABELS), "sentence,aspect"),
-        # One text, beside what is about it.
-        ("id,text,url,label", (IDS, FIRST, [f"https://a.b/{n}" for n in IDS], LABELS), "text"),
-        ("text,author,tweet_created,label",
-         (FIRST, ["Ann Lee"] * 40, [f"Mon 3 May {n}" for n in IDS], LABELS), "text"),
-        ("text,label_text,label", (FIRST, ["a very bad one", "one of the best"] * 20, LABELS),
-         "text"),
-        ("question,answer", (FIRST, ["yes", "no"] * 20), "question"),
-        ("subject,category,label", (FIRST, ["Home Kitchen", "Garden Tools"] * 20, LABELS),
-         "subject"),
-        ("email,label", (FIRST, LABELS), "email"),
-        ("word_1,word_2,word_3,text,label", (LABELS, LABELS, LABELS, FIRST, LABELS), "text"),
-    ],
-)  # fmt: skip
-def test_texts_are_found_and_what_is_not_read_is_named(
-    tmp_path: Path, header: str, columns: Sequence[Any], chosen: str
-) -> None:
-    write(tmp_path / "train.tsv", header, *columns)
-    splits = classification.load({"train": tmp_path}, Hyperparameters())
-    names = tuple(chosen.split(","))
-    assert splits.text_columns == names
-    told = next(line for line in splits.found if line.startswith("train data"))
-    assert all(repr(name) in told for name in names)
-    label = told.split("label column '")[1].split("'")[0]
-    unread = set(header.split(",")) - {*names, label}
-    assert set(told.partition("; not read: ")[2].split(", ")) - {""} == unread
-    wanted = [columns[header.split(",").index(name)] for name in names]
-    rows = [splits.train, splits.evaluation]
-    found = [tuple(each[key] for key in ("text", "text_pair") if key in each)
-             for split in rows for each in split]  # fmt: skip
-    assert sorted(found) == sorted(zip(*wanted, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("header", "columns", "listed"),
-    [
-        ("title,text,label", (FIRST, SECOND, LABELS), ["title", "text"]),
-        ("headline,body,label", (FIRST, SECOND, LABELS), ["body", "headline"]),
-        ("premise,said,heard,label", (FIRST, SECOND, THIRD, LABELS), ["said", "premise"]),
-        ("paragraph,question,answer,label", (FIRST, SECOND, THIRD, LABELS), ["paragraph"]),
-        ("sentence1,sentence2,sentence3,label", (FIRST, SECOND, THIRD, LABELS), ["sentence3"]),
-        ("aa,bb,label", (FIRST, SECOND, LABELS), ["aa", "bb"]),
-        ("left_memo,right_memo,label", (FIRST, SECOND, LABELS), ["left_memo", "right_memo"]),
-        ("subject,email,label", (FIRST, [text * 2 for text in SECOND], LABELS), ["email"]),
-    ],
-)
-def test_a_text_that_no_rule_knows_is_never_left_out(
-    tmp_path: Path, header: str, columns: Sequence[Any], listed: list[str]
-) -> None:
-    write(tmp_path / "train.tsv", header, *columns)
-    with pytest.raises(DataError, match="Which of them make a sample") as caught:
-        classification.load({"train": tmp_path}, Hyperparameters())
-    assert all(repr(name) in str(caught.value) for name in listed)
-    assert "text_column=" in str(caught.value)
-
-
-def part_of(tmp_path: Path, header: str, *columns: Sequence[object]) -> Any:
-    return read(write(tmp_path / "a.tsv", header, *columns))
-
-
-def test_a_user_s_word_decides(tmp_path: Path) -> None:
-    part = part_of(tmp_path, "title,body,kind", FIRST, SECOND, LABELS)
-    both = Columns(text="body", pair="title", label="kind")
-    assert of_labelled_texts(part, Hyperparameters(text_column="body, title"), None, None) == both
-    assert (
-        of_labelled_texts(
-            part, Hyperparameters(text_column="body", text_pair_column="title"), None, None
-        )
-        == both
-    )
-    assert of_labelled_texts(part, Hyperparameters(text_column="title"), None, None).read == (
-        "title",
-    )
-    for text, pair, words in [
-        ("body,titel", None, "text_column has value 'titel'"),
-        ("body", "titel", "text_pair_column has value 'titel'"),
-        (None, "title", "text_column is not given"),
-        ("body,body", None, "two different ones"),
-        ("title,body,kind", None, "title, body, kind"),
-    ]:
-        with pytest.raises(DataError, match=words):
-            of_labelled_texts(
-                part, Hyperparameters(text_column=text, text_pair_column=pair), None, None
-            )
-
-
-def test_all_files_are_pairs_or_none_is(tmp_path: Path) -> None:
-    pairs = part_of(tmp_path, "premise,hypothesis,label", FIRST, SECOND, LABELS)
-    other = part_of(tmp_path, "sentence1,sentence2,label", FIRST, SECOND, LABELS)
-    single = part_of(tmp_path, "text,label", FIRST, LABELS)
-    given = Hyperparameters()
-    like = of_labelled_texts(pairs, given, None, None)
-    assert of_labelled_texts(other, given, None, like).read == ("sentence1", "sentence2")
-    with pytest.raises(DataError, match="training data premise, hypothesis"):
-        of_labelled_texts(single, given, None, like)
-    with pytest.raises(DataError, match="training data text"):
-        of_labelled_texts(pairs, given, None, of_labelled_texts(single, given, None, None))
+FIRST, SECOND = filled(ONE), filled(OTHER)
 
 
 def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:

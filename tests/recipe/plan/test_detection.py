@@ -1,4 +1,4 @@
-"""Which task a job is for where nobody says it: certain, the default, or an error that lists."""
+"""Which task a job is for if it is not given, and what the refusal lists."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from recipe.plan import detection, resolution
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 REVIEWS = [{"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20)]
+TEXTS = [{"text": f"a film of {n}"} for n in range(20)]
 PROMPTS = [{"prompt": f"a film of {n}", "completion": f"number {n}"} for n in range(20)]
 
 
@@ -41,19 +42,19 @@ def found(
     ("rows", "architecture", "argv", "task", "why"),
     [
         (REVIEWS, "GPT2LMHeadModel", ["--task", "causal-lm"], "causal-lm", "as given"),
-        (PROMPTS, "BertModel", ["--prompt_column", "prompt"], "causal-lm", "columns prompt and"),
-        (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
-        ([{"a": 1}], "BertModel", [], "text-classification", "the default"),
         (
-            [{"query": "a", "passage": f"b {n}", "label": ["no", "yes"][n % 2]} for n in range(9)],
+            PROMPTS,
             "BertModel",
-            [],
-            "text-classification",
-            "or reranking (columns query and passage and what label says of them), too; set task",
+            ["--prompt_column", "prompt"],
+            "causal-lm",
+            "only this task takes prompt_column",
         ),
+        (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
+        (REVIEWS, "BertModel", [], "text-classification", "by its columns: text 'text', label"),
+        (TEXTS, "BertForMaskedLM", [], "masked-lm", "with a masked-LM head, else causal-lm could"),
     ],
 )
-def test_what_is_certain_is_taken_and_else_the_default(
+def test_the_task_is_found_by_hyperparameters_columns_and_model(
     tmp_path: Path, rows: Any, architecture: str, argv: list[str], task: str, why: str
 ) -> None:
     named, told = found(tmp_path, rows, architecture, *argv)
@@ -77,6 +78,17 @@ def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
         else:
             pq.write_table(pa.Table.from_pylist(turns), data / name)
         assert detection.find(parse([]), {"train": data})[0] == "causal-lm"
+
+
+def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_path: Path) -> None:
+    rows = [{"text": f"a film of {n}", "mood": "ab"[n % 2]} for n in range(20)]
+    with pytest.raises(HyperparameterError) as refusal:
+        found(tmp_path, rows)
+    _, texts, classes = str(refusal.value).splitlines()
+    assert texts == "- masked-lm: text 'text'. Give task=masked-lm."
+    assert classes.startswith("- text-classification: ")
+    assert "its columns are 'text' ('a film of 0'), 'mood' ('a')" in classes
+    assert "Give task=text-classification label_column=mood." in classes
 
 
 @pytest.mark.parametrize(
