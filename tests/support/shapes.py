@@ -422,7 +422,7 @@ shape("reddit_tifu", "t5", lambda n: {"title": s(), "documents": "long", "tldr":
 shape("opus_books, named", "t5", lambda n: {"id": "1", "translation": {"en": "cat", "fr": "chat"}},
       "translation source=translation.fr target=translation.en", argv="source_lang=fr target_lang=en")
 shape("simpletransformers", "t5", lambda n: {"prefix": "ask", "input_text": "it", "target_text": "done"},
-      "text2text-generation source=input_text target=target_text")
+      "? task=text2text-generation ignore_columns=prefix > text2text-generation source=input_text target=target_text")
 shape("aya collection, several languages", "t5", lambda n: {"inputs": "cat", "targets": "chat", "target_lang": ["fra", "deu"][n % 2]},
       "? text_column=inputs > translation source=inputs target=targets", argv="task=translation")
 shape("one direction of several", "t5", lambda n: {"source": "cat", "target": "chat", "target_lang": "fra"},
