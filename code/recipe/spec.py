@@ -237,15 +237,8 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
         ),
         "what the model would see with the text": (
             *("image", "images", "video", "videos", "audio", "audios", "system", "system_prompt"),
-            *(
-                "system_message",
-                "history",
-                "prefix",
-                "tools",
-                "functions",
-                "chat_template_kwargs",
-                "story",
-            ),
+            *("system_message", "history", "prefix", "tools", "functions", "story"),
+            "chat_template_kwargs",
             *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
             *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),
             *("role", "parent_id", "completions", "distractor", "correct_answer"),
