@@ -225,7 +225,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
             r"\b(?:docs|examples|tests|code/recipe|container|benchmarks)/[\w/.-]+\.\w+", text
         )
     )
-    for name in named - set(re.findall(r"<!-- file: (\S+) -->", text)):
+    for name in named - set(re.findall(r"^New file `(\S+)`:", text, re.M)):
         if not name.endswith((".log", ".egg-info")):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
 
