@@ -57,7 +57,9 @@ def run(
     quieten()
     tracking.set_places(places)
     table = Table(lambda decision: say_row(decision.what, decision))
-    say_row("versions", ", ".join(map(" ".join, model_card.versions().items())))
+    names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
+    facts_at_start = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
+    say_row("environment", ", ".join(f"{k} {v}" for k, v in facts_at_start.items() if v))
     plan = resolution.resolve(hyperparameters, places, environ, table)
     watch.lap("data")
     job = _make(plan, table, watch, environ)
