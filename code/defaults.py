@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.backend.requests.payloads import BadRequest
+from recipe.console import log
 from recipe.inference.defaults import huggingface, pytorch, serialization
 from recipe.inference.defaults.pytorch import load_torchscript
 
@@ -105,10 +106,9 @@ class Defaults:
                     " define input_fn or predict_fn."
                 )
         family, reason = self.family(model, model_dir)
-        print(
+        log(
             f"handlers: {', '.join(missing)} as in the {_TITLES[family]} image, since {reason}"
-            f" ({VARIABLE} sets it)",
-            flush=True,
+            f" ({VARIABLE} sets it)"
         )
         task = str(getattr(model, "task", "") or os.environ.get("HF_TASK", ""))
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from recipe.console import log
 from recipe.late_imports import imported_by_call
 
 with (
@@ -48,7 +49,7 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
     for length in (1, 16):
         request = model.example("A sentence to warm up with. " * length)
         if request is None:
-            print("warm-up: skipped, since this task has no example request", flush=True)
+            log("warm-up: skipped, since this task has no example request")
             break
         answers.write_answer(predict_fn(request, model), payloads.JSON)
     if (engine := registry.engine_of(model)) is not None:

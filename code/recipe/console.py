@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -16,6 +17,20 @@ def is_first_process() -> bool:
 def has_terminal() -> bool:
     """Return whether stderr is a terminal, on which a progress bar is drawn."""
     return sys.stderr.isatty()
+
+
+def log(line: str) -> None:
+    """Log a line of serving: as the server logs, if it runs this code, else on stdout."""
+    logger = logging.getLogger("recipe")
+    if logger.handlers:
+        logger.info("%s", line)
+    else:
+        print(line, flush=True)
+
+
+def say_row(what: str, detail: object) -> None:
+    """Print a line of the plan: what was decided in a column of its own, then the decision."""
+    say(f"{what:15} {detail}")
 
 
 def say(line: str) -> None:

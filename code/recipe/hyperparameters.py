@@ -166,14 +166,18 @@ class Hyperparameters(DataSettings, ModelSettings):
             raise all_at_once(problems)
 
     def as_text(self) -> dict[str, str]:
-        """Return the hyperparameters that are set, as text, without secrets such as hub_token."""
+        """Return the hyperparameters that are set, as text, without secrets such as hub_token and
+        those of other tasks.
+        """
         values = dataclasses.asdict(self)
+        of_tasks = {name: set(row.hyperparameters) for name, row in TASKS.items()}
+        of_others = set().union(*of_tasks.values()) - of_tasks.get(str(self.task), set())
         passed = values.pop("passed")
         del values["notes"]
         return {
             key: mask_shapes(value if isinstance(value, str) else json.dumps(value, default=str))
             for key, value in {**values, **passed}.items()
-            if value is not None and not is_secret_name(key)
+            if value is not None and not is_secret_name(key) and key not in of_others
         }
 
     def _out_of_range(self) -> Iterator[str]:

@@ -16,7 +16,10 @@ import pytest
 from tests.support.job_tree import Tree
 
 ROOT = Path(__file__).parents[2]
-STEP = re.compile(r"<!-- (file|before|after): (\S+?)(?:: (.*?))? -->\n```text\n(.*?)```", re.DOTALL)
+STEP = re.compile(
+    r"^(New file|Before|After) (?:`([^\n]*)` in )?`(\S+)`:\n\n```text\n(.*?)```",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 class Copy:
@@ -31,15 +34,16 @@ class Copy:
         section = text.split(f"\n### {title}\n")[1].split("\n### ")[0]
         steps = STEP.findall(section)
         assert steps, title
-        for where, name, anchor, code in steps:
+        assert len(steps) == section.count("```text")
+        for where, anchor, name, code in steps:
             path = folder / name
-            if where == "file":
+            if where == "New file":
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(code)
                 continue
             lines = path.read_text().splitlines(keepends=True)
             (at,) = [number for number, line in enumerate(lines) if anchor in line]
-            at += where == "after"
+            at += where == "After"
             path.write_text("".join([*lines[:at], code, *lines[at:]]))
 
     def run(self, *command: str, **variables: str) -> str:

@@ -184,12 +184,10 @@ def test_a_shell_block_is_shellcheck_clean(block: Block) -> None:
 
 
 @pytest.mark.heavy
-def test_the_estimator_starts_the_job_it_shows(
-    aws: Aws, run: Run, sdk2: str, tmp_path: Path
-) -> None:
-    (block,) = [b.text for b in BLOCKS if "sagemaker.estimator" in b.text]
+def test_the_trainer_starts_the_job_it_shows(aws: Aws, run: Run, sdk3: str, tmp_path: Path) -> None:
+    (block,) = [b.text for b in BLOCKS if "sagemaker.train" in b.text]
     (tmp_path / "shown.py").write_text(block)
-    done = run(tmp_path / "shown.py", python=sdk2)
+    done = run(tmp_path / "shown.py", python=sdk3)
     assert done.returncode == 0, done.stderr
     job = aws.asked("CreateTrainingJob")
     assert job["HyperParameters"]["model_name_or_path"] == "bert-base-uncased"
@@ -227,7 +225,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
             r"\b(?:docs|examples|tests|code/recipe|container|benchmarks)/[\w/.-]+\.\w+", text
         )
     )
-    for name in named - set(re.findall(r"<!-- file: (\S+) -->", text)):
+    for name in named - set(re.findall(r"^New file `(\S+)`:", text, re.M)):
         if not name.endswith((".log", ".egg-info")):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -43,6 +44,7 @@ from recipe.backend.static import programs as static
 from recipe.backend.static.buckets import Buckets
 from recipe.backend.static.programs import DEVICES, ProgramInputs, Programs
 from recipe.compat import positions_of
+from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import packed_encoders
 from recipe.tokenization.encoding import types_alone
@@ -106,7 +108,8 @@ def load(
         loaded = laid_out(loaded, kind, architecture, reading, environ, is_int8=name == "int8")
     if name == "int8":
         model = precision.in_int8(model)
-    print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    log(f"model: {type(model).__name__} on {kind} in {name} ({versions})")
     return replace(loaded, model=model)
 
 
@@ -206,7 +209,7 @@ def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
         merging, merged = ALONE, alone
     if merging != PADDED:
         name = type(loaded.model).__name__
-        print(f"batches: padding changes the answers of {name}: {merging}", flush=True)
+        log(f"batches: padding changes the answers of {name}: {merging}")
     return replace(merged, typed=typed)
 
 

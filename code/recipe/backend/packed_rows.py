@@ -29,6 +29,7 @@ from recipe.backend.rows import (
     sent,
     tolerance_of,
 )
+from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, packed_encoders
 from recipe.models.packed_encoders import Family
@@ -96,7 +97,7 @@ class PackedRows:
         elif kind == "cuda":
             why_not = flat_attention.why_not(model.config, model.device, model.dtype) or ""
         if family is None or why_not:
-            print(f"batches: texts are padded: {why_not}", flush=True)
+            log(f"batches: texts are padded: {why_not}")
             return None
         return cls(family, _HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
 
@@ -227,7 +228,7 @@ def checked(
         why_not = f"{type(error).__name__}: {str(error)[:200]}"
     if not why_not:
         return packed
-    print(f"batches: texts are padded: {why_not}", flush=True)
+    log(f"batches: texts are padded: {why_not}")
     model.set_attn_implementation(usual)
     return None
 

@@ -20,6 +20,7 @@ from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
 from recipe.compat import in_precision
+from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
 _SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
@@ -88,10 +89,9 @@ class Foreign(ServedTask):
         turns.pause_before_calls(pipeline.model)
         if task in _WORDS and pipeline.tokenizer is not None:
             refuse_empty(pipeline.tokenizer, origin.place)
-        print(
+        log(
             f"model: {type(pipeline.model).__name__} on {kind} in {name}, by transformers' own "
-            "pipeline: one request at a time",
-            flush=True,
+            "pipeline: one request at a time"
         )
         return cls(task=task, pipeline=pipeline, parameters=parameters_of(pipeline))
 

@@ -21,6 +21,7 @@ from recipe.backend.rows import are_close, tolerance_of
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static import programs
+from recipe.console import log
 from recipe.models import packed_encoders
 from recipe.runtime import device
 
@@ -125,7 +126,7 @@ def computes(model: PreTrainedModel, answers: Callable[[bool], object]) -> bool:
         raise
     except RuntimeError as error:
         kind, why = type(model).__name__, str(error).partition("\n")[0]
-        print(f"precision: float32, since {kind} does not support bfloat16: {why}", flush=True)
+        log(f"precision: float32, since {kind} does not support bfloat16: {why}")
         return False
     return True
 
@@ -142,7 +143,7 @@ def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -
     try:
         return are_close(answers(), expected, tolerance_of(expected, torch.float16) / 6)
     except RuntimeError as error:
-        print(f"float16: {str(error)[:200]}", flush=True)
+        log(f"float16: {str(error)[:200]}")
         return False
 
 

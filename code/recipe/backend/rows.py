@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from recipe.console import log
 from recipe.runtime import blocked_weights
 
 
@@ -201,7 +202,7 @@ def lay_out(
         return are_close(one, other, tolerance_of(other, model.dtype))
 
     if fault := blocked_weights.use(model, answers, are_same):
-        print(f"weights: in PyTorch's layout: {fault}", flush=True)
+        log(f"weights: in PyTorch's layout: {fault}")
 
 
 def tolerance_of(expected: Sequence[Tensor], dtype: torch.dtype, exact: float = 1e-3) -> float:

@@ -7,13 +7,14 @@ import copy
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from recipe.console import say_row
 from recipe.errors import ModelError
 
 _OF_A_LAYER = re.compile(r"\.\d+\.|embed(?!.*mask_token)")
@@ -55,6 +56,12 @@ def of_encoder(encoder: PreTrainedModel) -> list[str]:
         output_loading_info=True,
     )
     return unread(report)
+
+
+def log(new: Sequence[str]) -> None:
+    """Log the weights that the model's files lack."""
+    names = f"{', '.join(new[:4])}{', ...' if len(new) > 4 else ''}"
+    say_row("new weights", f"{len(new)} start at random: {names}" if new else "none")
 
 
 def check_layers(place: str, model: PreTrainedModel, new: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
+from recipe.console import log
 from recipe.errors import ModelError, near
 from recipe.storage import checksums
 from recipe.task_table import SERVED, resolve
@@ -51,7 +52,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     origin = Origin.find(model_dir, environ)
     with checksums.verified(origin.place):
         name = chosen(origin, environ)
-        print(f"task: {name}", flush=True)
+        log(f"task: {name}")
         if (served := SERVED.get(name)) is None:
             task: ServedTask = pipelines.Foreign.load(origin, name, environ)
         else:

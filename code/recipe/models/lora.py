@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from recipe.console import say
+from recipe.console import say_row
 from recipe.errors import HyperparameterError, near
 from recipe.settings import ModelSettings
 
@@ -84,7 +84,7 @@ def wrap(
         )
     config.task_type = task  # which loading the adapter needs
     trained, whole = wrapped.get_nb_trainable_parameters()
-    say(f"LoRA: rank {config.r}, {trained:,} of {whole:,} parameters are trained")
+    say_row("LoRA", f"rank {config.r}, {trained:,} of {whole:,} parameters are trained")
     return wrapped
 
 

@@ -140,7 +140,7 @@ def load_head(
     """
     options = {**options, "ignore_mismatched_sizes": True}
     model, tokenizer, new = read(architecture, source, settings, **options)
-    say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+    new_weights.log(new)
     if new and not settings.trains:
         raise ModelError(
             f"The model {source.name} lacks {len(new)} weights of {what} ({new[0]} ...), which "

@@ -71,7 +71,10 @@ def decide(
         model, pad_id, requested, training, evaluations, size, objective, of_training
     )
     if args.do_eval or args.do_predict:
-        table.add("evaluation", f"{size} samples {eval_layout.describe()}")
+        rows = max(map(len, evaluations.values()), default=0)
+        few = "; too few for a meaningful score" if rows < 10 else ""
+        count = f"{min(rows, size)} sample{'s' * (min(rows, size) != 1)}"
+        table.add("evaluation", f"{count} {eval_layout.describe()}{few}")
     if args.device.type == "cpu" and not args.torch_compile:
         is_flat = flat_attention.is_used(model.config)
         blocks = train_layout.balanced and objective.lightens_attention and not is_flat

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from recipe.tasks.base import OK, Finding
 
-_WIDTH = 15
-
 
 class Table:
     """Collects decisions in the order in which they are made.
@@ -25,8 +23,3 @@ class Table:
         decision = Finding(level=OK, what=what, detail=detail, reason=reason)
         self.rows.append(decision)
         self._log(decision)
-
-
-def as_line(decision: Finding) -> str:
-    """Return a decision as an aligned line of a log."""
-    return f"{decision.what:{_WIDTH}} {decision}"

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from recipe.reports.section import Section
 
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9822b", "#8a8f98"
+# A page replaces these by its own, which depend on the reader's colour scheme.
+_INK, _LINE = "#1f2328", "#e6e8eb"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be found, and takes little room
     "text.parse_math": False,  # a class may be called $5
@@ -22,7 +24,8 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#e6e8eb",
+    "grid.color": _LINE,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     "axes.axisbelow": True,
     "axes.edgecolor": GREY,
 }
@@ -43,8 +46,8 @@ def save(figure: Any, path: Path) -> str:
 
     figure.savefig(path.with_suffix(".png"), dpi=120)
     text = io.StringIO()
-    figure.savefig(text, format="svg")
-    svg = text.getvalue()
+    figure.savefig(text, format="svg", transparent=True)
+    svg = text.getvalue().replace(_INK, "currentColor").replace(_LINE, "var(--line)")
     return Markup(svg[svg.index("<svg") :])
 
 
@@ -53,6 +56,17 @@ def _axes(width: float = 9.4, height: float = 3.2) -> tuple[Any, Any]:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
+
+
+def _label_steps(axes: Any) -> None:
+    """Label the x axis with whole steps, and begin the y axis at 0 rather than below it."""
+    axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    values = [value for line in axes.get_lines() for value in line.get_ydata()]
+    if values and min(values) >= 0 > axes.get_ylim()[0]:
+        axes.set_ylim(bottom=0)
+        for line in axes.get_lines():
+            line.set_clip_on(False)
 
 
 def _points(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[Any], list[Any]]:
@@ -65,7 +79,8 @@ def loss(history: Sequence[Mapping[str, Any]]) -> Any:
     figure, axes = _axes()
     axes.plot(*_points(history, "loss"), color=BLUE, label="training loss")
     axes.plot(*_points(history, "eval_loss"), color=ORANGE, marker="o", label="evaluation loss")
-    axes.set(xlabel="step", ylabel="loss")
+    axes.set_ylabel("loss")
+    _label_steps(axes)
     rate = axes.twinx()
     rate.grid(False)
     rate.plot(*_points(history, "learning_rate"), color=GREY, linestyle=":", label="learning rate")
@@ -88,10 +103,17 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
         for name in keys
         if name.startswith("eval_") and name not in beside and not name.endswith("_logp")
     ]
+    # Scores that are equal at each step share a line and a label.
+    curves: dict[str, list[str]] = {}
     for name in names:
         label = name.removeprefix("eval_").replace("_", " ")
-        axes.plot(*_points(history, name), marker="o", markersize=4, label=label)
-    axes.set(xlabel="step", ylabel="score")
+        curves.setdefault(repr(_points(history, name)), []).append(label)
+        if len(curves[repr(_points(history, name))]) == 1:
+            axes.plot(*_points(history, name), marker="o", markersize=4)
+    for line, labels in zip(axes.get_lines(), curves.values(), strict=True):
+        line.set_label("\n= ".join(labels))
+    axes.set_ylabel("score")
+    _label_steps(axes)
     figure.legend(loc="outside right center", frameon=False)
     return figure
 
@@ -101,8 +123,15 @@ def perplexity_sections(history: Sequence[Mapping[str, Any]]) -> list[Section]:
 
     def draw() -> Any:
         figure, axes = _axes(height=2.6)
-        axes.plot(*_points(history, "eval_perplexity"), color=ORANGE, marker="o")
-        axes.set(xlabel="step", ylabel="perplexity", yscale="log")
+        steps, values = _points(history, "eval_perplexity")
+        axes.plot(steps, values, color=ORANGE, marker="o")
+        axes.set_ylabel("perplexity")
+        _label_steps(axes)
+        # Within one power of ten, a logarithmic axis has hardly a label.
+        if max(values) > 10 * min(values):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_minor_formatter("")
         return figure
 
     if not any("eval_perplexity" in entry for entry in history):

@@ -45,6 +45,8 @@ class Facts:
     decisions: Sequence[tuple[str, str]]
     """The plan: what was decided, and the decision with its reason."""
     metrics: Mapping[str, float]
+    job_name: str = ""
+    """SageMaker's name of the training job; '' elsewhere."""
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,13 @@ def write(material: Material, folder: Path) -> Path:
         figures=drawn,
         sections=material.sections,
         rule=RULE,
-        metrics={name: f"{value:.6g}" for name, value in material.facts.metrics.items()},
+        # transformers' speeds include evaluations, and would contradict the tile's.
+        metrics={
+            name: f"{value:.6g}"
+            for name, value in material.facts.metrics.items()
+            if not name.startswith("train_") or not name.endswith("_per_second")
+        },
+        date=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         hyperparameters=material.facts.hyperparameters,
         versions=versions(),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
-from recipe.console import say
+from recipe.console import say, say_row
 from recipe.data.column_names import COMPLETION, LEARNED, MESSAGES, PROMPT, TEXT, TOKEN_IDS
 from recipe.errors import DataError
 from recipe.tokenization import chat, store
@@ -84,7 +84,7 @@ def tokenise(
     line += " of them learned"
     if left_out := len(split) - kept:
         line += f"; {left_out} documents have no tokens to learn and are left out"
-    say(line)
+    say_row("tokens", line)
     if guessed := int(made[_GUESSED].sum()):
         say(
             f"{name}: in {guessed} of {len(documents)} pieces, the chat template does not mark the "

@@ -53,8 +53,11 @@ class Bar(ProgressCallback):
 class ProgressLines(TrainerCallback):
     """Prints the step, the speed and the time left, at most every `every` seconds."""
 
-    def __init__(self, every: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, every: float = 5.0, clock: Callable[[], float] = time.monotonic, price: float = 0.0
+    ) -> None:
         self._every = every
+        self._price = price  # of all hosts, per hour
         self._clock = clock
         self._started = self._printed = 0.0
         self._first_step = 0
@@ -71,15 +74,17 @@ class ProgressLines(TrainerCallback):
     ) -> None:
         """Print a line, at intervals."""
         now = self._clock()
-        if now - self._printed < self._every:
+        if now - self._printed < self._every or state.global_step >= state.max_steps:
             return
         self._printed = now
         per_second = (state.global_step - self._first_step) / (now - self._started)
         texts = per_second * args.train_batch_size * args.gradient_accumulation_steps
         minutes, seconds = divmod(round((state.max_steps - state.global_step) / per_second), 60)
         left = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+        cost = self._price * (now - self._started) / 3600 * state.max_steps / state.global_step
         say(
             f"step {state.global_step} of {state.max_steps} "
             f"({100 * state.global_step / state.max_steps:.0f} %), "
             f"{texts * args.world_size:.1f} texts/s, about {left} left"
+            + (f", {cost:.2g} for the whole training" if cost else "")
         )

@@ -15,14 +15,14 @@ from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallbac
 
 from recipe.batching.samples import Samples
 from recipe.compat import parts, quieten
-from recipe.console import has_terminal, is_first_process, say
+from recipe.console import has_terminal, is_first_process, say, say_row
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
 from recipe.models import cpu_kernels
 from recipe.paths import Places
 from recipe.plan import resolution
 from recipe.plan.resolution import Loaded, Plan
-from recipe.plan.table import Table, as_line
+from recipe.plan.table import Table
 from recipe.reports import model_card, predicted, report, tracking
 from recipe.runtime import device, distribution, host_order, memory, xla
 from recipe.runtime.timer import Stopwatch
@@ -56,7 +56,10 @@ def run(
         datasets.disable_progress_bars()
     quieten()
     tracking.set_places(places)
-    table = Table(lambda decision: say(as_line(decision)))
+    table = Table(lambda decision: say_row(decision.what, decision))
+    names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
+    facts_at_start = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
+    say_row("environment", ", ".join(f"{k} {v}" for k, v in facts_at_start.items() if v))
     plan = resolution.resolve(hyperparameters, places, environ, table)
     watch.lap("data")
     job = _make(plan, table, watch, environ)
@@ -73,6 +76,7 @@ def run(
             about=plan.task.about(),
             decisions=[(decision.what, str(decision)) for decision in table.rows],
             metrics=metrics,
+            job_name=environ.get("TRAINING_JOB_NAME", ""),
         )
         _write(job, weights, facts, places, hyperparameters.trains)
         watch.lap("saving")
@@ -168,9 +172,10 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         patience, threshold = given.early_stopping_patience, given.early_stopping_threshold
         trainer.add_callback(EarlyStoppingCallback(patience, threshold))
     trainer.add_callback(MetricLines())
+    price = (given.price_per_hour or 0) * (len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(ProgressLines() if arguments.disable_tqdm else Bar())
+    trainer.add_callback(ProgressLines(price=price) if arguments.disable_tqdm else Bar())
     return _Job(task=task, loaded=loaded, samples=samples, trainer=trainer)
 
 
@@ -214,7 +219,14 @@ def _write(
             job.task.save(model, weights, job.loaded.tokenizer, folder)
             checksums.write(folder)
             (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
-        say(f"model written to {places.model_dir}")
+        state = job.trainer.state
+        step, which = state.global_step, "the last"
+        if job.trainer.args.load_best_model_at_end and state.best_global_step:
+            step, which = (
+                state.best_global_step,
+                f"the best by {job.trainer.args.metric_for_best_model}",
+            )
+        say(f"model written to {places.model_dir}: the weights of step {step}, {which}")
     metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
     output = places.output_data_dir
     with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
@@ -222,3 +234,5 @@ def _write(
     say(f"metrics written to {output}/metrics.json:")
     for line in result_lines(facts.metrics):
         say(line)
+    if is_trained:
+        say("next: `amphora serve` answers requests with it; on SageMaker, deploy() the estimator")

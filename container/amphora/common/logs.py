@@ -92,13 +92,14 @@ class Masking:
 
 
 def configure(level: int | str = logging.INFO) -> None:
-    """Send amphora's log lines to stderr in one format, with secrets masked."""
+    """Send the log lines of amphora and of the recipe to stderr in one format, secrets masked."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_MaskingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("amphora")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
+    for name in ("amphora", "recipe"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
 
 
 def mask_printing() -> None:

@@ -113,6 +113,12 @@ class ServerSettings:
     shows_page: bool
     """Whether `/` is a page to try the model: on a laptop, not on an endpoint."""
 
+    @property
+    def url(self) -> str:
+        """Return the server's address, as a client on this host writes it."""
+        host = "localhost" if self.address in ("0.0.0.0", "127.0.0.1") else self.address
+        return f"http://{host}:{self.port}"
+
 
 def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> ServerSettings:
     """Read the settings. Raises ConfigError with each wrong variable, its value and a remedy."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from amphora import __version__
 from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, ConfigError
 from amphora.contract.job import Job, Paths, read_job
@@ -144,7 +145,11 @@ def _prepared(
         )
     else:
         start = sdk_v3.start(job, host, error_dir, environ, sdk_command)
-    for note in (*job.notes, f"device: {host.kind}, {host.reason}", *start.plan.notes):
+    for note in (
+        *job.notes,
+        f"amphora {__version__} on {host.kind}: {host.reason}",
+        *start.plan.notes,
+    ):
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     uploads = str(job.sagemaker.get("sagemaker_s3_output") or "")

@@ -11,7 +11,7 @@ from recipe.arguments import parse
 from recipe.paths import Places
 from recipe.plan import resolution
 from recipe.plan.resolution import Plan
-from recipe.plan.table import Table, as_line
+from recipe.plan.table import Table
 
 
 def plan_of(
@@ -32,7 +32,7 @@ def plan_of(
     given = parse(["--use_cpu", "True", *argv], places)
     plan = resolution.resolve(given, places, {}, table, processes)
     resolution.load(plan, table)
-    return plan, [as_line(decision) for decision in table.rows]
+    return plan, [f"{decision.what:15} {decision}" for decision in table.rows]
 
 
 def test_doctor_plans_what_the_job_does(tmp_path: Path, tiny_model: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from recipe.data.labels import NUMBER, SEVERAL, Labels
 from recipe.hyperparameters import Hyperparameters
-from recipe.reports import model_card, predictions, report
+from recipe.reports import figures, model_card, predictions, report
 from recipe.reports.model_card import Facts
 from recipe.reports.section import RULE
 from recipe.runtime.timer import Stopwatch
@@ -134,6 +134,53 @@ def test_a_run_resumed_after_its_last_evaluation_has_a_report(tmp_path: Path) ->
     page = report.write(material(None), tmp_path).read_text()
     assert page.count("<svg") == 4
     assert "mistakes" not in page
+
+
+EVALUATIONS = [
+    {
+        "step": step,
+        "loss": 0.5,
+        "learning_rate": 1e-5,
+        "eval_perplexity": perplexity,
+        "eval_accuracy": 0.0,
+        "eval_f1_micro": 0.0,
+        "eval_f1_macro": 0.25,
+    }
+    for step, perplexity in ((1, 1.46), (2, 1.45))
+]
+
+
+@pytest.mark.parametrize("first", [1.46, 2000.0])
+def test_axes_have_numbers_that_a_reader_reads(tmp_path: Path, first: float) -> None:
+    history = [{**EVALUATIONS[0], "eval_perplexity": first}, EVALUATIONS[1]]
+    page = report.write(
+        material(None, history=history, sections=figures.perplexity_sections(history)), tmp_path
+    ).read_text()
+    assert "mathdefault" not in page
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert "accuracy" in labels, "one line and label"
+    assert "= f1 micro" in labels
+    assert not [label for label in labels if label.startswith("\N{MINUS SIGN}")]
+    assert not {"1.25", "1.50"} & set(labels), "there is no step between two steps"
+    assert ("1,000" in labels) == (first == 2000)
+
+
+def test_a_page_follows_the_reader_s_colours(tmp_path: Path) -> None:
+    page = report.write(material(), tmp_path).read_text()
+    assert "prefers-color-scheme: dark" in page
+    figures_of_page = "".join(re.findall(r"<svg.*?</svg>", page, re.S))
+    assert "currentColor" in figures_of_page
+    assert "#1f2328" not in page
+
+
+def test_it_names_the_job_and_leaves_out_what_is_another_task_s(tmp_path: Path) -> None:
+    chosen = Hyperparameters(task="text-classification", class_weight="balanced").as_text()
+    facts = dataclasses.replace(material().facts, job_name="reviews-1", hyperparameters=chosen)
+    text = " ".join(words(report.write(material(facts=facts), tmp_path).read_text()).split())
+    assert re.search(r"some/model · reviews-1 · 20\d\d-\d\d-\d\d \d\d:\d\d UTC", text)
+    assert "class_weight balanced" in text
+    assert not re.search(r"mlm_probability|\bbeta\b|loss_type", text)
+    assert "train_samples_per_second" not in text, "it would contradict the tile"
 
 
 def test_a_stopwatch_adds_up_laps() -> None:

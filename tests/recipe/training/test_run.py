@@ -82,7 +82,13 @@ def test_it_says_what_it_found(trained: Trained) -> None:
     assert "csv (comma); text column 'review', label column 'sentiment'" in trained.output
     assert "2 labels: neg (80 rows), pos (80 rows)" in trained.output
     assert "device          cpu, 1 process" in trained.output
-    assert "new weights: 2 (classifier.bias, classifier.weight)" in trained.output
+    assert "new weights     2 start at random: classifier.bias, classifier.weight" in trained.output
+    assert re.search(r"^environment +Python \S+, torch \S+, transformers", trained.output, re.M)
+    assert "about 0 s left" not in trained.output
+    assert re.search(
+        r"^model written to .*/model: the weights of step \d+, the last$", trained.output, re.M
+    )
+    assert "\nnext: `amphora serve` answers requests with it" in trained.output
     assert "%|" not in trained.output
 
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from recipe.backend.engines import comparison, graph
 from recipe.backend.engines.graph import Forward
+from recipe.console import log
 from recipe.errors import ModelError
 from recipe.models import packed_encoders
 
@@ -74,7 +75,7 @@ def converted(model: PreTrainedModel, inputs: Sequence[str], longest: int) -> Fo
         names = _in_fork(model, inputs, longest, Path(name))
         forward = Forward(Path(name), inputs, names, model, longest)
     version = importlib.metadata.version("openvino")
-    print(f"engine: OpenVINO {version}, converted in {time.monotonic() - began:.1f} s", flush=True)
+    log(f"engine: OpenVINO {version}, converted in {time.monotonic() - began:.1f} s")
     return forward
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from recipe.backend.loaded_model import LoadedModel
+from recipe.console import log
 
 # Settings of a generation_config that change prompts, give several tokens a step, or return more
 # than tokens.
@@ -27,7 +28,7 @@ def settle(model: Any) -> None:
     config = copy.deepcopy(model.generation_config)
     for name in _IGNORED:
         if getattr(config, name, None):
-            print(f"generation: ignores {name} of generation_config.json", flush=True)
+            log(f"generation: ignores {name} of generation_config.json")
             setattr(config, name, None)
     model.generation_config = config
 

@@ -26,6 +26,7 @@ from recipe.backend.generation.prompts import Prompt
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
 from recipe.backend.saved.weights import embeddings_of
+from recipe.console import log
 
 
 def may_merge(loaded: LoadedModel) -> bool:
@@ -56,7 +57,7 @@ def may_merge(loaded: LoadedModel) -> bool:
     try:
         together, alone = scores(prompts), torch.cat([scores([prompt]) for prompt in prompts])
     except Exception as error:
-        print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        log(f"batches: {type(error).__name__}: {str(error)[:200]}")
         return False
     # No more than rounding explains; a visible neighbour changes scores by far more.
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.08

@@ -16,6 +16,7 @@ from transformers import AutoModel, GenerationConfig
 from recipe.backend.saved.origin import Origin
 from recipe.compat import in_precision
 from recipe.compat.new_weights import check_layers, unread
+from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
 
 
@@ -107,8 +108,7 @@ def _fit_labels(config: Any, adapter: str) -> None:
     counts = {len(weight) for name, weight in weights.items() if name.endswith(heads)}
     if len(counts) == 1 and counts != {config.num_labels}:
         (config.num_labels,) = counts
-        print(
+        log(
             f"labels: {config.num_labels} without names, since {adapter} has no config.json "
-            "(model.config.save_pretrained writes it)",
-            flush=True,
+            "(model.config.save_pretrained writes it)"
         )

@@ -12,6 +12,7 @@ from typing import Any, cast
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
 _TOKENIZER_REMEDY = (
@@ -67,7 +68,7 @@ class Origin:
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
             # Clients may see the error, so only the log lists the files.
-            print(f"{model_dir} contains {files or 'nothing'}", flush=True)
+            log(f"{model_dir} contains {files or 'nothing'}")
             raise ModelError(
                 f"There is no config.json in {model_dir} (the log lists its files).",
                 _advice(Path(model_dir)),
@@ -168,11 +169,11 @@ def _base_of(
         places = []
     for place in places:
         if (place / "config.json").is_file():
-            print(f"adapter: {adapter} is merged into its base {place}", flush=True)
+            log(f"adapter: {adapter} is merged into its base {place}")
             return str(place)
     name = named or base
     if _HUB_NAME.fullmatch(name) and _on_hub(name, "config.json", options):
-        print(f"adapter: {adapter} is merged into its base {name}", flush=True)
+        log(f"adapter: {adapter} is merged into its base {name}")
         return name
     looked = "".join(f" There is no model in {place}." for place in dict.fromkeys(places))
     raise ModelError(

@@ -30,6 +30,7 @@ from recipe.backend.rows import (
 )
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static.buckets import NAME, Bucket, Buckets
+from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
 from recipe.runtime import device, xla
@@ -165,7 +166,7 @@ class Programs:
         """
         count, kind = len(self._buckets.shapes), self._device.type
         began = time.monotonic()
-        print(f"programs: {count} for {kind}, {NAME}={self._buckets} (texts x tokens)", flush=True)
+        log(f"programs: {count} for {kind}, {NAME}={self._buckets} (texts x tokens)")
         for number, bucket in enumerate(self._buckets.shapes, 1):
             rows, wanted = texts[bucket.length], answers[bucket.length]
             start = time.monotonic()
@@ -187,12 +188,11 @@ class Programs:
                     f"in {dtype} its answers for {bucket} (texts x tokens) differ from the CPU's "
                     f"by {farthest:.3g} and {again:.3g}, where {tolerance:.3g} would be rounding",
                 )
-            print(
+            log(
                 f"program {number} of {count}: {bucket}, ready after {first:.1f} s, "
-                f"{1000 * seconds:.0f} ms a call, within {max(farthest, again):.1g} of the CPU",
-                flush=True,
+                f"{1000 * seconds:.0f} ms a call, within {max(farthest, again):.1g} of the CPU"
             )
-        print(f"programs: all are ready after {time.monotonic() - began:.0f} s", flush=True)
+        log(f"programs: all are ready after {time.monotonic() - began:.0f} s")
 
     def _difference(
         self, bucket: Bucket, rows: Sequence[TokenRow], expected: Sequence[Tensor]

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
-from recipe.console import say
+from recipe.compat import new_weights
 from recipe.data.labels import Labels
 from recipe.errors import ModelError
 from recipe.models import lora, pretrained
@@ -41,7 +41,7 @@ def load(source: Source, labels: Labels, settings: ModelSettings) -> tuple[PreTr
             "pictures are read in RGB here.",
             "Give a model of three channels.",
         )
-    say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+    new_weights.log(new)
     if new and not settings.trains:
         raise ModelError(
             f"The model {source.name} lacks {len(new)} weights of a classifier of these labels "

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import MaskedLMOutput
 
-from recipe.console import say
+from recipe.compat import new_weights
 from recipe.errors import ModelError
 from recipe.models import lora, packed_decoders, packed_encoders, pretrained
 from recipe.models.packed_encoders import Family
@@ -43,7 +43,7 @@ def load(
         )
     pretrained.check_vocabulary(source, model, tokenizer)
     if new:
-        say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+        new_weights.log(new)
         lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"
         if not settings.trains:
             raise ModelError(

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from recipe.compat import attend_fully, in_precision, new_weights
-from recipe.console import say
+from recipe.console import say, say_row
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.models import lora, packed_encoders
 from recipe.models.packed_encoders import Family
@@ -85,7 +85,7 @@ def load(
     is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
     why = "as the model has it" if is_saved else "no modules.json says another"
     others = f", then {', '.join(parts[2:])}" if parts[2:] else ""
-    say(f"pooling: {_mode(sentences[1])} ({why}){others}")
+    say_row("pooling", f"{_mode(sentences[1])} ({why}){others}")
     named = getattr(sentences, "similarity_fn_name", None)
     if named not in (None, "cosine"):
         say(f"similarity: cosine, for which the losses train, instead of the model's own ({named})")

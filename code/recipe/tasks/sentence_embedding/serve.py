@@ -26,6 +26,7 @@ from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
+from recipe.console import log
 from recipe.tasks.sentence_embedding.vectors import SentenceVectors
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
@@ -230,9 +231,9 @@ def load_features(
     # its clients read a matrix. Otherwise a text has one vector.
     is_named = environ.get("HF_TASK") == "feature-extraction" and not origin.sentence_modules
     answers = named or (TOKENS if is_named else VECTORS)
-    what = "each token" if answers == TOKENS else "each text"
+    kinds = {TOKENS: "each token", VECTORS: "each text"}
     other = VECTORS if answers == TOKENS else TOKENS
-    print(f"answers: a vector of {what} (AMPHORA_ANSWERS={other} for the other)", flush=True)
+    log(f"answers: a vector of {kinds[answers]} (AMPHORA_ANSWERS={other}: of {kinds[other]})")
     if answers == VECTORS:
         return load_vectors(origin)
     return TokenFeatures(loading.load(origin, AutoModel))

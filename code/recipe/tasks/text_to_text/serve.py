@@ -27,6 +27,7 @@ from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
+from recipe.console import log
 from recipe.models.packed_encoders import IS_OLDER
 from recipe.tasks.text_to_text.languages import is_multilingual, languages, token_of
 
@@ -95,7 +96,7 @@ class TextGenerator(ServedTask):
             defaults |= {"src_lang": pair[1], "tgt_lang": pair[2]}
         defaults["tokenizer_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
         shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
-        print(f"generation: {shown}, unless a request sets others", flush=True)
+        log(f"generation: {shown}, unless a request sets others")
         codes = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
         return cls(loaded=loaded, task=task, defaults=defaults, languages=codes)
 

@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
+from amphora import __version__
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import telemetry
@@ -58,9 +59,11 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     settings = read_settings(base_dir, environ, host_devices)
     settings = replace(settings, worker_open_files=wire.raise_limit())
     LOG.info(
-        "Starting on %s, port %d, on %s (%s); workers: %d, threads of each: %d; batches of up to %d"
-        " requests, time-out %g s, queue limit %d. /ping answers 200 once the model is loaded.",
-        settings.address, settings.port, host_devices.kind, host_devices.reason, settings.workers,
+        "amphora %s serves %s on %s, port %d, on %s (%s); workers: %d, threads of each: %d; batches"
+        " of up to %d requests, time-out %g s, queue limit %d. /ping answers 200 once the model is"
+        " loaded.",
+        __version__, settings.model_dir, settings.address, settings.port, host_devices.kind,
+        host_devices.reason, settings.workers,
         settings.threads, settings.batch_size, settings.timeout, settings.queue_limit,
     )  # fmt: skip
     # asyncio turns off Nagle's algorithm only if the protocol is named.

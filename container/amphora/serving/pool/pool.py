@@ -165,6 +165,7 @@ class Pool:
                 continue
             if self._loaded is None:
                 LOG.info("The model is loaded (%.1f s).", loaded.seconds)
+                LOG.info("ready at %s", self.settings.url)
             self._loaded = loaded
             self._dispatcher.merges = loaded.batches
             self._failures = 0

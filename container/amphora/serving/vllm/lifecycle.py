@@ -113,6 +113,7 @@ class Engine:
                 await self._process.stop()
             else:
                 LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
+                LOG.info("ready at %s", self._settings.url)
                 failures, has_answered, self.is_ready = 0, True, True
                 reason = await ended
                 self.is_ready = False

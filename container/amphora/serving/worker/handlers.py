@@ -216,6 +216,7 @@ def resolve(
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
         return _of_image(image_code, functions.get("pre_model_fn"), model_dir)
+    LOG.info("%s defines %s.", file, ", ".join(name for name in _SIGNATURES if name in defined))
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
         functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])
     needed = {"model_fn"} if "transform_fn" in functions else {"model_fn", *_TRIO}

@@ -344,6 +344,16 @@ def test_a_refused_method_is_answered_by_all_that_its_path_has(
             assert (answer.status_code, answer.headers["allow"]) == (405, methods), path
 
 
+def test_the_log_says_what_is_served_and_where_in_lines_of_one_form(start: Start) -> None:
+    server = start(ECHO).ready()
+    until(lambda: f"ready at http://localhost:{server.port}\n" in server.log, 5, lambda: server.log)
+    assert re.search(r"amphora \d\S* serves /\S+/model on 127\.0\.0\.1, port", server.log)
+    assert re.search(r"/code/inference\.py defines model_fn, .*predict_fn", server.log)
+    lines = [line for line in server.log.splitlines() if not line.startswith("{")]
+    form = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (amphora|recipe)\S* [A-Z]+ ")
+    assert not [line for line in lines if not form.match(line)]
+
+
 def test_the_page_is_there_on_a_laptop_only(start: Start) -> None:
     refused = start(ECHO, SAGEMAKER_REGION="eu-west-1").ready().http.get("/")
     assert refused.status_code == 405, "it is there for POST alone"
