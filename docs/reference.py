@@ -97,15 +97,15 @@ def _columns() -> Iterator[str]:
             if form.needs_task:
                 continue
             if form.is_pair and all(len(column.names) == 1 for column in form.columns[:2]):
-                pairs[" + ".join(column.names[0] for column in form.columns[:2])] = None
+                pairs["+".join(column.names[0] for column in form.columns[:2])] = None
             shown = form.columns[2:] if form.is_pair else form.columns
             for column in shown:
                 key = column.setting or f"columns={column.role}:"
                 names = columns.setdefault(f"{column.role} (`{key}`)", {})
                 names.update(dict.fromkeys(column.names))
                 names.update((f"[{name}]", None) for name in column.names_of_task)
-        rows = [f"{role} {', '.join(names)}" for role, names in columns.items()]
-        rows += [f"pairs {', '.join(pairs)}"] if pairs else []
+        rows = [f"{role} `{'|'.join(names)}`" for role, names in columns.items()]
+        rows += [f"pairs `{'|'.join(pairs)}`"] if pairs else []
         yield f"- {name}: {'; '.join(rows)}"
 
 

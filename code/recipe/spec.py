@@ -79,7 +79,7 @@ class Form:
     needs_task: bool = False
     """Whether the form is read only if the hyperparameter `task` is given."""
     extras: Sequence[str] = ()
-    """Names of columns that may stand beside it unread: they repeat or annotate the sample."""
+    """Names of columns that may be left unread: they repeat or annotate the sample."""
 
     def __getitem__(self, role: str) -> Column:
         return next(column for column in self.columns if column.role == role)

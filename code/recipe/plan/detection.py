@@ -97,7 +97,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
 
 
 def _without_table(possible: Sequence[str], channels: Mapping[str, Path]) -> tuple[str, str]:
-    """Return the task of data that is no table, and the reason."""
+    """Return the task of data that is not a table, and the reason."""
     for task in possible:
         recognise = TASKS[task].recognises_files
         if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
