@@ -6,7 +6,7 @@ A command line gives one `recipe.hyperparameters.Hyperparameters`, which has all
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from recipe.task_table import TASKS
@@ -225,3 +225,19 @@ class DataSettings(JobSettings):
         "Maximum length of a target text in tokens, in training and serving. Default: 128, or "
         "the model's limit.",
     )
+
+    @property
+    def names_in_header(self) -> bool | frozenset[str]:
+        """Return whether the first row of delimited text names the columns, as far as the user says
+        so: the hyperparameter `header`, or columns that are named and then stand in that row."""
+        if self.header is not None:
+            return self.header
+        values = [
+            value
+            for item in fields(self)
+            if item.name.endswith(("_column", "_columns"))
+            and isinstance(value := getattr(self, item.name), str)
+        ]
+        pairs = [pair.partition(":")[2] for pair in (self.columns or "").split(",")]
+        names = [name.strip() for value in values for name in value.split(",")] + pairs
+        return frozenset(filter(None, (*values, *names)))

@@ -16,7 +16,24 @@ from datasets import ClassLabel, Features, Image, List, Value
 
 from tests.support.table_reading import Table
 
-_WORDS = ["the", "cat", "sat", "on", "a", "mat", "in", "rome", "with", "green", "film", "house", "number", "river", "stone", "light"]
+_WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "in",
+    "rome",
+    "with",
+    "green",
+    "film",
+    "house",
+    "number",
+    "river",
+    "stone",
+    "light",
+]
 _ROWS = 24
 _DRAWN = random.Random(1)
 

@@ -72,7 +72,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         TASKS["text-classification"],
         settings,
         notes,
-        functools.partial(text_files.units, notes=notes, header=settings.header),
+        functools.partial(text_files.units, notes=notes, header=settings.names_in_header),
         hosts,
         values.check_no_tags,
     )

@@ -16,7 +16,7 @@ from recipe.data import held_out, labelled_rows, values
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS, TOOLS
 from recipe.data.conversations import EXAMPLE, conversation
 from recipe.data.files import formats
-from recipe.data.files.part import Part, is_string
+from recipe.data.files.part import HeaderHint, Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.layout import shards
@@ -58,7 +58,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     hosts, notes = shards.of_job(), list[str]()
-    units = functools.partial(_units, sample_by=settings.sample_by, header=settings.header)
+    units = functools.partial(_units, sample_by=settings.sample_by, header=settings.names_in_header)
     with hosts.together():
         _refuse_template(channels)
     reading = read_columns(channels, spec, settings, notes, units, hosts)
@@ -107,7 +107,7 @@ def _empty(roles: Sequence[str]) -> pa.Table:
     return pa.schema([(name, kind) for name in roles]).empty_table()
 
 
-def _units(paths: Sequence[Path], sample_by: str, header: bool | None) -> list[Callable[[], Part]]:
+def _units(paths: Sequence[Path], sample_by: str, header: HeaderHint) -> list[Callable[[], Part]]:
     """Return a call for each file that reads it."""
 
     def read(path: Path) -> Part:

@@ -177,7 +177,9 @@ def read_parts(
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
         files = layout.files[split]
-        one_each = [functools.partial(formats.read, path, header=settings.header) for path in files]
+        one_each = [
+            functools.partial(formats.read, path, header=settings.names_in_header) for path in files
+        ]
         for read in one_each if units is None else units(files):
             with problems.noted():
                 part = read()

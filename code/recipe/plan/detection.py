@@ -147,9 +147,9 @@ def _undecided(
     meant = list(by_folder.values())
     for task in meant:
         if task not in lines:
-            error = problems[task]
-            given = [f"task={task} {line}" for line in error.lines if line[:5] != "task="]
-            lines[task] = f"{error.message} {remedy(given, error.advice)}"
+            problem = problems[task]
+            given = [f"task={task} {line}" for line in problem.lines if line[:5] != "task="]
+            lines[task] = f"{problem.message} {remedy(given, problem.advice)}"
     listed = "".join(f"\n- {task}: {lines[task]}" for task in TASKS if task in meant)
     return HyperparameterError(
         f"Hyperparameter task is not given, and the columns of {part.path} and the model "
@@ -163,7 +163,7 @@ def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) 
         files = layout.find(data, hyperparameters.dataset_config_name).files["train"]
     except DataError:
         return None  # loading the data raises it again
-    parts = (head.read(path, hyperparameters.header) for path in files[:_FILES])
+    parts = (head.read(path, hyperparameters.names_in_header) for path in files[:_FILES])
     first = next((part for part in parts if part is not None), None)
     return None if first is None else accepted(first, hyperparameters.label_column, [])
 

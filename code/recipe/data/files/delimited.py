@@ -25,7 +25,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
 from recipe.data.column_names import SPLIT_COLUMNS
-from recipe.data.files.part import Part, is_number, open_bytes, open_text
+from recipe.data.files.part import HeaderHint, Part, is_number, open_bytes, open_text
 from recipe.data.files.spool import Spool
 from recipe.errors import DataError
 from recipe.spec import IDENTIFIERS, LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
@@ -50,14 +50,14 @@ class NotPlain(Exception):
 
 
 def read_delimited(
-    path: Path, encoding: str, lone_column: bool, others: str, header: bool | None
+    path: Path, encoding: str, lone_column: bool, others: str, header: HeaderHint
 ) -> Part:
     """Return the rows of delimited text, with or without a header, quoted or not.
 
     Args:
         lone_column: Whether there may be one column only.
         others: The formats that it might have been, for the message.
-        header: Whether the first row names the columns; if None, known names decide.
+        header: Whether the first row names the columns, or names by which it is known.
 
     Raises:
         DataError: no delimiter makes columns of it, or a row cannot be read (with its line).
@@ -130,7 +130,7 @@ def _agreement(sample: list[str], delimiter: str) -> float:
 
 
 def _read_rows(
-    path: Path, encoding: str, delimiter: str, quoting: int, has_header: bool | None
+    path: Path, encoding: str, delimiter: str, quoting: int, has_header: HeaderHint
 ) -> Part:
     rows = _rows(path, encoding, delimiter, quoting)
     first = list(itertools.islice(rows, _SAMPLE_ROWS))
@@ -334,7 +334,7 @@ def _names_of_columns() -> frozenset[str]:
     return frozenset((names | IDENTIFIERS | set(map(normalized, SPLIT_COLUMNS))) - _VALUES)
 
 
-def _header(path: Path, rows: list[list[str]], has_header: bool | None) -> list[str] | None:
+def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:
     """Return the first row if it names columns: some by known names, or as the user says.
 
     Raises:
@@ -345,10 +345,11 @@ def _header(path: Path, rows: list[list[str]], has_header: bool | None) -> list[
     # Columns without a name get the names that pandas gives them.
     names = [cell.strip() or f"Unnamed: {at}" for at, cell in enumerate(rows[0])]
     known = set(map(normalized, names))
-    if len(names) == 1 and has_header is None:
+    is_certain = has_header if isinstance(has_header, bool) else bool(has_header & {*names})
+    if len(names) == 1 and not is_certain:
         return names if known & _TEXTS else None
     has_texts = known & _TEXTS or any(set(map(normalized, pair)) <= known for pair in PAIRS)
-    if has_header is None and not (has_texts and known & _LABELS):
+    if not is_certain and not (has_texts and known & _LABELS):
         # If files were put end to end, the header comes again further down (see `_once`).
         others = [row for row in rows[1:] if row != rows[0]]
         below = [set(column) for column in zip(*others, strict=True)]

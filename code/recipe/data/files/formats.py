@@ -31,7 +31,14 @@ from recipe.data.files import fasttext
 from recipe.data.files.conll import SUFFIXES, has_sentences, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.json_rows import read_json, read_json_objects
-from recipe.data.files.part import Part, encoding_of, open_text, undecodable, usual_types
+from recipe.data.files.part import (
+    HeaderHint,
+    Part,
+    encoding_of,
+    open_text,
+    undecodable,
+    usual_types,
+)
 from recipe.data.files.spool import Spool, spooled
 from recipe.errors import DataError, OutputError
 from recipe.runtime import memory
@@ -58,14 +65,14 @@ class Format:
     read: Callable[[Path], Part]
 
 
-def read(path: Path, lone_column: bool = False, header: bool | None = None) -> Part:
+def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()) -> Part:
     """Return the rows of a file, or of a folder written by `Dataset.save_to_disk`.
 
     Structs become columns of dotted names, categories and bytes of UTF-8 become strings.
 
     Args:
         lone_column: Whether delimited text may have one column only.
-        header: Whether its first row names the columns; if None, known names decide.
+        header: Whether its first row names the columns, or names by which it is known.
 
     Raises:
         DataError: the format is not known, or a row cannot be read (with its line).
@@ -110,7 +117,7 @@ def known_formats() -> str:
     )
 
 
-def read_tagged(path: Path, header: bool | None = None) -> Part:
+def read_tagged(path: Path, header: HeaderHint = frozenset()) -> Part:
     """Return the rows of a file like `read`, but read more text files as CoNLL with any tags: those
     without a known suffix, or with groups of lines of as many cells between empty lines."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
@@ -277,7 +284,7 @@ def _is_json(path: Path, character: str) -> bool:
     return start[:1] == character and bool(is_one)
 
 
-def _read_csv(path: Path, lone_column: bool = False, header: bool | None = None) -> Part:
+def _read_csv(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()) -> Part:
     reader = functools.partial(
         read_delimited, lone_column=lone_column, others=known_formats(), header=header
     )

@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.data.files import formats
-from recipe.data.files.part import Part, open_bytes
+from recipe.data.files.part import HeaderHint, Part, open_bytes
 from recipe.errors import DataError
 from recipe.runtime import memory
 
@@ -20,13 +20,13 @@ _BYTES = 1 << 20
 _PLAIN = (".txt", ".text", "")
 
 
-def read(path: Path, header: bool | None = None) -> Part | None:
+def read(path: Path, header: HeaderHint = frozenset()) -> Part | None:
     """Return at most `ROWS` rows; None if it is plain text or cannot be read.
 
     Of text formats it reads the first MB; a JSON document is read whole.
 
     Args:
-        header: Whether the first row of delimited text names the columns; None for either.
+        header: As `formats.read` takes it.
     """
     try:
         with memory.bounded(path):
@@ -38,7 +38,7 @@ def read(path: Path, header: bool | None = None) -> Part | None:
         return None  # what reads all of it says what is wrong
 
 
-def _part(path: Path, header: bool | None) -> Part | None:
+def _part(path: Path, header: HeaderHint) -> Part | None:
     file_format = formats.format_of(path)
     if file_format.name == "Parquet":
         batch = next(pq.ParquetFile(path).iter_batches(batch_size=ROWS), None)

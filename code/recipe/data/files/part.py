@@ -26,6 +26,11 @@ TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 
 
+HeaderHint = bool | frozenset[str]
+"""Whether the first row of delimited text names the columns; or names of columns, one of which in
+that row makes it the header."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """The rows of one file, Arrow folder, or folder of texts."""

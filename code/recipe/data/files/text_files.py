@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL, TEXT, split_of
 from recipe.data.files import formats
-from recipe.data.files.part import Part, encoding_of, open_text, undecodable
+from recipe.data.files.part import HeaderHint, Part, encoding_of, open_text, undecodable
 from recipe.errors import DataError, listed
 
 _SUFFIXES = (".txt", ".text", "")
@@ -24,13 +24,13 @@ _FEW_FILES, _MANY_LINES = 20, 50
 
 
 def units(
-    paths: Sequence[Path], notes: list[str], header: bool | None = None
+    paths: Sequence[Path], notes: list[str], header: HeaderHint = frozenset()
 ) -> list[Callable[[], Part]]:
     """Return a call for each part that files are read as: a folder of classes, or a file.
 
     Args:
         notes: What is left out is added to it.
-        header: Whether the first row of delimited text names the columns; None for either.
+        header: As `formats.read` takes it.
     """
     # The files of 20 Newsgroups are called 49960.
     plain = [

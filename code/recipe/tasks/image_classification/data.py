@@ -125,7 +125,7 @@ def _of_channel(
             with problems.noted():
                 for own_split, part in by_column(
                     split,
-                    formats.read(file, header=settings.header),
+                    formats.read(file, header=settings.names_in_header),
                     False,
                     all_named_columns(settings),
                     notes,

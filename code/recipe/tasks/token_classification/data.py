@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.files import fasttext, formats
-from recipe.data.files.part import TAG, Part
+from recipe.data.files.part import TAG, HeaderHint, Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
@@ -70,7 +70,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     """
     notes: list[str] = []
     spec = TASKS["token-classification"]
-    units = functools.partial(_units, header=settings.header)
+    units = functools.partial(_units, header=settings.names_in_header)
     reading = read_columns(channels, spec, settings, notes, units, check=_check_words)
     sentences: dict[str, list[_Sentences]] = {}
     problems = Problems()
@@ -95,7 +95,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     )
 
 
-def _units(paths: Sequence[Path], header: bool | None) -> list[Callable[[], Part]]:
+def _units(paths: Sequence[Path], header: HeaderHint) -> list[Callable[[], Part]]:
     return [functools.partial(formats.read_tagged, path, header) for path in paths]
 
 
