@@ -78,7 +78,7 @@ def in_form(prediction: Any, request: Request) -> Any:
     if request.route in tgi.ROUTES:
         return tgi.in_form(prediction)
     if request.form is None:
-        return payloads.with_faults(prediction, request)
+        return payloads.by_records(prediction, request)
     try:
         return request.form(prediction, request)
     except BadRequest as error:
