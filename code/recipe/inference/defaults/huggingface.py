@@ -158,6 +158,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
         task, targets, _ = PIPELINE_REGISTRY.check_task(name)
     except KeyError:
         return TaskPipeline(name, registry.load(model_dir, environ))
+    if environ.get("HF_TASK"):
+        registry.check_head(origin, task)
     kind, _, _ = precision.chosen(environ)
     if kind in static.DEVICES and task in SERVED:
         # transformers' pipelines would compile a program for the length of each text.

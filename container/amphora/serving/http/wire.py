@@ -34,8 +34,8 @@ def raise_limit() -> int:
 class HttpProtocol(HttpToolsProtocol):
     """One connection. `scope[GONE]` of its requests is done once the client has left."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._gone: asyncio.Future[None] = self.loop.create_future()
         self._in_head = self._is_too_large = False
         self._head_bytes = 0
@@ -81,12 +81,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that has no route, and close the connection."""
-        identifier = uuid.uuid4().hex
         status, code, text = 400, "bad_request", "This is not an HTTP request."
         if self._is_too_large:
             status, code = 431, "headers_too_large"
             text = f"Send at most {_HEADER_BYTES} bytes in {_HEADERS} headers."
-        cycle = self.cycle
+        cycle, identifier = self.cycle, uuid.uuid4().hex
         if cycle is None or cycle.response_complete or cycle.more_body > cycle.response_started:
             body = error_body(code, text, identifier)
             head = (

@@ -194,7 +194,6 @@ def test_a_variable_decides(
     ("value", "words"),
     [
         ("tensorflow", "'tensorflow'. Give huggingface or pytorch"),
-        ("image", "'image', which was removed. Leave it out"),
     ],
 )
 def test_a_variable_that_cannot_be_is_refused(
