@@ -110,12 +110,14 @@ class Origin:
         """Return the model's configuration."""
         try:
             return AutoConfig.from_pretrained(self.base or self.place, **self.options)
-        except (OSError, ValueError) as error:
-            if "trust_remote_code" in str(error):
-                raise ModelError(
-                    f"The model {self.place!r} has Python code, which loading would run.",
-                    "Set HF_TRUST_REMOTE_CODE=true if you trust it.",
-                ) from error
+        except ValueError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise ModelError(
+                f"The model {self.place!r} has Python code, which loading would run.",
+                "Set HF_TRUST_REMOTE_CODE=true if you trust it.",
+            ) from error
+        except OSError as error:
             raise ModelError(
                 f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
                 "Without a connection to the Hub, pack the model into model.tar.gz, or set "
