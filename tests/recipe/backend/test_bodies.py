@@ -13,6 +13,7 @@ from werkzeug.http import parse_accept_header
 
 from recipe.backend.requests import accept, answers, bodies, parameters, payloads
 from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
+from recipe.data.files import delimited
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,10 @@ def test_a_row_of_an_array_is_a_record(array: Any, texts: list[Any]) -> None:
     request = bodies.read_request(out.getvalue(), "application/x-npy")
     request.read(payloads.a_text_or_pair)
     assert request.texts == texts
+
+
+def test_csv_is_cut_by_the_delimiters_of_training_data() -> None:
+    assert set(bodies._DELIMITERS) == set(delimited.DELIMITERS)
 
 
 @pytest.mark.parametrize("content_type", ["application/zip", ""])

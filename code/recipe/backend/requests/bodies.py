@@ -28,7 +28,6 @@ from recipe.backend.requests.payloads import (
     media_type,
 )
 from recipe.data.column_names import TEXT_NAMES, plain
-from recipe.data.files.delimited import DELIMITERS
 
 _TEXT_KEYS = ("inputs", *TEXT_NAMES)
 _FORMS: tuple[frozenset[str], ...] = (
@@ -44,6 +43,8 @@ MEDIA_PARTS = _MEDIA_KEYS | {
     "text", "question", "word_boxes", "sampling_rate", "candidate_labels",
 }  # fmt: skip
 """Parts of an input with an image or a sound; other keys are parameters."""
+_DELIMITERS = (",", ";", "\t", "|")
+"""Those of training data, whose module imports pyarrow."""
 _SURE_HEADERS = ("inputs", "text")
 """What the first row of a CSV of one column is a header for, and not a text."""
 _ESCAPED_HALF = re.compile(rb"\\u[dD]")
@@ -257,7 +258,7 @@ def _read_csv(body: bytes, header: Any = None) -> Request:
     if header not in (None, "present", "absent"):
         raise UnsupportedContentType(f"header is {header!r}. Send header=present or header=absent.")
     text = text_of(body)
-    tables = {mark: _rows_of(text, mark) for mark in DELIMITERS if mark == "," or mark in text}
+    tables = {mark: _rows_of(text, mark) for mark in _DELIMITERS if mark == "," or mark in text}
 
     def by_columns(names: Sequence[str]) -> Request | None:
         columns = [plain(name) for name in names]

@@ -74,7 +74,7 @@ class UserCode:
         install = packages.Install(requirements="requirements.txt")
         if code != settings.model_dir and (settings.model_dir / install.requirements).is_file():
             LOG.warning(
-                "%s is not installed: only the one beside the handlers is.",
+                "%s is not installed: only that of the handlers' folder is.",
                 settings.model_dir / install.requirements,
             )
         if (code / install.requirements).is_file():
