@@ -365,7 +365,7 @@ def error_body(
     """Return an error as JSON; on a route of OpenAI's, TEI's or TGI's API in that API's form."""
     error: dict[str, Any] = {"code": code, "message": message, "request_id": identifier}
     document: dict[str, Any] = {"error": error}
-    if path in OPENAI_ROUTES:
+    if path.startswith(("/v1/", "/v2/")):
         other = "invalid_request_error" if status < 500 else "server_error"
         error.update({"type": _OPENAI_ERRORS.get(status, other), "param": param})
     elif path in TEI_ROUTES:
