@@ -447,8 +447,8 @@ def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
             (model / "code" / (program or "inference.py")).write_text(code)
         fields = dict.fromkeys(ServerSettings.__dataclass_fields__)
         given: Any = {
-            **fields, "code_dir": model / "code", "submitted": submitted, "program": program,
-            "is_multi_model": multi,
+            **fields, "model_dir": model, "code_dir": model / "code", "submitted": submitted,
+            "program": program, "is_multi_model": multi,
         }  # fmt: skip
         made.append(UserCode(ServerSettings(**given), {}))
         return made[-1].prepare()
