@@ -52,11 +52,6 @@ def for_file(defined: frozenset[str], path: str) -> Defaults:
         ValueError: AMPHORA_HANDLER_DEFAULTS is not one of its values.
     """
     setting = os.environ.get(VARIABLE, "").strip().lower()
-    if setting == "image":
-        raise ValueError(
-            f"{VARIABLE} is 'image', which was removed. Leave it out: functions that"
-            f" {path or 'a file'} leaves out are then as in Hugging Face's image."
-        )
     if setting not in ("", HUGGING_FACE, PYTORCH):
         raise ValueError(
             f"{VARIABLE} is {setting!r}. Give {HUGGING_FACE} or {PYTORCH}, or leave it out."

@@ -32,7 +32,7 @@ with (
     from recipe.backend.saved.origin import Origin
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
-    from recipe.inference.apis import description, request_reader
+    from recipe.inference.apis import description, request_reader, tei
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""
@@ -93,6 +93,8 @@ def tokens_fn(data: Request, model: ServedTask) -> list[int]:
             request's API.
     """
     description.refuse_other_apis(model, data)
+    if data.route == tei.TOKENIZE:
+        return [len(text) for text in data.texts]
     return model.measure(data)
 
 
@@ -110,12 +112,21 @@ def predict_fn(data: Request, model: ServedTask) -> Any:
 def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
     """Compute all requests together, and return the result of `predict_fn` for each. For a
     prediction that takes many turns, return a function that returns it."""
-    return [
-        partial(_later, prediction, request)
-        if callable(prediction)
-        else request_reader.in_form(prediction, request)
-        for prediction, request in zip(model.predict(inputs), inputs, strict=True)
-    ]
+    predicted = iter(model.predict([data for data in inputs if data.route != tei.TOKENIZE]))
+    answered = []
+    for request in inputs:
+        if request.route == tei.TOKENIZE:
+            tokenizer = description.tokenizer_of(model)
+            answered.append(partial(tei.tokenized, request, tokenizer))
+            continue
+        prediction = next(predicted)
+        is_later = callable(prediction)
+        answered.append(
+            partial(_later, prediction, request)
+            if is_later
+            else request_reader.in_form(prediction, request)
+        )
+    return answered
 
 
 def _later(prediction: Callable[[], Any], request: Request) -> Any:

@@ -100,6 +100,10 @@ def why_unloadable(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         return "its weights are a pickle of more than tensors, which could run code."
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if "ignore_mismatched_sizes" in str(error):
+        return "its config.json (id2label, vocab_size ...) contradicts the shapes of its weights."
+    if "deserializing header" in reason:
+        return f"its weights are cut off or damaged ({reason})."
     if "TokenizersBackend" in reason:
         reason += " It was saved by transformers 5: use an image without `--transformers 4`."
     return reason

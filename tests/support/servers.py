@@ -45,20 +45,19 @@ SERVE = (sys.executable, "-m", "amphora", "serve")
 
 
 def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
-    """Return the command of a server with these limits for its clients.
+    """Return the command of a server with other limits.
 
     `open_files` is the limit of the process, `linger` the seconds that it waits after SIGTERM for
-    requests on their way.
+    requests on their way, `keep_alive` those that it waits for the next request on a connection.
     """
-    limits = dict(limits)
-    files = int(limits.pop("open_files", 4096))
-    linger = limits.pop("linger", None)
+    files = int(limits.get("open_files", 4096))
+    linger, keep_alive = limits.get("linger"), limits.get("keep_alive")
     program = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}));"
-        "from amphora.cli import main; from amphora.serving import settings;"
-        "from amphora.serving.http import server;"
+        "from amphora.cli import main; from amphora.serving.http import server, wire;"
         f" server._LINGER_SECONDS = {linger} or server._LINGER_SECONDS;"
-        f" settings.LIMITS = settings.ClientLimits(**{limits!r}); raise SystemExit(main())"
+        f" wire._KEEP_ALIVE_SECONDS = {keep_alive} or wire._KEEP_ALIVE_SECONDS;"
+        " raise SystemExit(main())"
     )
     return (sys.executable, "-c", program, "serve")
 

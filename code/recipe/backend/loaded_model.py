@@ -85,7 +85,12 @@ class LoadedModel:
             bounds.hold(Bound.ROWS, len(texts))
             ids: list[list[int]] = []
             types: list[list[int] | None] = []
-            is_plain = not self.typed and all(isinstance(text, str) for text in texts)
+            is_paired = not all(isinstance(text, str) for text in texts)
+            if is_paired and request.parameters.get("truncation") == "only_first":
+                raise BadRequest(
+                    "truncation is only_first: of a pair the longer text is cut. Give true."
+                )
+            is_plain = not self.typed and not is_paired
             for piece in bounds.pieces(texts):
                 with cutting(self.tokenizer, side):
                     if is_plain:

@@ -8,8 +8,9 @@ import importlib
 import io
 import re
 import shutil
+import struct
 import subprocess
-import wave
+import warnings
 from typing import Any
 
 import numpy as np
@@ -25,21 +26,24 @@ _DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
 
 
 def data_of(value: str, what: str) -> bytes:
-    """Return the bytes of base64, with or without the prefix `data:...;base64,`.
+    """Return the bytes of base64, with or without the prefix `data:...;base64,`, line breaks and
+    padding, in the alphabet of URLs or the usual one.
 
     Raises:
         BadRequest: The value is a URL or a path, or is not base64.
     """
     head = _DATA.match(value)
     # A JPEG's base64 begins with a slash, as a path does.
-    is_base64 = len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s]+", value) is not None
+    is_base64 = len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s_-]+", value) is not None
     if head is None and _NAMED.match(value) and not is_base64:
         raise BadRequest(
             f"An input is {value[:60]!r}: URLs and paths are not followed. Send the {what} "
             "itself, as the body or as base64."
         )
+    text = re.sub(r"[\r\n]", "", value[head.end() if head else 0 :]).strip().rstrip("=")
+    text = text.translate(str.maketrans("-_", "+/")) + "=" * (-len(text) % 4)
     try:
-        return base64.b64decode(value[head.end() if head else 0 :], validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadRequest(
             f"An input is {value[:40]!r}, which is not a valid {what} in base64."
@@ -120,14 +124,14 @@ def sound(value: Any, rate: int) -> Any:
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         try:
             samples, hertz = wave_samples(data)
-        except (wave.Error, EOFError, ValueError) as error:
+        except (ValueError, struct.error) as error:
             if shutil.which("ffmpeg") is None:
                 raise BadRequest(f"The WAV file cannot be read: {error}.") from error
         else:
             return _resampled(samples, hertz, rate)
     if shutil.which("ffmpeg") is None:
         raise NotTakenHere(
-            "Only WAV (PCM) is read here, since ffmpeg is not installed. Send audio/wav, or "
+            "Only WAV (PCM or float) is read, since ffmpeg is not installed. Send audio/wav, or "
             '{"inputs": {"raw": [...], "sampling_rate": 16000}}.'
         )
     # ffmpeg reads only the body, not what it refers to, and no more of it than the bound.
@@ -148,21 +152,18 @@ def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
     rate.
 
     Raises:
-        wave.Error, EOFError, ValueError: The file is damaged, or not PCM.
+        ValueError, struct.error: The file is damaged, or neither PCM nor floats.
     """
-    with wave.open(io.BytesIO(data)) as file:
-        width, channels = file.getsampwidth(), file.getnchannels()
-        raw, rate = file.readframes(file.getnframes()), file.getframerate()
-    raw = raw[: len(raw) // (width * channels) * width * channels]
-    if width == 1:
-        samples = (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
-    elif width == 3:
-        parts = np.frombuffer(raw, np.uint8).reshape(-1, 3).astype(np.int32)
-        whole = (parts[:, 0] << 8) | (parts[:, 1] << 16) | (parts[:, 2] << 24)
-        samples = whole.astype(np.float32) / 2**31
-    else:
-        samples = np.frombuffer(raw, f"<i{width}").astype(np.float32) / 2 ** (8 * width - 1)
-    return samples.reshape(-1, channels).mean(1), rate
+    wavfile = importlib.import_module("scipy.io.wavfile")
+    with warnings.catch_warnings():
+        # Chunks of titles and the like, and of files that were written as a stream.
+        warnings.simplefilter("ignore")
+        rate, samples = wavfile.read(io.BytesIO(data))
+    if samples.dtype.kind != "f":
+        least = 128 if samples.dtype == np.uint8 else 0
+        most = least or -int(np.iinfo(samples.dtype).min)
+        samples = (samples.astype(np.float32) - least) / most
+    return samples.reshape(len(samples), -1).mean(1).astype(np.float32), rate
 
 
 def _resampled(samples: np.ndarray[Any, Any], hertz: int, rate: int) -> dict[str, Any]:

@@ -35,6 +35,7 @@ _SYNONYMS = {
     "image-to-text": "image-text-to-text",
     "text-to-speech": "text-to-audio",
 }
+_SAME_HEAD = {"zero-shot-classification": "text-classification"}
 # Tasks whose models have no head, or many uses: their classes do not determine the task.
 _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-classification",
           "decision", "any-to-any"}  # fmt: skip
@@ -91,7 +92,31 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
     known = [*SERVED, *(task for task in pipelines.names() if task not in SERVED)]
     if name not in known:
         raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
+    if environ.get("HF_TASK"):
+        check_head(origin, name)
     return name
+
+
+def check_head(origin: Origin, name: str) -> None:
+    """Raise ModelError if a model has the head of another task than HF_TASK.
+
+    Heads of several tasks have weights of the same names and shapes, so that they would load.
+    """
+    if origin.adapter or name in _VAGUE:
+        return
+    served = SERVED.get(_SAME_HEAD.get(name, name))
+    architectures = served.architectures if served else pipelines.architectures(name)
+    taken = {model for auto in architectures for _, model in _classes(auto)}
+    classes = getattr(origin.config(), "architectures", None) or []
+    if not taken or "AutoModel" in architectures or taken.intersection(classes):
+        return
+    for kind in classes:
+        if (task := task_of_class(kind)) not in (None, *_VAGUE):
+            raise ModelError(
+                f"HF_TASK is {name!r}, but config.json of {origin.place} names {kind}, the head of"
+                f" {task}.",
+                f"Leave HF_TASK out, or give {task}.",
+            )
 
 
 def task_of(origin: Origin) -> str:

@@ -116,7 +116,8 @@ _PLACES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (
         ("passw", "secret", "key", "token"),
         re.compile(
-            r"(?i)((?:password|passwd|secret|api[_-]?key|access[_-]?key|secret[_-]?key"
+            # Not /etc/passwd.
+            r"(?i)((?<!/)(?:password|passwd|secret|api[_-]?key|access[_-]?key|secret[_-]?key"
             r"|auth[_-]?token|access[_-]?token|session[_-]?token|hf[_-]?token)"
             r"['\"]?[ \t]*[=:][ \t]*['\"]?)(?!(?:None|null|true|false)\b)[^\s'\",;&}]{4,}"
         ),

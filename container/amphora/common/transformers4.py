@@ -157,7 +157,9 @@ def check(path: Path, folder: Path) -> None:
 
 
 def remedy(text: str) -> str:
-    """Return what to do about an error that names what transformers 5 lacks, or ""."""
+    """Return what to do about an error that names what transformers lacks or refuses, or ""."""
+    if match := re.search(r"Repo id must be.*?'([^']+)/([\w.-]+\.(?:bin|safetensors|pt))'", text):
+        return f"from_pretrained takes the folder {match[1]}, not its file {match[2]}."
     for place, pattern in enumerate(_RAISED):
         match = re.search(pattern, text.strip().strip("'\""))
         name = match.group(1) if match else ""

@@ -51,38 +51,6 @@ SETTINGS: Mapping[str, str] = {
 _INTERNAL = {PREFIX + name for name in ("ERROR_DIR", "LAUNCHER", "NEURON_STACK", "SCRIPT_DIR")}
 """Variables that an image or another process sets."""
 
-_CLIENTS = "Leave it out: docs/SERVING.md, Clients that misbehave, has the built-in limit."
-REMOVED = {
-    PREFIX + name: remedy
-    for name, remedy in (
-        *((f"BODY_{unit}", _CLIENTS) for unit in ("RATE", "SECONDS")),
-        *((f"HEADER_{unit}", _CLIENTS) for unit in ("BYTES", "COUNT", "SECONDS")),
-        *((name, _CLIENTS) for name in ("CONNECTIONS", "KEEP_ALIVE_SECONDS")),
-        (
-            "STALL_SECONDS",
-            "Leave it out: the time-out of a collective, or max_run, ends a training that hangs.",
-        ),
-        (
-            "MAX_RESTARTS",
-            "Leave it out, and start the job again with the same checkpoint_s3_uri: it resumes."
-            " A retry policy of SageMaker Pipelines or Step Functions does this automatically.",
-        ),
-        ("MAX_WINDOWS", "Set AMPHORA_MAX_ROWS: windows are among its rows."),
-        ("COMPILE", "Call torch.compile in the model_fn of an inference.py."),
-        ("SESSIONS", "Leave it out: a model has at most 1,024 open sessions."),
-        (
-            "CACHE_TOKENS",
-            "Leave it out: at most 32 texts of equal settings share a batch.",
-        ),
-        ("CONTINUOUS", "Leave it out: on GPUs vLLM batches continuously, on CPUs nothing does."),
-        (
-            "LONG_PROMPTS",
-            "Send truncation: true (cut) or false (refuse) to /invocations; /v1 routes refuse.",
-        ),
-    )
-}
-"""Variables that were removed, and what to do instead."""
-
 
 class Variables:
     """Reads variables. Wrong ones count as absent until `check` reports them all."""
@@ -135,11 +103,9 @@ class Variables:
         self._problems.append(problem)
 
     def check(self) -> None:
-        """Raise ConfigError with all problems, including unknown and removed variables."""
+        """Raise ConfigError with all problems, including unknown variables."""
         for name in sorted(self._environ):
-            if name in REMOVED:
-                self.refuse(f"{name} was removed. {REMOVED[name]}")
-            elif name.startswith(PREFIX) and name not in SETTINGS.keys() | _INTERNAL:
+            if name.startswith(PREFIX) and name not in SETTINGS.keys() | _INTERNAL:
                 self.refuse(f"{name} is not a variable of this image.{near(name, SETTINGS, 0.8)}")
         if self._problems:
             raise ConfigError(" ".join(self._problems))

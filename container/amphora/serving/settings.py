@@ -40,27 +40,6 @@ _ENDPOINT_VARIABLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientLimits:
-    """What one client may use of the server."""
-
-    header_bytes: int = 65536
-    header_count: int = 128
-    header_seconds: float = 20.0
-    """From the start of a connection, or the first byte of a request, to its last header."""
-    body_seconds: float = 20.0
-    """The longest pause within the body of a request, or of an answer that the client reads."""
-    body_rate: float = 512.0
-    """Bytes per second, on average, at which a body must arrive or be read."""
-    keep_alive_seconds: float = 75.0
-    """From an answer to the next request on the same connection."""
-    connections: int = 4096
-
-
-LIMITS = ClientLimits()
-"""The limits of every server."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """Everything that `amphora serve` reads from its environment."""
 
@@ -102,7 +81,6 @@ class ServerSettings:
     """The most bytes of a request's body, both as it arrives and decoded."""
     transform_payload: int
     """The most MiB in one request of a batch transform job."""
-    limits: ClientLimits
     session_lifetime: float
     """Seconds after which an unused session ends."""
     adapters: int
@@ -174,7 +152,6 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),
         max_body=max_body,
         transform_payload=min(max(1, max_body // MIB), most_transform),
-        limits=LIMITS,
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
         adapters=_read_adapters(env, model_dir / ADAPTERS, is_multi_model),
         generation=generation,

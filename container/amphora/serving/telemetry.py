@@ -114,11 +114,6 @@ class AccessLog:
                 }
                 self._write(line)
 
-    def note_refusal(self, status: int, identifier: str) -> None:
-        """Count and log a request that was refused before its method and path were known."""
-        self._count(status)
-        self._write({"time": _now(), "request_id": identifier, "status": status})
-
     def _count(self, status: int) -> None:
         if (counter := self._by_status.get(status)) is None:
             counter = self._by_status[status] = self._metrics.requests.labels(status)

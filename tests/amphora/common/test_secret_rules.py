@@ -76,6 +76,7 @@ SHAPES = [
 ]  # fmt: skip
 
 ORDINARY_TEXTS = [
+    "An input is '/etc/passwd': URLs and paths are not followed.",
     "commit 0123456789abcdef0123456789abcdef01234567", "sha256:" + "0123456789abcdef" * 4,
     "loss=0.5 tokens=1234", "max_new_tokens=512", "max_tokens: 4096", "--max_new_tokens 2048",
     "AMPHORA_BATCH_TOKENS=16384", "tokens_per_second: 12345", "flops_per_token=6000000",

@@ -47,14 +47,6 @@ def test_a_time_that_is_not_above_zero_is_refused(value: str) -> None:
         Limits.of({"AMPHORA_STOP_SECONDS": value})
 
 
-def test_a_removed_variable_is_refused_with_what_takes_its_place(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"MAX_WINDOWS was removed\. Set AMPHORA_MAX_ROWS"):
-        variables.Variables({"AMPHORA_MAX_WINDOWS": "9"}).check()
-    environ = {"AMPHORA_CONTINUOUS": "0", "AMPHORA_LONG_PROMPTS": "cut"}
-    with pytest.raises(ConfigError, match=r"CONTINUOUS was removed.*PROMPTS was removed.*truncat"):
-        settings.read(tmp_path, environ, devices.detect({}))
-
-
 def test_train_refuses_it_before_the_script_starts(scripted: Tree) -> None:
     scripted.script("raise AssertionError")
     result = scripted.train(AMPHORA_NPROC_PER_NOD="2")

@@ -13,6 +13,7 @@ from werkzeug.http import parse_accept_header
 
 from recipe.backend.requests import accept, answers, bodies, parameters, payloads
 from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
+from recipe.data.files import delimited
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,17 @@ from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
         ("text/csv; header=present", "text\na\n", ["a"], None),
         ("text/csv", 'a\n""\n\nb\n', ["a", "", "b"], None),
         ("text/csv", "id,text\n1,a\n,\n2,b\n", ["a", "", "b"], None),
+        ("text/csv", "Review\n", ["Review"], None),
+        ("text/csv", "text\n", ["text"], None),
+        ("text/csv; header=absent", "Comment\nText\ntext\n", ["Comment", "Text", "text"], None),
+        ("text/csv; header=absent", "a;1\nb;2\n", ["a;1", "b;2"], None),
+        ("text/csv; header=present", "Comment\na\n", ["a"], None),
+        ("text/csv; header=present", "my words\na; b\n", ["a; b"], None),
+        ("text/csv", "text;label\na, b;1\nc;2\n", ["a, b", "c"], None),
+        ("text/csv; header=present", 'id\ttext\n1\t"a\tb"\n', ["a\tb"], None),
+        ("text/csv", "id|text\n1|a\n2|b\n", ["a", "b"], None),
+        ("text/csv", "text\na; b\nc; d\n", ["a; b", "c; d"], None),
+        ("text/csv", "a, b".join('""') + "\n" + "x" * 200_000, ["a, b", "x" * 200_000], None),
         ("text/plain", "a line\nand another", ["a line\nand another"], None),
     ],
 )
@@ -69,7 +81,12 @@ def test_a_request_is_read(
         ("text/csv", b'"a\n', ["CSV"]),
         ("text/csv", b"id,text\n1\n", ["row 2"]),
         ("text/csv", b"id,text\n1\n2\n", ["row 2"]),
-        ("text/csv", b"text\n", ["no text"]),
+        ("text/csv; header=present", b"text\n", ["no text"]),
+        ("text/csv; header=present", b"id,words\n1,a\n", ["'id,words'", "name it text"]),
+        ("text/csv", b"Comment\ngood\n", ["'Comment': a header or a text?", "header=absent"]),
+        ("text/csv", b"Review\ngood\nbad\n", ["'Review': a header or a text?"]),
+        ("text/csv", b"good film;1\nbad film;0\n", ["2 fields between ';'", "header=absent"]),
+        ("text/csv", b"satz\tart\ngut\t1\n", [r"2 fields between '\t'"]),
         ("text/plain", b" ", ["no text"]),
     ],
 )
@@ -108,7 +125,7 @@ def test_a_bad_record_is_its_own_fault(
 def test_an_error_stands_in_its_records_place_in_every_format() -> None:
     request = payloads.Request(texts=["a", "b"], faults={0: "bad, first", 2: "worse"})
     error = {"error": {"code": "bad_request", "message": "bad, first"}}
-    woven = payloads.with_faults(payloads.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request)
+    woven = payloads.by_records(payloads.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request)
     assert woven == [
         error, [0.5, 1.0], {"error": {"code": "bad_request", "message": "worse"}}, [2.0, 3.0],
     ]  # fmt: skip
@@ -119,6 +136,63 @@ def test_an_error_stands_in_its_records_place_in_every_format() -> None:
     assert rows == b'error,"bad, first"\n0.5,1.0\nerror,worse\n2.0,3.0\n'
     array = np.load(io.BytesIO(answers.write_answer(woven, "application/x-npy")[0]))
     assert np.isnan(array).all(axis=1).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "columns", "texts"),
+    [
+        ("text/csv", "satz;art\ngut;1\n", ["satz"], ["gut"]),
+        ("text/csv", "a|b|c\n1|2|3\n", ["b", "c"], [{"text": "2", "text_pair": "3"}]),
+        ("text/csv", "Comment\ngood\n", ["Comment"], ["good"]),
+        ("text/csv", "Comment\n", ["Comment"], ["Comment"]),
+        ("text/csv; header=absent", "Comment\ngood\n", ["Comment"], ["Comment", "good"]),
+    ],
+)
+def test_a_csv_is_read_by_the_columns_of_the_training_data(
+    content_type: str, body: str, columns: list[str], texts: list[Any]
+) -> None:
+    request = bodies.read_request(body.encode(), content_type)
+    request.read(lambda value: value, columns)
+    assert request.texts == texts
+
+
+def test_each_record_has_one_line() -> None:
+    body = b'{"inputs": ["a", "b"]}\n"c"\n{"inputs": []}\n{"inputs": ["d", 7]}\n{"inputs": ["e"]}'
+    request = bodies.read_request(body, "application/jsonlines")
+    request.read(payloads.a_text)
+    assert request.texts == ["a", "b", "c", "d", "e"]
+    prediction = payloads.Answers(list(range(5)), truncated=[1, 4])
+    prediction.unfinished = [3]
+    woven = payloads.by_records(prediction, request)
+    assert woven[:2] == [[0, 1], 2]
+    assert "is empty" in woven[2]["error"]["message"]
+    assert woven[3][0] == 3
+    assert "7, not a text" in woven[3][1]["error"]["message"]
+    assert woven[4:] == [[4]]
+    assert (woven.truncated, woven.failed, woven.unfinished) == ([0, 4], [2, 3], [3])
+    lines, _ = answers.write_answer(woven, "application/jsonlines")
+    assert [json.loads(line) for line in lines.splitlines()] == woven
+
+
+@pytest.mark.parametrize(
+    ("array", "texts"),
+    [
+        (np.array("a"), ["a"]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        (np.array([["a"], ["b"]]), ["a", "b"]),
+        (np.array([["a", "b"], ["c", "d"]]), [("a", "b"), ("c", "d")]),
+    ],
+)
+def test_a_row_of_an_array_is_a_record(array: Any, texts: list[Any]) -> None:
+    out = io.BytesIO()
+    np.save(out, array)
+    request = bodies.read_request(out.getvalue(), "application/x-npy")
+    request.read(payloads.a_text_or_pair)
+    assert request.texts == texts
+
+
+def test_csv_is_cut_by_the_delimiters_of_training_data() -> None:
+    assert set(bodies._DELIMITERS) == set(delimited.DELIMITERS)
 
 
 @pytest.mark.parametrize("content_type", ["application/zip", ""])

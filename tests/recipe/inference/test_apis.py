@@ -153,7 +153,7 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     environ = {"HF_MODEL_ID": "someone/some-model"}
     said = description.describe(labels, "text-classification", environ)
     assert said["model"] == "someone/some-model"
-    assert (said["form"], said["routes"]) == ("pair", ["/predict"])
+    assert (said["form"], said["routes"]) == ("pair", ["/predict", "/tokenize"])
     assert said["architecture"] == "BertForSequenceClassification"
     assert said["max_length"] == 48
     said = description.describe(ranker, "text-classification", {"AMPHORA_MODEL_NAME": "mine"})

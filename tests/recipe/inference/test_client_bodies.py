@@ -127,7 +127,7 @@ def test_a_name_is_read_or_refused(writer: Served) -> None:
 
 def test_rerank_with_documents_is_vllms_and_jinas(ranker: Served) -> None:
     plain = ranker("/rerank", {"query": "who", "texts": TEXTS})
-    for path in ("/v1/rerank", "/rerank"):
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/invocations"):
         documents = [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]
         answer = ranker(path, {"model": "m", "query": "who", "documents": documents, "top_n": 2})
         assert [each["index"] for each in answer["results"]] == [
@@ -137,6 +137,41 @@ def test_rerank_with_documents_is_vllms_and_jinas(ranker: Served) -> None:
             assert each["relevance_score"] == pytest.approx(own["score"], abs=1e-5)
             assert each["document"] == {"text": TEXTS[own["index"]]}
         assert answer["usage"]["total_tokens"] > 0
+
+
+def test_keys_of_other_servers_with_their_defaults_change_nothing(writer: Served) -> None:
+    body: dict[str, Any] = {**CHAT, "max_tokens": 3, "temperature": 0}
+    idle = {
+        "best_of": 1,
+        "modalities": ["text"],
+        "use_beam_search": False,
+        "min_p": 0,
+        "seed": None,
+    }
+    answer = writer("/v1/chat/completions", {**body, **idle})
+    assert answer["choices"] == writer("/v1/chat/completions", body)["choices"]
+
+
+def test_the_tokens_of_texts_are_listed_as_by_tei(labels: Served) -> None:
+    ((first, second, *_, last),) = labels("/tokenize", {"inputs": "good film"})
+    assert (first["text"], first["special"], first["start"]) == ("[CLS]", True, None)
+    assert (second["text"], second["special"], second["start"], second["stop"]) == (
+        "good",
+        False,
+        0,
+        4,
+    )
+    assert last["special"]
+    plain = labels("/tokenize", {"inputs": ["good", "film"], "add_special_tokens": False})
+    assert [[each["text"] for each in tokens] for tokens in plain] == [["good"], ["film"]]
+    assert plain[0][0]["id"] == second["id"]
+
+
+def test_truncation_of_the_first_text_is_for_single_texts(labels: Served) -> None:
+    body = {"inputs": TEXT, "parameters": {"truncation": "only_first"}}
+    assert labels("/invocations", body) == labels("/invocations", {"inputs": TEXT})
+    with pytest.raises(BadRequest, match="of a pair the longer"):
+        labels("/invocations", {**body, "inputs": [["a", "b"]]})
 
 
 def test_an_object_is_answered_as_the_pipeline_answers_it(labels: Served) -> None:
@@ -189,6 +224,9 @@ REFUSED = [
     ("writer", "/v1/completions", {"model": "m"}, "prompt is not there", "prompt"),
     ("writer", "/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", "suffix"),
     ("writer", "/v1/completions", {"prompt": "a", "best_of": 3}, "best_of", None),
+    ("writer", "/v1/chat/completions", {**CHAT, "best_of": 2}, "best_of is 2: give 1", "best_of"),
+    ("writer", "/v1/chat/completions", {**CHAT, "min_p": 0.5}, "min_p is 0.5: give 0", "min_p"),
+    ("labels", "/tokenize", {"inputs": 1}, "inputs is 1", "inputs"),
     ("writer", "/v1/completions", {"prompt": "a", "logprobs": 1}, "logprobs is 1", "logprobs"),
     ("writer", "/v1/completions", {"prompt": "a", "max_completion_tokens": 3}, "max_completion", "max_completion_tokens"),
     ("writer", "/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream: true", "stream_options"),

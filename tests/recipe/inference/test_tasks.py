@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.io import wavfile
 
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
 
@@ -313,10 +314,13 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     picture, out = Image.fromarray(noise), io.BytesIO()
     picture.save(out, format="PNG")
     data, text = out.getvalue(), base64.b64encode(out.getvalue()).decode()
+    broken = base64.encodebytes(data).decode()
+    for_urls = base64.urlsafe_b64encode(data).decode().rstrip("=")
     one, two = json_values(reference(picture)), json_values(reference(picture, top_k=2))
     for body, wanted in [
         ((data, "image/png"), one), ({"inputs": text}, one), ({"inputs": [text, text]}, [one, one]),
         ({"inputs": f"data:image/png;base64,{text}", "top_k": 2}, two),
+        ({"inputs": broken, "top_k": 2}, two), ({"inputs": for_urls, "top_k": 2}, two),
         ({"inputs": text, "parameters": {"top_k": 2}}, two),
     ]:  # fmt: skip
         assert_close(served.ask(body), wanted, 1e-5, str(body)[:60])
@@ -372,9 +376,12 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     wanted = json_values(reference({"raw": tone, "sampling_rate": 8000}))
     raw = {"raw": tone.tolist(), "sampling_rate": 8000}
     data = wav(tone, 8000)
+    floats = io.BytesIO()
+    wavfile.write(floats, 8000, np.stack([tone, tone], 1))
     for body, tolerance in [
         ({"inputs": raw}, 1e-5), (raw, 1e-5), ((data, "audio/wav"), 1e-3),
         ({"inputs": base64.b64encode(data).decode()}, 1e-3), ((wav(tone, 8000, 3), "audio/x-wav"), 1e-3),
+        ((floats.getvalue(), "audio/wav"), 1e-5),
         # A tone that is sampled twice as often is the same tone.
         ((wav(np.sin(np.arange(8000) / 14) * 0.5, 16000), "audio/wav"), 2e-2),
     ]:  # fmt: skip
@@ -383,6 +390,7 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
             assert abs(answer[each["label"]] - each["score"]) < tolerance
     for body, words in [
         ({"inputs": "/etc/passwd"}, "not followed"), ({"inputs": "https://a/b.wav"}, "not followed"),
+        ({"raw": [0.1, 0.2, 0.3], "sampling_rate": 8000}, "cannot answer this"),
         ({"inputs": {"raw": [0.5], "sampling_rate": 0}}, "sampling_rate"),
         ({"inputs": {"raw": [[0.5]], "sampling_rate": 8000}}, "one list"),
         ((data, "image/png"), "does not read image/png"),

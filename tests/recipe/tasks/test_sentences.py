@@ -100,9 +100,35 @@ def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
     assert served.ask({"inputs": [LONG]}) == served.ask({"inputs": [LONG[:200]]})
 
 
+def test_a_sentence_model_reads_no_more_than_its_positions(tmp_path: Path) -> None:
+    """RoBERTa's begin behind the padding; folders of the hub name one or two more."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+    from transformers import RobertaConfig, RobertaModel
+
+    reader = tokenizer()
+    torch.manual_seed(5)
+    config = RobertaConfig(
+        vocab_size=len(reader), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=20, pad_token_id=0,
+    )  # fmt: skip
+    RobertaModel(config).save_pretrained(tmp_path / "plain")
+    reader.save_pretrained(tmp_path / "plain")
+    first = modules.Transformer(str(tmp_path / "plain"))
+    model = SentenceTransformer(modules=[first, modules.Pooling(32, "mean")], device="cpu")
+    model.max_seq_length = 20
+    model.save_pretrained(str(tmp_path / "saved"))
+    served = Handlers(tmp_path / "saved")
+    model.max_seq_length = 19
+    assert_close(served.ask({"inputs": [LONG]}), model.encode([LONG]).tolist(), 1e-5)
+
+
 @pytest.mark.parametrize("activation", ["Sigmoid", "Identity"])
 def test_a_cross_encoder_scores_and_ranks_as_the_library(activation: str, tmp_path: Path) -> None:
+    """One that is saved with Identity has the probabilities of transformers' pipeline and TEI."""
     import torch
+    import transformers
     from sentence_transformers import CrossEncoder
 
     save("BertForSequenceClassification", tmp_path / "plain", 3, num_labels=1)
@@ -112,7 +138,15 @@ def test_a_cross_encoder_scores_and_ranks_as_the_library(activation: str, tmp_pa
     library.save_pretrained(str(tmp_path / "saved"))
     served = Handlers(tmp_path / "saved")
     query, texts = "who was in paris", [*TEXTS, LONG]
-    scores = library.predict([(query, text) for text in texts])
+    rows = [(query, text) for text in texts]
+    scores = library.predict(rows, activation_fn=torch.nn.Sigmoid())
+    make: Any = transformers.pipeline
+    pipeline = make("text-classification", model=str(tmp_path / "saved"), device="cpu")
+    theirs = pipeline([{"text": one, "text_pair": two} for one, two in rows[:2]], truncation=True)
+    assert_close([each["score"] for each in theirs], scores[:2].tolist(), 1e-5)
+    logits = library.predict(rows, activation_fn=torch.nn.Identity()).tolist()
+    raw = served.ask({"inputs": [list(row) for row in rows], "function_to_apply": "none"})
+    assert_close([each["score"] for each in raw], logits, 1e-5)
     order = np.argsort(-scores, kind="stable").tolist()
     expected = [{"index": n, "score": float(scores[n])} for n in order]
     labels = [{"label": "LABEL_0", "score": float(score)} for score in scores]

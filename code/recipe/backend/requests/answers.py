@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -63,8 +64,10 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
     if isinstance(prediction, Document):
         return _as_json(prediction.value).encode(), JSON
     if isinstance(prediction, EventStream):
-        return _events(prediction.events), EVENTS
+        return _events(_begun(prediction.events)), EVENTS
     streams = isinstance(prediction, Iterator)
+    if streams:
+        prediction = _begun(prediction)
     writers: Mapping[str, Any] = _STREAM_WRITERS if streams else _WRITERS
     # A stream is not one JSON document. Clients that accept JSON get events, as from TGI.
     spellings = SPELLINGS | ({JSON: EVENTS} if streams else {})
@@ -75,6 +78,12 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
     raise UnsupportedContentType(
         f"Accept {accept!r} is not supported. Ask for {', '.join(writers)}."
     )
+
+
+def _begun(pieces: Iterator[Any]) -> Iterator[Any]:
+    """Wait for the first piece, so that an error before it gets an error status."""
+    first = list(itertools.islice(pieces, 1))
+    return itertools.chain(first, pieces)
 
 
 def json_values(value: Any) -> Any:

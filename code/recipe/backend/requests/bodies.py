@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from email.message import Message
 from typing import Any
@@ -43,6 +44,10 @@ MEDIA_PARTS = _MEDIA_KEYS | {
     "text", "question", "word_boxes", "sampling_rate", "candidate_labels",
 }  # fmt: skip
 """Parts of an input with an image or a sound; other keys are parameters."""
+_DELIMITERS = (",", ";", "\t", "|")
+"""Those of training data, whose module imports pyarrow."""
+_SURE_HEADERS = ("inputs", "text")
+"""What the first row of a CSV of one column is a header for, and not a text."""
 _ESCAPED_HALF = re.compile(rb"\\u[dD]")
 
 
@@ -79,7 +84,8 @@ def read_request(body: bytes, content_type: str) -> Request:
             ) from error
         except UnicodeError as error:
             raise BadRequest(f"The body is not text in {charset}: {error}.") from error
-    request = _READERS[kind](body)
+    named = header.get_param("header")
+    request = _read_csv(body, named) if kind == CSV else _READERS[kind](body)
     if not request.texts and not request.faults:
         raise BadRequest(f"The request holds no text. {EXAMPLE}")
     # In valid UTF-8 only JSON's escapes make half of a surrogate pair. NPY is not UTF-8.
@@ -187,13 +193,16 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _request_of(
-    records: Sequence[Sequence[Any] | str], parameters: Mapping[str, Any] | None = None
+    records: Sequence[Sequence[Any] | str],
+    parameters: Mapping[str, Any] | None = None,
+    groups: Sequence[int | None] = (),
 ) -> Request:
     """Return the request of several records.
 
     Args:
         records: The inputs of each record, or the error message of an invalid record.
         parameters: The parameters of all records.
+        groups: See `Request`.
     """
     texts: list[Any] = []
     faults: dict[int, str] = {}
@@ -202,17 +211,23 @@ def _request_of(
             faults[len(texts) + len(faults)] = record
         else:
             texts += record
-    return Request(texts=texts, parameters=parameters or {}, records=True, faults=faults)
+    return Request(
+        texts=texts, parameters=parameters or {}, records=True, faults=faults, groups=groups
+    )
 
 
 def _read_json_lines(body: bytes) -> Request:
     records: list[Sequence[Any] | str] = []
+    groups: list[int | None] = []
     first: tuple[int, Mapping[str, Any]] | None = None
     for number, line in enumerate(body.splitlines(), 1):
         if not line.strip():
             continue
+        groups.append(None)
         try:
             request = of_document(parsed(line))
+            if not request.texts:
+                raise BadRequest("The list of inputs is empty.")
         except BadRequest as error:
             records.append(f"Line {number}: {error}")
             continue
@@ -223,39 +238,97 @@ def _read_json_lines(body: bytes) -> Request:
                 "equal parameters in one request (batch transform: BatchStrategy=SingleRecord)."
             )
         records.append(request.texts)
-    request = _request_of(records, first[1] if first else None)
+        groups[-1] = None if request.single else len(request.texts)
+    request = _request_of(records, first[1] if first else None, groups if any(groups) else ())
     if request.faults and not request.texts:
         raise BadRequest(request.faults[0])
     return request
 
 
-def _read_csv(body: bytes) -> Request:
-    """Read the rows of a CSV body, with or without a header.
+def _read_csv(body: bytes, header: Any = None) -> Request:
+    """Read the rows of a CSV body, with or without a header, cut by any delimiter of training data.
 
     If the model's configuration names the columns that it was trained on, `Request.by_columns`
     reads the rows again by these names. So rows without a known column are refused later, by
     `Request.read`.
+
+    Args:
+        body: The body.
+        header: The content type's parameter: `present`, `absent`, or None if it has none.
     """
-    stream = io.StringIO(text_of(body), newline="")
-    try:
-        # A blank line is not a row, but a row of empty fields is one, and gets an answer.
-        rows = [row for row in csv.reader(stream, strict=True) if row]
-    except csv.Error as error:
-        raise BadRequest(f"The body is not valid CSV: {error}.") from error
-    header = [plain(cell) for cell in rows[0]] if rows else []
+    if header not in (None, "present", "absent"):
+        raise UnsupportedContentType(f"header is {header!r}. Send header=present or header=absent.")
+    text = text_of(body)
+    tables = {mark: _rows_of(text, mark) for mark in _DELIMITERS if mark == "," or mark in text}
 
     def by_columns(names: Sequence[str]) -> Request | None:
         columns = [plain(name) for name in names]
-        if not set(columns) <= set(header) or len(columns) > 2:
-            return None
-        parts = dict(zip(("text", "text_pair"), columns, strict=False))
-        return _of_rows(rows, parts if len(parts) > 1 else columns[0], header)
+        for rows in tables.values():
+            cells = [plain(cell) for cell in rows[0]] if rows else []
+            if header == "absent" or not set(columns) <= set(cells) or len(columns) > 2:
+                continue
+            if len(cells) == 1 and header is None and (rows[0] != list(names) or len(rows) == 1):
+                continue  # It may be a text.
+            parts = dict(zip(("text", "text_pair"), columns, strict=False))
+            return _of_rows(rows, parts if len(parts) > 1 else columns[0], cells)
+        return None
 
-    form = next((form for form in _FORMS[:2] if form <= set(header)), None)
-    name = next((name for name in _TEXT_KEYS if name in header), None)
-    request = _of_rows(rows, {part: part for part in sorted(form)} if form else name, header)
+    request = _read_usual_columns(tables, header)
     request.by_columns = by_columns
     return request
+
+
+def _rows_of(text: str, delimiter: str) -> list[list[str]]:
+    csv.field_size_limit(sys.maxsize)
+    try:
+        # A blank line is not a row, but a row of empty fields is one, and gets an answer.
+        return [
+            row
+            for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+            if row
+        ]
+    except csv.Error as error:
+        if delimiter != ",":
+            return []
+        raise BadRequest(f"The body is not valid CSV: {error}.") from error
+
+
+def _read_usual_columns(tables: Mapping[str, list[list[str]]], header: Any) -> Request:
+    """Read a CSV body by the names of columns that every model knows.
+
+    Args:
+        tables: The rows for each delimiter, first the comma.
+        header: As in `_read_csv`.
+    """
+    rows = tables[","]
+    for mark, others in tables.items() if header != "absent" else ():
+        cells = [plain(cell) for cell in others[0]] if others else []
+        form = next((form for form in _FORMS[:2] if form <= set(cells)), None)
+        name = next((name for name in _TEXT_KEYS if name in cells), None)
+        is_table = len(cells) > 1 and (mark == "," or {len(row) for row in others} == {len(cells)})
+        if is_table and (form or name):
+            parts = {part: part for part in sorted(form)} if form else name
+            return _of_rows(others, parts, cells)
+        if is_table and mark != "," and header is None and len(others) > 1:
+            message = (
+                f"Each row has {len(cells)} fields between {mark!r}. Name the column of texts in a"
+                " header (text), or send text/csv; header=absent if each line is a text."
+            )
+            return _request_of([message] * len(rows))
+    first = rows[0][0] if rows and len(rows[0]) == 1 else ""
+    is_known = plain(first) in _TEXT_KEYS and len(rows) > 1 and header is None
+    if is_known and first not in _SURE_HEADERS:
+        message = (
+            f"The first row is {first!r}: a header or a text? Send Content-Type"
+            " text/csv; header=present, or header=absent."
+        )
+        return _request_of([message] * len(rows))
+    if first and (is_known or header == "present"):
+        return _of_rows(rows, first, [first])
+    if header == "present" and rows:
+        message = f"The header {','.join(rows[0])[:60]!r} names no column of texts: name it text."
+        return _request_of([message] * len(rows))
+    return _of_rows(rows, None, [])
 
 
 def _of_rows(
@@ -311,7 +384,13 @@ def _read_npy(body: bytes) -> Request:
     # A few bytes could declare a billion empty texts.
     if array.dtype.kind != "U" or array.dtype.itemsize == 0:
         raise BadRequest(f"The NPY array holds {array.dtype}, not texts (a dtype such as <U80).")
-    return Request(texts=array.ravel().tolist())
+    if array.ndim > 2:
+        raise BadRequest(
+            f"The NPY array has {array.ndim} dimensions. Send a text or pair in a row."
+        )
+    # A row is a record: of two columns a pair.
+    rows = array.reshape(-1) if array.ndim < 2 or array.shape[1] == 1 else array
+    return Request(texts=rows.tolist())
 
 
 def _read_plain(body: bytes) -> Request:

@@ -96,7 +96,7 @@ _SHARE = number(0, 1, above=True)
 
 RULES: Mapping[str, Rule] = {
     # Inputs and truncation.
-    "truncation": one_of(True, False, "longest_first", "do_not_truncate"),
+    "truncation": one_of(True, False, "longest_first", "only_first", "do_not_truncate"),
     "truncate": FLAG,
     "truncation_direction": SIDE,
     "max_length": whole(1),

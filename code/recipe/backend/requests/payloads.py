@@ -102,6 +102,9 @@ class Request:
     """Positions of the texts that were truncated."""
     faults: dict[int, str] = field(default_factory=dict)
     """Error messages of invalid records, by their positions in the answer."""
+    groups: Sequence[int | None] = ()
+    """Of records, how many inputs each has in a list; None for one outside of a list. Empty if none
+    has a list."""
     by_columns: Callable[[Sequence[str]], Request | None] | None = None
     """Reads a CSV body again by columns of these names; returns None if its header lacks one."""
     is_read: bool = False
@@ -290,9 +293,10 @@ class Answers(list[Any]):
         return self[0] if self.single else list(self)
 
 
-def with_faults(prediction: Any, request: Request) -> Any:
-    """Return `prediction` with an error instead of each invalid record."""
-    if not request.faults or isinstance(prediction, Exception):
+def by_records(prediction: Any, request: Request) -> Any:
+    """Return `prediction` with an entry for each record: an error instead of an invalid one, and a
+    list for one with a list of inputs."""
+    if not isinstance(prediction, Answers) or not (request.faults or request.groups):
         return prediction
     count = len(prediction) + len(request.faults)
     places = [place for place in range(count) if place not in request.faults]
@@ -300,11 +304,18 @@ def with_faults(prediction: Any, request: Request) -> Any:
         place: {"error": {"code": "bad_request", "message": message}}
         for place, message in request.faults.items()
     } | dict(zip(places, prediction, strict=True))
+    groups = request.groups or [None] * count
+    records = [record for record, size in enumerate(groups) for _ in range(size or 1)]
+    inputs = iter(range(count))
     woven = Answers(
-        [entries[place] for place in range(count)],
-        [places[place] for place in prediction.truncated],
+        [
+            entries[next(inputs)] if size is None else [entries[next(inputs)] for _ in range(size)]
+            for size in groups
+        ],
+        sorted({records[places[place]] for place in prediction.truncated}),
     )
-    woven.failed = sorted(request.faults)
+    woven.unfinished = sorted({records[places[place]] for place in prediction.unfinished})
+    woven.failed = sorted({records[place] for place in request.faults})
     return woven
 
 

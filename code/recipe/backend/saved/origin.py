@@ -24,6 +24,7 @@ _MARKS = ("config.json", "modules.json")
 ADAPTER = "adapter_config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_POINTER, _MOST_POINTER = b"version https://git-lfs", 1024
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 
@@ -46,6 +47,7 @@ class Origin:
         Raises:
             ModelError: Neither is there, or both are.
         """
+        refuse_pointers(Path(model_dir))
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
         name = environ.get("HF_MODEL_ID", "")
@@ -108,6 +110,13 @@ class Origin:
         """Return the model's configuration."""
         try:
             return AutoConfig.from_pretrained(self.base or self.place, **self.options)
+        except ValueError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise ModelError(
+                f"The model {self.place!r} has Python code, which loading would run.",
+                "Set HF_TRUST_REMOTE_CODE=true if you trust it.",
+            ) from error
         except OSError as error:
             raise ModelError(
                 f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
@@ -134,6 +143,21 @@ class Origin:
             ) from error
         refuse_empty(tokenizer, place)
         return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Raise ModelError if files of a folder are pointers of Git LFS."""
+    pointers = []
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+        if path.is_file() and path.stat().st_size < _MOST_POINTER:
+            with path.open("rb") as file:
+                if file.read(len(_POINTER)) == _POINTER:
+                    pointers.append(path.name)
+    if pointers:
+        raise ModelError(
+            f"{folder} has pointers of Git LFS instead of files: {', '.join(pointers[:5])}.",
+            "Run `git lfs pull` in the clone before packing it.",
+        )
 
 
 def _on_hub(place: str, name: str, options: Mapping[str, Any]) -> str | None:

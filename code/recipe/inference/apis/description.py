@@ -76,6 +76,12 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     return described
 
 
+def tokenizer_of(model: Any) -> Any:
+    """Return the tokenizer of a model that answers TEI's API."""
+    inner = getattr(model, "loaded", None) or getattr(model, "vectors", None) or model.model
+    return inner.tokenizer
+
+
 def refuse_other_apis(model: Any, request: Request) -> None:
     """Raise BadRequest if the model does not answer the request's API."""
     known = routes(model)
@@ -92,11 +98,11 @@ def routes(model: Any) -> list[str]:
         chat = [openai.CHAT] if model.has_template else []
         return [*chat, openai.COMPLETIONS, *tgi.ROUTES]
     if isinstance(model, (Embedder, TokenFeatures)):
-        return [openai.EMBEDDINGS, tei.EMBED, tei.SIMILARITY]
+        return [openai.EMBEDDINGS, tei.EMBED, tei.SIMILARITY, tei.TOKENIZE]
     if isinstance(model, LibraryVectors):
-        return [tei.EMBED_SPARSE if model.kind == SPARSE else tei.EMBED_ALL]
+        return [tei.EMBED_SPARSE if model.kind == SPARSE else tei.EMBED_ALL, tei.TOKENIZE]
     if isinstance(model, Classifier):
         ranks = model.loaded.model.config.num_labels == 1
-        ranking = [tei.RERANK, tei.RERANK_DOCUMENTS] if ranks else []
-        return [tei.PREDICT, *ranking]
+        ranking = [tei.RERANK, tei.RERANK_DOCUMENTS, tei.RERANK_2] if ranks else []
+        return [tei.PREDICT, *ranking, tei.TOKENIZE]
     return []

@@ -77,8 +77,16 @@ _GENERATION: Mapping[str, Rule] = {
         "an object of token ids to numbers from -100 to 100",
     ),
 }
+# Keys of other servers, with the values that change nothing.
+_IDLE: Mapping[str, Rule] = {
+    "best_of": one_of(1), "modalities": one_of(["text"]), "use_beam_search": _OFF,
+    "ignore_eos": _OFF, "skip_special_tokens": one_of(True), "echo": _OFF, "store": _OFF,
+    "suffix": one_of(""), "min_p": Rule(lambda value: value == 0, "0: it is not supported"),
+    "length_penalty": Rule(lambda value: value == 1, "1: it is not supported"),
+}  # fmt: skip
 _CHAT_RULES: Mapping[str, Rule] = {
     **_REMARKS,
+    **_IDLE,
     **_GENERATION,
     "messages": Rule(lambda value: isinstance(value, list) and bool(value), "a list of messages"),
     "max_completion_tokens": whole(1),
@@ -88,8 +96,6 @@ _CHAT_RULES: Mapping[str, Rule] = {
         lambda value: isinstance(value, dict) and value.get("type") == "text",
         '{"type": "text"}: other formats are not supported',
     ),
-    "modalities": one_of(["text"]),
-    "store": _OFF,
     "tools": Rule(lambda value: isinstance(value, list), "a list"),
     "functions": _OFF,
     "tool_choice": one_of("none", "auto"),
@@ -97,6 +103,7 @@ _CHAT_RULES: Mapping[str, Rule] = {
 }
 _COMPLETION_RULES: Mapping[str, Rule] = {
     **_REMARKS,
+    **_IDLE,
     **_GENERATION,
     "prompt": TEXTS_OR_IDS,
     "logprobs": _OFF,

@@ -10,8 +10,8 @@ from recipe.inference.apis import openai, tei, tgi
 
 _OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS)
 _TEI = (
-    tei.EMBED, tei.EMBED_ALL, tei.EMBED_SPARSE, tei.RERANK, tei.RERANK_DOCUMENTS, tei.PREDICT,
-    tei.SIMILARITY,
+    tei.EMBED, tei.EMBED_ALL, tei.EMBED_SPARSE, tei.RERANK, tei.RERANK_DOCUMENTS, tei.RERANK_2,
+    tei.PREDICT, tei.SIMILARITY, tei.TOKENIZE,
 )  # fmt: skip
 _READERS = {
     **dict.fromkeys(_OPENAI, openai.read),
@@ -24,7 +24,7 @@ _KEYS = {
     "prompt": openai.COMPLETIONS,
     "input": openai.EMBEDDINGS,
 }
-_MARKS = tuple(f'"{name}"'.encode() for name in _KEYS)
+_MARKS = tuple(f'"{name}"'.encode() for name in (*_KEYS, "documents"))
 
 
 def read(body: bytes, content_type: str, path: str) -> Request:
@@ -54,13 +54,15 @@ def read(body: bytes, content_type: str, path: str) -> Request:
 
 
 def route_of(document: dict[str, Any]) -> str:
-    """Return the route of OpenAI's API for a body; empty for bodies of other APIs.
+    """Return the route of OpenAI's or Jina's API for a body; empty for bodies of other APIs.
 
     Raises:
         BadRequest: The body has keys of several routes.
     """
     if "inputs" in document:
         return ""
+    if {"query", "documents"} <= set(document):
+        return tei.RERANK_DOCUMENTS
     routes = [route for key, route in _KEYS.items() if key in document]
     # `input` without `model` may name a text in Hugging Face's form.
     if routes == [openai.EMBEDDINGS] and "model" not in document:
@@ -78,7 +80,7 @@ def in_form(prediction: Any, request: Request) -> Any:
     if request.route in tgi.ROUTES:
         return tgi.in_form(prediction)
     if request.form is None:
-        return payloads.with_faults(prediction, request)
+        return payloads.by_records(prediction, request)
     try:
         return request.form(prediction, request)
     except BadRequest as error:

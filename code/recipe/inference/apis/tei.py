@@ -7,11 +7,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from recipe.backend import bounds
 from recipe.backend.requests.parameters import (
     FLAG,
     OBJECT,
     SIDE,
     TEXT,
+    TEXT_OR_TEXTS,
     TEXTS_OR_IDS,
     Rule,
     are_texts,
@@ -30,7 +32,8 @@ from recipe.inference.apis.openai_forms import served_name
 
 EMBED, EMBED_ALL, RERANK, PREDICT = "/embed", "/embed_all", "/rerank", "/predict"
 EMBED_SPARSE = "/embed_sparse"
-SIMILARITY, RERANK_DOCUMENTS = "/similarity", "/v1/rerank"
+SIMILARITY, RERANK_DOCUMENTS, RERANK_2 = "/similarity", "/v1/rerank", "/v2/rerank"
+TOKENIZE = "/tokenize"
 
 _LENGTHS: Mapping[str, Rule] = {"truncate": FLAG, "truncation_direction": SIDE}
 
@@ -49,6 +52,7 @@ def _text(document: Any) -> Any:
 _RULES: Mapping[str, Mapping[str, Rule]] = {
     EMBED_ALL: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
     EMBED_SPARSE: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
+    TOKENIZE: {"inputs": TEXT_OR_TEXTS, "add_special_tokens": FLAG},
     RERANK_DOCUMENTS: {
         "query": TEXT,
         "documents": Rule(
@@ -108,6 +112,7 @@ _KEPT = ("prompt_name", "truncation_direction", "dimensions")
 _NEEDED = {
     EMBED: {"inputs"}, EMBED_ALL: {"inputs"}, RERANK: {"query", "texts"}, PREDICT: {"inputs"},
     SIMILARITY: {"inputs"}, RERANK_DOCUMENTS: {"query", "documents"}, EMBED_SPARSE: {"inputs"},
+    TOKENIZE: {"inputs"},
 }  # fmt: skip
 
 
@@ -117,7 +122,8 @@ def read(path: str, document: Any) -> Request:
     Raises:
         BadRequest: Keys are unknown or have invalid values. The message names all of them.
     """
-    if path == RERANK and isinstance(document, dict) and "documents" in document:
+    has_documents = isinstance(document, dict) and "documents" in document
+    if path == RERANK_2 or (path == RERANK and has_documents):
         path = RERANK_DOCUMENTS
     rules = _RULES[path]
     if not isinstance(document, dict):
@@ -195,6 +201,47 @@ def _similarity(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     return Request(texts=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document)
 
 
+def _tokenize(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    parameters["add_special_tokens"] = body.get("add_special_tokens", True)
+    return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters)
+
+
+def tokenized(request: Request, tokenizer: Any) -> Document:
+    """Return the tokens of each text, as TEI's /tokenize: special ones have no place in the text.
+
+    Raises:
+        TooCostly: The texts are too long.
+    """
+    bounds.hold(bounds.Bound.ROWS, len(request.texts))
+    tokens = []
+    for text in request.texts:
+        bounds.hold_text(text)
+        encoded = tokenizer(
+            text,
+            add_special_tokens=request.parameters["add_special_tokens"],
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            verbose=False,
+        )
+        names = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+        columns = (encoded["input_ids"], names, encoded["offset_mapping"])
+        rows = zip(*columns, encoded["special_tokens_mask"], strict=True)
+        tokens.append(
+            [
+                {
+                    "id": number,
+                    "text": name if special else text[start:stop],
+                    "special": bool(special),
+                    "start": None if special else start,
+                    "stop": None if special else stop,
+                }
+                for number, name, (start, stop), special in rows
+            ]
+        )
+        bounds.hold(bounds.Bound.ANSWER, 5 * sum(map(len, tokens)))
+    return Document(tokens)
+
+
 def as_document(prediction: Answers, request: Request) -> Document:
     """Return the answers as a JSON list."""
     return Document(list(prediction), prediction.truncated)
@@ -202,5 +249,5 @@ def as_document(prediction: Answers, request: Request) -> Document:
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Request]] = {
     EMBED: _embed, EMBED_ALL: _embed, EMBED_SPARSE: _embed, RERANK: _rerank, PREDICT: _predict,
-    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents,
+    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents, TOKENIZE: _tokenize,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -102,8 +103,13 @@ def read_table(text: str) -> dict[str, Any]:
         raise NoHeader(
             "The CSV's first line must name its columns: inputs, or question and context."
         )
+    # The toolkit would take the whole line for the name of one column.
+    marks = (mark for mark in ",;\t|" if set(header.lower().split(mark)) & set(_CSV_NAMES))
+    delimiter = next(marks, ",")
+    csv.field_size_limit(sys.maxsize)
     try:
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+        stream = io.StringIO(text, newline="")
+        rows = list(csv.DictReader(stream, delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise BadRequest(f"The body is not valid CSV: {error}.") from error
     if not rows:
@@ -152,6 +158,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
         task, targets, _ = PIPELINE_REGISTRY.check_task(name)
     except KeyError:
         return TaskPipeline(name, registry.load(model_dir, environ))
+    if environ.get("HF_TASK"):
+        registry.check_head(origin, task)
     kind, _, _ = precision.chosen(environ)
     if kind in static.DEVICES and task in SERVED:
         # transformers' pipelines would compile a program for the length of each text.

@@ -95,6 +95,8 @@ class SentenceVectors:
             ) from error
         inner = getattr(model[0], "auto_model", None)
         if isinstance(inner, PreTrainedModel):
+            # RoBERTa's positions begin behind its padding: of 514 it has 512.
+            model.max_seq_length = min(model.max_seq_length or UNBOUNDED, positions_of(inner))
             new_weights.check_layers(origin.place, inner, new_weights.of_encoder(inner))
             attend_fully(inner)
             if not is_static:

@@ -46,16 +46,9 @@ class Classifier(ServedTask):
         """Return the classifier or cross-encoder that `origin` names.
 
         Raises:
-            ModelError: It cannot be loaded, names an activation that is not known here, or was
-                trained on windows of texts (long_texts=split), a removed setting.
+            ModelError: It cannot be loaded, or names an activation that is not known here.
         """
         loaded = loading.load(origin, AutoModelForSequenceClassification)
-        if getattr(loaded.model.config, "long_texts", None) == "split":
-            raise ModelError(
-                f"The config.json of {origin.place} has long_texts='split': the model was trained "
-                "to read long texts in windows, which is not supported any more.",
-                "Train it again, or delete the key: longer texts are then truncated.",
-            )
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:
@@ -165,7 +158,8 @@ class Classifier(ServedTask):
 
 def activation_of(config: Any, origin: Origin) -> str:
     """Return what makes scores of the outputs: the function that a cross-encoder's files name, else
-    the one that transformers' pipeline chooses by the problem and the number of labels.
+    the one that transformers' pipeline chooses by the problem and the number of labels. Pipelines
+    and TEI also choose it for a cross-encoder that names Identity: a score is a probability.
 
     Raises:
         ModelError: The files name an activation that is not known here.
@@ -174,14 +168,15 @@ def activation_of(config: Any, origin: Origin) -> str:
     named = named or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
     if named is not None:
-        known = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
+        known = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
         name = str(named).rpartition(".")[2]
         if name not in known:
             raise ModelError(
                 f"The cross-encoder {origin.place} names the activation {named!r}.",
                 f"These handlers have {', '.join(known)}; bring an inference.py for another one.",
             )
-        return known[name]
+        if known[name]:
+            return known[name]
     if config.problem_type == "regression":
         return "none"
     is_multi_label = config.problem_type == "multi_label_classification"

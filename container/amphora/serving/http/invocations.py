@@ -40,10 +40,11 @@ _MOST_ATTRIBUTES = 1024
 # second, by the process that also sends the answers.
 _REFUSAL_SECONDS = 0.1
 OPENAI_ROUTES = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses",
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v2/rerank",
+    "/v1/responses",
 )  # fmt: skip
 TEI_ROUTES = (
-    "/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity",
+    "/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity", "/tokenize",
 )  # fmt: skip
 TGI_ROUTES = ("/generate", "/generate_stream")
 CLIENT_ROUTES = (*OPENAI_ROUTES, *TEI_ROUTES, *TGI_ROUTES)
@@ -282,8 +283,7 @@ class Invocations:
 
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:
         """Set the status for the access log; nobody reads this answer."""
-        status = request.scope.get("state", {}).get("refused", _CLIENT_GONE)
-        return self._error(request, status, "client_gone", "The client has gone.", {})
+        return self._error(request, _CLIENT_GONE, "client_gone", "The client has gone.", {})
 
     async def answer_bug(self, request: Request, error: Exception) -> Response:
         """Log an error of the front itself, and answer 500 without its text."""
@@ -365,7 +365,7 @@ def error_body(
     """Return an error as JSON; on a route of OpenAI's, TEI's or TGI's API in that API's form."""
     error: dict[str, Any] = {"code": code, "message": message, "request_id": identifier}
     document: dict[str, Any] = {"error": error}
-    if path.startswith("/v1/"):
+    if path.startswith(("/v1/", "/v2/")):
         other = "invalid_request_error" if status < 500 else "server_error"
         error.update({"type": _OPENAI_ERRORS.get(status, other), "param": param})
     elif path in TEI_ROUTES:

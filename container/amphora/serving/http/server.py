@@ -149,12 +149,7 @@ class Front:
         app = Starlette(routes=self.routes(), exception_handlers=handlers)
         # A redirect would point to whatever the client's Host header names.
         app.router.redirect_slashes = False
-        self._access_log = telemetry.AccessLog(app, self.metrics, sys.stdout)
-        return self._access_log
-
-    def note_refusal(self, status: int, identifier: str) -> None:
-        """Log and count a request that was refused before it reached a route."""
-        self._access_log.note_refusal(status, identifier)
+        return telemetry.AccessLog(app, self.metrics, sys.stdout)
 
     @property
     def pools(self) -> list[Backend]:
@@ -216,12 +211,8 @@ class Front:
 async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:
     """Serve on a bound socket until a signal arrives, or the model's workers give up."""
     front = Front(settings, environ)
-    connections, batch = wire.affordable(settings.limits.connections, settings.workers)
     server = wire.Server(
         front.application(),
-        replace(settings.limits, connections=connections),
-        batch,
-        front.note_refusal,
         _LINGER_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         ws_max_size=settings.max_body,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import logging
 import subprocess
 import tempfile
@@ -9,12 +11,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from amphora.common import archives, packages
+from amphora.common import archives, packages, transformers4
 from amphora.common.errors import CodeError
 from amphora.serving import handler_files
 from amphora.serving.settings import ServerSettings
 
+_USED = ("transformers", "sentence-transformers", "tokenizers", "peft", "numpy")
 LOG = logging.getLogger("amphora.pool")
+
+
+def _versions() -> dict[str, str]:
+    """Return the installed versions of what the image's handlers use."""
+    versions = {}
+    for name in _USED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _check_replaced(before: Mapping[str, str], requirements: Path) -> None:
+    """Log which of the image's packages a requirements file has replaced.
+
+    Raises CodeError if transformers has another major version, for which the image is not made.
+    """
+    after = _versions()
+    replaced = {name: after.get(name, "") for name in before if after.get(name) != before[name]}
+    if not replaced:
+        return
+    what = ", ".join(f"{name} {before[name]} by {version}" for name, version in replaced.items())
+    LOG.warning("%s replaced packages of the image: %s.", requirements, what)
+    major = before.get("transformers", "").partition(".")[0]
+    if replaced.get("transformers", major).partition(".")[0] != major:
+        raise CodeError(
+            f"{requirements} replaced {what}, and the image is for transformers {major}.",
+            f"Leave transformers out, or {transformers4.IMAGE}.",
+        )
 
 
 class UserCode:
@@ -41,7 +72,13 @@ class UserCode:
             archives.unpack(archive, folder, settings.submitted)
             code = handler_files.inner_folder(folder, settings.program)
         install = packages.Install(requirements="requirements.txt")
+        if code != settings.model_dir and (settings.model_dir / install.requirements).is_file():
+            LOG.warning(
+                "%s is not installed: only that of the handlers' folder is.",
+                settings.model_dir / install.requirements,
+            )
         if (code / install.requirements).is_file():
+            before = _versions()
             with packages.index(self._environ, code, install) as index:
                 LOG.info("Installing %s from %s.", code / install.requirements, index.shown)
                 self._pip = subprocess.Popen(
@@ -57,6 +94,7 @@ class UserCode:
                 exit_code = self._pip.returncode
                 if exit_code != 0:
                     raise packages.failed(install, code, exit_code, output.splitlines(), index)
+            _check_replaced(before, code / install.requirements)
         return code
 
     def _is_superfluous(self, place: str) -> bool:

@@ -91,10 +91,12 @@ def accepted(header: str, default: str) -> str:
 def answer(result: Any, accept: str) -> tuple[Any, str]:
     """Return the result of `output_fn` or `transform_fn` as (body, content type).
 
-    A tuple is (body, content type), as in AWS's toolkits. A generator or iterator stays one: it
-    is streamed. Raises TypeError if the body cannot be sent.
+    A tuple begins with (body, content type), as in AWS's toolkits. A generator or iterator stays
+    one: it is streamed. Raises TypeError if the body cannot be sent.
     """
-    body, content_type = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
+    body, content_type = result, ""
+    if isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], (str, type(None))):
+        body, content_type = result[:2]
     if not content_type:
         # The handler has not named the type: it is taken for the first one that the client accepts.
         first = media_type(accept.partition(",")[0])

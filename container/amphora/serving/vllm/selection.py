@@ -83,7 +83,10 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     if unused := sorted(name for name in environ if name.startswith(PREFIX)):
         raise ConfigError(
             f"{', '.join(unused)} set arguments of vLLM, which is not used: {obstacle}.",
-            "Leave them out, or set AMPHORA_GENERATION to vllm.",
+            "Leave them out"
+            + (
+                ", or set AMPHORA_GENERATION to vllm." if _package() else ", or use the vllm image."
+            ),
         )
     if settings.adapters and not has_handlers:
         raise ConfigError(

@@ -46,6 +46,24 @@ def test_requirements_that_cannot_be_installed_end_the_server_with_the_reason(
     assert "not-there-at-all==9" in server.log
 
 
+def test_another_major_version_of_transformers_ends_the_server(
+    start: Start, tmp_path: Path, target: dict[str, str]
+) -> None:
+    code = tmp_path / "model" / "code"
+    code.mkdir(parents=True)
+    wheel(code, "transformers")
+    requirements = "--no-index\n--find-links .\ntransformers==1.0\n"
+    server = start(files={"requirements.txt": requirements}, **target)
+    assert server.process.wait(120) == 2
+    last = server.log.splitlines()[-1]
+    for words in (
+        "replaced transformers 5.",
+        "by 1.0",
+        "Leave transformers out, or build the image",
+    ):
+        assert words in last
+
+
 def test_an_archive_is_unpacked_where_the_submit_directory_names_one(
     start: Start, tmp_path: Path
 ) -> None:

@@ -194,7 +194,6 @@ def test_a_variable_decides(
     ("value", "words"),
     [
         ("tensorflow", "'tensorflow'. Give huggingface or pytorch"),
-        ("image", "'image', which was removed. Leave it out"),
     ],
 )
 def test_a_variable_that_cannot_be_is_refused(
@@ -448,8 +447,8 @@ def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
             (model / "code" / (program or "inference.py")).write_text(code)
         fields = dict.fromkeys(ServerSettings.__dataclass_fields__)
         given: Any = {
-            **fields, "code_dir": model / "code", "submitted": submitted, "program": program,
-            "is_multi_model": multi,
+            **fields, "model_dir": model, "code_dir": model / "code", "submitted": submitted,
+            "program": program, "is_multi_model": multi,
         }  # fmt: skip
         made.append(UserCode(ServerSettings(**given), {}))
         return made[-1].prepare()
