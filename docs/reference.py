@@ -86,8 +86,8 @@ def _tasks() -> Iterator[str]:
 def _columns() -> Iterator[str]:
     yield (
         "The names by which the columns of a task are found (docs/DATA.md); case, spaces, `_` and "
-        "`-` do not matter. Names in brackets count if the hyperparameter `task` is given. Names of "
-        "pairs count together."
+        "`-` do not matter. Names in brackets count if the hyperparameter `task` is given. Names "
+        "of pairs count together."
     )
     yield ""
     for name, spec in TASKS.items():
