@@ -67,8 +67,8 @@ DATA_AND_ARGUMENTS: Mapping[str, tuple[str, str]] = {
         "--model_name_or_path nobody/nothing --eval_strategy no",
     ),
     "There is no training data; the job's channels are:": ("", "MODEL"),
-    "columns that may be the text:": (
-        "film,review,label\na long film,it was good,pos\na short film,it was bad,neg\n",
+    "columns may be the text": (
+        "title,review,label\na long film,it was good,pos\na short film,it was bad,neg\n",
         "MODEL --task text-classification",
     ),
     "Name one of them in ...": (DATA, "MODEL --text_column comment"),

@@ -268,6 +268,7 @@ def by_column(
     names = (name for name in part.table.column_names if name not in named)
     column = next((name for name in names if _names_splits(part, name)), None)
     if column is None:
+        _refuse_unknown_splits(part, named)
         if is_unclear:
             raise DataError(
                 f"The name of {part.path} contains several splits, and no column has the split of "
@@ -297,6 +298,22 @@ def by_column(
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
     return [(name, rest.select(of)) for name, of in rows.items() if name is not None]
+
+
+def _refuse_unknown_splits(part: Part, named: Collection[str]) -> None:
+    """Raise DataError if a column of an unknown name has a split in each row: test rows may be
+    among those to train on."""
+    for field in part.table.schema:
+        if field.name in named or not is_string(field.type):
+            continue
+        values = part.distinct(field.name, _MOST_VALUES) or [""]
+        splits = {split_of(str(value)) for value in values}
+        if None not in splits and TRAIN in splits and len(splits) > 1:
+            raise DataError(
+                f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose name "
+                "does not say that.",
+                f"Rename it to split, or give ignore_columns={field.name} to train on all rows.",
+            )
 
 
 def _names_splits(part: Part, column: str) -> bool:

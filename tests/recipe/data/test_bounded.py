@@ -44,7 +44,7 @@ def _columns(draw: random.Random) -> dict[str, Any]:
     texts: list[Any] = [f"text {draw.randrange(1000)} of {n}" for n in range(rows)]
     if draw.random() < 0.2:
         texts = [text.split() for text in texts]
-    table = {"text": texts, draw.choice(["label", "gold_label"]): cells}
+    table = {"text": texts, draw.choice(["label", "labels"]): cells}
     if draw.random() < 0.2:
         table["split"] = [draw.choice(["train", "train", "test"]) for _ in range(rows)]
     if draw.random() < 0.1:

@@ -45,9 +45,9 @@ def found(
         (
             PROMPTS,
             "BertModel",
-            ["--prompt_column", "prompt"],
+            ["--completion_column", "completion"],
             "causal-lm",
-            "only this task takes prompt_column",
+            "only this task takes completion_column",
         ),
         (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
         (REVIEWS, "BertModel", [], "text-classification", "by its columns: text 'text', label"),
@@ -106,7 +106,7 @@ def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_pat
 )
 def test_a_learning_rate_that_is_not_given_is_the_tasks(argv: list[str], rate: float) -> None:
     given = parse(argv)
-    task = given.task or task_table.CLASSIFICATION
+    task = given.task or "text-classification"
     decided, why = resolution.learning_rate(given, task)
     assert decided == rate
     assert (f"the default of {task}" in why) == ("--lr" not in argv)
