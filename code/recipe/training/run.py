@@ -18,7 +18,7 @@ from recipe.compat import parts, quieten
 from recipe.console import has_terminal, is_first_process, say, say_row
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
-from recipe.models import cpu_kernels
+from recipe.models import cpu_kernels, lora
 from recipe.paths import Places
 from recipe.plan import resolution
 from recipe.plan.resolution import Loaded, Plan
@@ -154,6 +154,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     if plan.hosts.sharded:
         host_samples.check_same_model(loaded.model, plan.hosts)
     samples = host_samples.of_all_hosts(samples, task.data.sharded, plan.hosts, environ)
+    _learn_stops(task.stop_tokens(loaded.tokenizer, samples, loaded.max_length), loaded, table)
     watch.lap("tokens")
     trainer = engine.build(
         loaded.model,
@@ -177,6 +178,24 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressLines(price=price) if arguments.disable_tqdm else Bar())
     return _Job(task=task, loaded=loaded, samples=samples, trainer=trainer)
+
+
+def _learn_stops(learned: set[int] | None, loaded: Loaded, table: Table) -> None:
+    """Make generation stop at the tokens that end the learned texts, beside the model's own."""
+    if learned is None:
+        return
+    stops = set[int]().union(*device.everyones(learned))
+    model: Any = lora.bare(loaded.model)
+    own = model.generation_config.eos_token_id
+    own = own if isinstance(own, list) else [] if own is None else [own]
+    every = [*own, *sorted(stops - {*own})]
+    shown = ", ".join(loaded.tokenizer.convert_ids_to_tokens(every)) or "none"
+    reason = "the model's, and what ends the learned texts" if stops else (
+        "learned texts end with no special token: generation goes on to its longest length"
+    )  # fmt: skip
+    table.add("stop tokens", shown, reason)
+    if every:
+        model.generation_config.eos_token_id = every if len(every) > 1 else every[0]
 
 
 def _train(job: _Job, hyperparameters: Hyperparameters) -> dict[str, float]:
