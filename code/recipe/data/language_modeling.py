@@ -336,7 +336,6 @@ def _documents(read: _Read) -> pa.Table:
 def _describe(split: str, files: list[_Read]) -> str:
     rows = sum(file.part.table.num_rows for file in files)
     read = ", ".join(f"{name} column {column!r}" for name, column in files[0].columns.items())
-    columns_read = {column for file in files for column in file.columns.values()} | {
-        "attention_mask"
-    }
+    columns_read = {column for file in files for column in file.columns.values()}
+    columns_read |= {"attention_mask", *(file.tools for file in files if file.tools)}
     return describe(split, [file.part for file in files], f"{rows} rows", read, columns_read)

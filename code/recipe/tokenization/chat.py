@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
@@ -202,10 +203,10 @@ class Ends:
         if tokenizer.eos_token_id is not None:
             self._special.add(tokenizer.eos_token_id)
         self._is_blank = functools.lru_cache(maxsize=None)(
-            lambda token: not tokenizer.decode([token]).strip()
+            lambda token: not str(tokenizer.decode([token])).strip()
         )
 
-    def of(self, ids: Sequence[int]) -> int | None:
+    def end_token(self, ids: Sequence[int]) -> int | None:
         """Return the token that ends an answer, which blanks may follow; None if there is none."""
         for token in reversed(ids[-3:]):
             if token in self._special:
@@ -216,18 +217,18 @@ class Ends:
 
     def closed(self, talk: Conversation) -> Conversation:
         """Return a conversation in which each end of a turn is learned, and the last turn ends."""
-        ids, learned = talk.ids, list(talk.learned)
-        last = next((at for at in reversed(range(len(ids))) if learned[at]), None)
-        if last is None:
+        ids, learned = talk.ids, np.array(talk.learned, bool)
+        if not learned.any():
             return talk
-        for at in range(1, len(ids)):
-            is_after = learned[at - 1] and not learned[at]
-            if is_after and ids[at] in self._special and self.of(ids[:at]) is None:
-                learned[at], last = True, max(last, at)
+        for after in np.flatnonzero(learned[:-1] & ~learned[1:]) + 1:
+            has_end = self.end_token(ids[max(0, after - 3) : after]) is not None
+            learned[after] = ids[after] in self._special and not has_end
+        last = int(np.flatnonzero(learned)[-1])
+        marks = learned.tolist()
         end = self._tokenizer.eos_token_id
-        if end is None or self.of(ids[: last + 1]) is not None:
-            return Conversation(ids, learned, talk.is_guessed)
-        return Conversation([*ids[: last + 1], end], [*learned[: last + 1], True], talk.is_guessed)
+        if end is None or self.end_token(ids[max(0, last - 2) : last + 1]) is not None:
+            return Conversation(ids, marks, talk.is_guessed)
+        return Conversation([*ids[: last + 1], end], [*marks[: last + 1], True], talk.is_guessed)
 
 
 @dataclass

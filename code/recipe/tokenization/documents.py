@@ -110,8 +110,8 @@ def stop_tokens(
     is_end[documents.starts[1:] - 1] = np.diff(documents.starts) < max_length
     ends = np.flatnonzero(is_end & learned)
     tails = np.stack([documents.token_ids[np.maximum(ends - back, 0)] for back in (2, 1, 0)], 1)
-    found = map(chat.Ends(tokenizer).of, np.unique(tails, axis=0).tolist())
-    return {token for token in found if token is not None}
+    tokens_at_ends = map(chat.Ends(tokenizer).end_token, np.unique(tails, axis=0).tolist())
+    return {token for token in tokens_at_ends if token is not None}
 
 
 def splits(split: datasets.Dataset, long_texts: str | None) -> bool:
@@ -206,7 +206,9 @@ class Reader:
             return Marked(ids, np.ones(len(ids), bool), lengths, none.astype(bool), one_each, none)
         if PROMPT in batch:
             talks = [
-                chat.Conversation(prompt + completion, [False] * len(prompt) + [True] * len(completion))
+                chat.Conversation(
+                    prompt + completion, [False] * len(prompt) + [True] * len(completion)
+                )
                 for prompt, completion in self.completed(batch[PROMPT], batch[COMPLETION])
             ]
             of_rows, turns = one_each, none

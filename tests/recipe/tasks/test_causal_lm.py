@@ -162,7 +162,10 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
     [("qwen3", False), ("qwen2_5", True), ("phi3_5", True), ("llama3", True), ("gptoss", False)],
 )
 def test_as_many_turns_are_learned_as_by_trl(
-    tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str], template: str, exact: bool
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+    template: str,
+    exact: bool,
 ) -> None:
     """TRL replaces a template that rewrites turns by one that does not (`*_training.jinja`)."""
     from trl import chat_template_utils
@@ -519,7 +522,10 @@ def test_a_served_chat_model_stops_where_its_template_ends_a_turn(tmp_path: Path
     done = train(tmp_path, {"train": channel}, *argv, "--batch_size", "16")
     assert done.returncode == 0, done.stderr
     assert "432 of 432 assistant turns are learned" in done.stdout
-    assert "stop tokens     </s>, <|im_end|> (the model's, and what ends the learned texts)" in done.stdout
+    assert (
+        "stop tokens     </s>, <|im_end|> (the model's, and what ends the learned texts)"
+        in done.stdout
+    )
     saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert saved["eos_token_id"] == [0, 2]
     served = Handlers(tmp_path / "model")
