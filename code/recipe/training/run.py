@@ -177,7 +177,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
 
 
 def _learn_stops(learned: set[int] | None, loaded: Loaded, table: Table) -> None:
-    """Make generation stop at the tokens that end the learned texts, beside the model's own."""
+    """Make generation stop at the tokens that end the learned texts, and at those of the model."""
     if learned is None:
         return
     stops = set[int]().union(*device.everyones(learned))
