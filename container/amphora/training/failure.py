@@ -363,7 +363,8 @@ class _Diagnosis:
         if ended.stop_signal is None:
             text = "\n".join(head)
             hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
-            folder = record.script_dir if record and hints[:1] == [_HINTS[0][1]] else ""
+            is_missing = "".join(hints[:1]).startswith("List the package")
+            folder = record.script_dir if record and is_missing else ""
             unread = sorted(Path(folder).glob("*/**/requirements*.txt")) if folder else []
             if unread:
                 hints = [f"{unread[0]} is not read: move it to the top of the code folder."]
