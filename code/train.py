@@ -12,6 +12,7 @@ resumes from the newest intact checkpoint and ends with the weights of an uninte
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 
@@ -23,13 +24,16 @@ def main(argv: list[str]) -> None:
     from recipe import arguments, errors, paths
     from recipe.training import run
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
     gc.freeze()
     gc.enable()
     if "--help" in argv:
         print(f"{__doc__}\n{arguments.describe()}")
         return
-    places = paths.from_environment(os.environ)
     try:
+        places = paths.from_environment(os.environ)
         run.run(arguments.parse(argv, places), places, os.environ)
     except errors.RecipeError as error:
         if sys.excepthook is not sys.__excepthook__:  # a supervisor's hook, which logs the error

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from transformers import HfArgumentParser, TrainingArguments
 
-from recipe import foreign_names, value_ranges
+from recipe import foreign_names, structured_values, value_ranges
 from recipe.errors import HyperparameterError, near
 from recipe.hyperparameters import Hyperparameters, all_at_once, own_fields
 from recipe.paths import Places
@@ -20,15 +20,23 @@ from recipe.secret_rules import is_secret_name, mask_shapes
 
 _TRUE = ("true", "1", "yes")
 _ALIKE = 0.85
+_OFF: Mapping[str, Any] = {
+    "query_prompt": "", "document_prompt": "", "save_total_limit": None, "save_minutes": None,
+}  # fmt: skip
+"""What none, null and an empty text mean for hyperparameters that these turn off."""
+_OFF_AT_0 = ("max_grad_norm", "warmup_steps")
 _KEY = re.compile(r"--?[A-Za-z]")
+_NOT_GIVEN = object()
 
 
 def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
     """Parse `--key value` arguments.
 
     A key may have `-` or `_`, and may be an alias or the name of another trainer (`foreign_names`).
-    A flag without a value is True. An empty value, `None` or `null` means the default. Other
-    fields of transformers.TrainingArguments are converted to their type and stored in `passed`.
+    A flag without a value is True. An empty value, `None` or `null` turns off what the field says
+    can be turned off so, and else means the default. Lists and objects may be JSON, Python's repr,
+    or have commas (`a,b`, `k=1,l=2`). Other fields of transformers.TrainingArguments are converted
+    to their type and stored in `passed`.
 
     Args:
         places: Folders of the job; arguments of other trainers that name the same ones are allowed.
@@ -43,11 +51,11 @@ def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
     for written, text in _pairs(argv):
         try:
             name, value = _translated(written, text, notes, places)
-            converted = _convert(name, value) if name else None
+            converted = _convert(name, value, notes) if name else _NOT_GIVEN
         except HyperparameterError as error:
             problems.append(str(error))
             continue
-        if converted is None:
+        if converted is _NOT_GIVEN:
             continue
         if name in values and values[name] != converted:
             problems.append(
@@ -154,13 +162,29 @@ def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
         )
 
 
-def _convert(name: str, value: str) -> Any:
-    """Convert the value to the type of its field; return None for no value."""
-    if value.lower() in foreign_names.UNSET:
-        return None
+def _convert(name: str, value: str, notes: list[str]) -> Any:
+    """Convert the value to the type of its field; return _NOT_GIVEN for no value.
+
+    Args:
+        notes: Receives a note if no value stands for a default that does something.
+    """
+    kind = _OwnValues if name in own_fields() else TrainingArguments
+    if value.lower() in foreign_names.UNSET and value.lower() not in value_ranges.CHOICES.get(
+        name, ()
+    ):
+        if name in _OFF:
+            return _OFF[name]
+        item = next(item for item in dataclasses.fields(kind) if item.name == name)
+        if isinstance(item.default, (int, float)) and item.default is not False:
+            off = "; 0 turns it off" if name in _OFF_AT_0 else ""
+            notes.append(f"{name}={value or '(empty)'} means its default, {item.default}{off}")
+        return _NOT_GIVEN
     if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
         return True  # a string would be parsed as a list of options
-    kind = _OwnValues if name in own_fields() else TrainingArguments
+    structured = structured_values.read(name, value)
+    if not isinstance(structured, str):
+        return structured
+    value = structured
     try:
         return getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
     except ValueError as error:

@@ -77,7 +77,10 @@ REWRITTEN = frozenset({*_SHARES, *_VALUES})
 def rewritten(name: str, value: str) -> tuple[str, str] | str:
     """Translate a name in `REWRITTEN` and its value; return a remedy for other values."""
     if name in _SHARES:
-        is_share = re.fullmatch(r"0?\.\d+|0", value) is not None
+        try:
+            is_share = 0 <= float(value) < 1
+        except ValueError:
+            is_share = False
         return ("warmup_steps", value) if is_share else (
             "Give a share of all steps, from 0 to below 1; or warmup_steps."
         )  # fmt: skip

@@ -24,7 +24,7 @@ class Hyperparameters(DataSettings, ModelSettings):
 
     augmentation: str = documented(
         "crop",
-        "image-classification: none, crop (at least three quarters of height and width), or "
+        "image-classification: none (off), crop (at least three quarters of height and width), or "
         "flip (crop, and mirror half of the images).",
     )
     class_weight: str | None = documented(
@@ -74,10 +74,12 @@ class Hyperparameters(DataSettings, ModelSettings):
         "sentence-embedding: dimensions to which vectors can be truncated, separated by commas.",
     )
     query_prompt: str | None = documented(
-        None, "sentence-embedding: prompt of each query. Default: the model's."
+        None,
+        "sentence-embedding: prompt of each query. Default: the model's; none turns it off.",
     )
     document_prompt: str | None = documented(
-        None, "sentence-embedding: prompt of each document. Default: the model's."
+        None,
+        "sentence-embedding: prompt of each document. Default: the model's; none turns it off.",
     )
     listwise: bool = documented(
         False,
@@ -108,7 +110,8 @@ class Hyperparameters(DataSettings, ModelSettings):
         "lr",
     )
     warmup_steps: float = documented(
-        0.1, "Steps of linear warm-up; below 1, a share of all steps (warmup_ratio)."
+        0.1,
+        "Steps of linear warm-up; below 1, a share of all steps (warmup_ratio). 0 turns it off.",
     )
     weight_decay: float = documented(0.0, "Weight decay of AdamW.")
     compile: bool = documented(False, "Compile the model with torch.compile.")
@@ -123,9 +126,10 @@ class Hyperparameters(DataSettings, ModelSettings):
     output_dir: str | None = documented(
         None, "Folder for checkpoints. Default: /opt/ml/checkpoints."
     )
-    save_total_limit: int | None = documented(2, "Number of checkpoints to keep.")
+    save_total_limit: int | None = documented(2, "Number of checkpoints to keep; none keeps all.")
     save_minutes: float | None = documented(
-        15.0, "Also save a checkpoint if the last one is this many minutes old."
+        15.0,
+        "Also save a checkpoint if the last one is this many minutes old; none turns it off.",
     )
     early_stopping_patience: int | None = documented(
         None,

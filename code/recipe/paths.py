@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipe.errors import CheckpointError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
@@ -32,9 +34,31 @@ def from_environment(environ: Mapping[str, str]) -> Places:
         channels=_channels(environ) or {folder.name: folder for folder in folders},
         model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
         output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),
-        checkpoints=base / "checkpoints",
+        checkpoints=_checkpoints(base),
         tensorboard=base / "output" / "tensorboard",
     )
+
+
+def _checkpoints(base: Path) -> Path:
+    """Return the folder that SageMaker uploads during the job: LocalPath of checkpointconfig.json.
+
+    A path below /opt/ml moves with the tree.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
+    file = base / "input" / "config" / "checkpointconfig.json"
+    try:
+        local = json.loads(file.read_text(encoding="utf-8")).get("LocalPath")
+    except FileNotFoundError:
+        local = None
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read: {error}.",
+            'It has the form {"S3Uri": "s3://...", "LocalPath": "/opt/ml/checkpoints"}.',
+        ) from error
+    path = Path(local or "/opt/ml/checkpoints")
+    return base / path.relative_to("/opt/ml") if path.is_relative_to("/opt/ml") else path
 
 
 def _channels(environ: Mapping[str, str]) -> dict[str, Path]:

@@ -75,6 +75,16 @@ REFUSED: Mapping[str, str] = {
     "batch_eval_metrics": "metrics are computed over the whole evaluation",
     "include_for_metrics": "metrics are computed from logits and labels",
     "deepspeed": "weights are sharded by PyTorch's FSDP2; give fsdp=True",
+    "save_only_model": "a stopped job could not resume exactly; "
+    "save_total_limit=1 keeps one checkpoint",
+    "enable_jit_checkpoint": "the recipe itself saves a checkpoint on SIGTERM",
+    "restore_callback_states_from_checkpoint": "a resumed job would count evaluations without "
+    "improvement from the beginning",
+    "bf16_full_eval": "evaluation computes as training does (bf16)",
+    "fp16_full_eval": "evaluation computes as training does (fp16)",
+    "prediction_loss_only": "evaluation computes all scores of the task",
+    "eval_accumulation_steps": "the outputs of an evaluation stay on the device; lower "
+    "per_device_eval_batch_size if memory is short",
     "use_liger_kernel": "it replaces forward passes that packed batches need; torch_compile=True "
     "fuses the same operations",
 }
@@ -103,6 +113,7 @@ def problems(values: Mapping[str, Any]) -> Iterator[str]:
         for item in dataclasses.fields(TrainingArguments)
         if item.name in REFUSED  # transformers 4 lacks some of them
     }
+    usual["restore_callback_states_from_checkpoint"] = True  # the recipe's default
     for name, why in REFUSED.items():
         value = values.get(name)
         if value is not None and value != usual.get(name):

@@ -52,7 +52,7 @@ def main() -> None:
         if isinstance(value, float)
     }
     for name, value in scores.items():
-        # The estimator's metric_definitions: {"Name": "NAME", "Regex": "metric NAME=([0-9.]+)"}
+        # The estimator's metric_definitions: {"Name": "NAME", "Regex": "metric NAME=([0-9.eE+-]+)"}
         print(f"metric {name}={value:.6f}", flush=True)
     path = Path(os.environ["SM_OUTPUT_DATA_DIR"]) / "metrics.json"
     path.write_text(json.dumps(scores, indent=2))

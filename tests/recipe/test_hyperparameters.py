@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from amphora.common.errors import ConfigError
+from amphora.contract import job, sm_variables
 from recipe import arguments, foreign_names, hyperparameters, paths
-from recipe.errors import HyperparameterError
+from recipe.errors import CheckpointError, HyperparameterError
 from recipe.paths import Places
+from recipe.plan import trainer_arguments
+from recipe.runtime import device
+from recipe.runtime.distribution import Distribution
 
 
 @pytest.mark.parametrize(
@@ -33,6 +39,13 @@ from recipe.paths import Places
         (["--label_column_name", "stars"], "label_column", "stars"),
         (["--mixed_precision", "no"], "bf16", False),
         (["--warmup_ratio", "0.06"], "warmup_steps", 0.06),
+        (["--warmup_ratio", "1e-2"], "warmup_steps", 0.01),
+        (["--augmentation", "none"], "augmentation", "none"),
+        (["--query_prompt", ""], "query_prompt", ""),
+        (["--document_prompt", "none"], "document_prompt", ""),
+        (["--save_total_limit", "None"], "save_total_limit", None),
+        (["--save_minutes", "null"], "save_minutes", None),
+        (["--early_stopping_patience", ""], "early_stopping_patience", None),
         (["--mixed_precision", "bf16"], "bf16", True),
         (["--merge_adapter", "False"], "lora_save", "adapter"),
         (["--do_regression", "True"], "problem_type", "regression"),
@@ -92,6 +105,17 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--batch_size", "8.5"], ["per_device_train_batch_size", "'8.5'", "int"]),
         (["--load_in_4bit", "True"], ["load_in_4bit", "lora_r"]),
         (["--use_peft", "true"], ["use_peft", "lora_r"]),
+        (["--save_only_model", "True"], ["save_only_model", "could not resume exactly"]),
+        (["--enable_jit_checkpoint", "True"], ["enable_jit_checkpoint", "SIGTERM"]),
+        (
+            ["--restore_callback_states_from_checkpoint", "False"],
+            ["restore_callback_states_from_checkpoint", "False", "Leave it out"],
+        ),
+        (["--bf16_full_eval", "True"], ["bf16_full_eval", "does not support"]),
+        (["--prediction_loss_only", "True"], ["prediction_loss_only", "does not support"]),
+        (["--eval_accumulation_steps", "4"], ["eval_accumulation_steps", "does not support"]),
+        (["--lr_scheduler_kwargs", "0.5"], ["lr_scheduler_kwargs", "not an object", '{"key": 1}']),
+        (["--gradient_checkpointing_kwargs", "{no}"], ["gradient_checkpointing_kwargs", "JSON"]),
         (["--warmup_ratio", "10"], ["warmup_ratio", "'10'", "share of all steps", "warmup_steps"]),
         (["--mixed_precision", "fp8"], ["mixed_precision", "'fp8'", "bf16 or fp16 or no"]),
         (["--push_to_hub"], ["push_to_hub=True", "hub_model_id=owner/name"]),
@@ -348,3 +372,82 @@ def test_every_hyperparameter_is_documented() -> None:
     text = arguments.describe()
     assert "--num_train_epochs, --epochs" in text
     assert "passed" not in text
+
+
+def test_no_value_for_a_default_that_does_something_is_a_line() -> None:
+    parsed = arguments.parse(["--max_grad_norm", "none", "--warmup_steps", "", "--lr", "null"])
+    assert parsed.notes == (
+        "max_grad_norm=none means its default, 1.0; 0 turns it off",
+        "warmup_steps=(empty) means its default, 0.1; 0 turns it off",
+    )
+
+
+STRUCTURED = {
+    "class_names": (["good", "bad, worse"], '["good", "bad, worse"]'),
+    "text_column": (["a", "b"], "a,b"),
+    "label_column": (["x", "y"], "x,y"),
+    "negative_columns": (["n 1", "n 2"], "n 1,n 2"),
+    "matryoshka_dims": ([64, 32], "64,32"),
+    "lora_target_modules": (["q_proj", "v_proj"], "q_proj,v_proj"),
+    "report_to": (["tensorboard", "mlflow"], "tensorboard,mlflow"),
+    "lr_scheduler_kwargs": ({"num_cycles": 2, "min_lr": 1e-6}, {"num_cycles": 2, "min_lr": 1e-6}),
+    "gradient_checkpointing_kwargs": ({"use_reentrant": False}, {"use_reentrant": False}),
+    "fsdp_config": (
+        {"version": 2, "xla": {"a": 1, "b": [1, 2]}, "transformer_layer_cls_to_wrap": ["A", "B"]},
+    )
+    * 2,
+    "optim_args": ({"betas": 0.9, "eps": 1e-08}, "betas=0.9,eps=1e-08"),
+    "mp_parameters": ({"partitions": 2}, "partitions=2"),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_lists_and_objects_are_read_in_every_form_in_which_they_arrive(name: str) -> None:
+    """As JSON (SDK v3's drivers), and as SageMaker's toolkits write them into argv."""
+    value, expected = STRUCTURED[name]
+    of_toolkit = sm_variables.to_arguments({name: value})[1]
+    for text in (json.dumps(value), str(value), of_toolkit):
+        parsed = arguments.parse([f"--{name}", text])
+        assert getattr(parsed, name, parsed.passed.get(name)) == expected, text
+
+
+def test_an_objects_values_keep_their_types_in_argv(tmp_path: Path) -> None:
+    given = ["--lr_scheduler_type", "cosine_with_restarts", "--lr_scheduler_kwargs", "num_cycles=2"]
+    places = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    chosen = device.choose({}, False, use_cpu=True, fp16=False)
+    made = trainer_arguments.make(arguments.parse(given), places, chosen, Distribution())
+    assert made.lr_scheduler_kwargs == {"num_cycles": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "{base}/checkpoints"),
+        ('{"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/checkpoints"}', "{base}/checkpoints"),
+        ('{"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/kept/here"}', "{base}/kept/here"),
+        ('{"S3Uri": "s3://b/c", "LocalPath": "/mnt/kept"}', "/mnt/kept"),
+        ('{"S3Uri": "s3://b/c"}', "{base}/checkpoints"),
+    ],
+)
+def test_checkpoints_lie_where_sagemaker_uploads_them(
+    tmp_path: Path, content: str | None, expected: str
+) -> None:
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    if content is not None:
+        (config / "checkpointconfig.json").write_text(content)
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+    path = Path(expected.format(base=tmp_path))
+    assert paths.from_environment(environ).checkpoints == path
+    assert job.Paths.of(environ).checkpoints == path
+
+
+def test_a_broken_checkpointconfig_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "checkpointconfig.json").write_text("[")
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+    with pytest.raises(CheckpointError, match=r"checkpointconfig.json cannot be read"):
+        paths.from_environment(environ)
+    with pytest.raises(ConfigError, match=r"checkpointconfig.json is not valid JSON"):
+        _ = job.Paths.of(environ).checkpoints

@@ -172,8 +172,7 @@ def load_causal(
     """Return the causal language model in float32, and its tokenizer.
 
     Raises:
-        ModelError: it cannot be reached or loaded, is no such model, or knows fewer tokens than
-            its tokenizer.
+        ModelError: it cannot be reached or loaded, or is no such model.
     """
     model, tokenizer, new = read(AutoModelForCausalLM, source, settings)
     config: Any = model.config
@@ -185,7 +184,6 @@ def load_causal(
             "Give a decoder, such as a Llama, Qwen or GPT-2.",
         )
     check_head(source, new, "a causal language model")
-    check_vocabulary(source, model, tokenizer)
     return lora.wrap(model, settings, (), "CAUSAL_LM", trains_head=False), tokenizer
 
 
@@ -212,8 +210,11 @@ def check_vocabulary(source: Source, model: Any, tokenizer: Any) -> None:
     Raises:
         ModelError: it has fewer.
     """
-    count = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > count:
+    bare = lora.bare(model)
+    if getattr(bare.config, "vocab_size", None) is None:  # of images, or of hashed characters
+        return
+    count = getattr(bare.get_input_embeddings(), "num_embeddings", None)
+    if count is not None and len(tokenizer) > count:
         raise ModelError(
             f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model {count}.",
             "Resize the model's embeddings, or give its own tokenizer.",

@@ -168,6 +168,7 @@ def load(plan: Plan, table: Table) -> Loaded:
     """
     task, given = plan.task, plan.hyperparameters
     model, tokenizer = task.load(plan.source)
+    pretrained.check_vocabulary(plan.source, model, tokenizer)
     pretrained.check_precision(model, plan.arguments.bf16, plan.arguments.fp16)
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import datasets
 import torch
@@ -47,6 +47,15 @@ class Facts:
     metrics: Mapping[str, float]
     job_name: str = ""
     """SageMaker's name of the training job; '' elsewhere."""
+    partial: Mapping[str, int] = field(default_factory=dict)
+    """Of a training that was stopped: `step` of the weights, `stopped_at` and `of_steps`."""
+
+
+PARTIAL = (
+    "A partial model: training was stopped at step {stopped_at} of {of_steps}, and the weights are "
+    "those of step {step}."
+)
+"""The sentence about `Facts.partial`."""
 
 
 def versions() -> dict[str, str]:
@@ -72,6 +81,7 @@ def write(facts: Facts) -> str:
             f"---\n{front.to_yaml()}\n---",
             f"# {facts.about.title}",
             f"Fine-tuned from `{facts.base_model}` to {facts.about.purpose}.",
+            *([PARTIAL.format(**facts.partial)] if facts.partial else []),
             "## Plan",
             _table("decision", "value", facts.decisions),
             "## Metrics",

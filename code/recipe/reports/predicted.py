@@ -32,5 +32,5 @@ def write(answers: PredictedAnswers, folder: Path, remedy: str) -> None:
     lines = [json.dumps(row, ensure_ascii=False) for row in answers.lines()]
     text = "\n".join(lines) + "\n"
     with atomic.results(NAME, folder, len(text.encode()), remedy) as aside:
-        (aside / NAME).write_text(text, encoding="utf-8")
+        (aside / NAME).write_text(text, encoding="utf-8", errors="backslashreplace")
     say(f"{len(lines)} predictions for the {answers.split} data written to {folder}/{NAME}")

@@ -148,7 +148,7 @@ def write(material: Material, folder: Path) -> Path:
         versions=versions(),
     )
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page, encoding="utf-8", errors="backslashreplace")
     return path
 
 

@@ -170,6 +170,8 @@ class TokenLosses(Objective):
 class Task(ABC):
     """Base of tasks: one is made for a job, from its channels and hyperparameters."""
 
+    lengths_are_of_samples: ClassVar[bool] = False
+    """Whether a row may become several samples, each of which has an entry in `lengths`."""
     takes_shards: ClassVar[bool] = False
     """Whether channels may be sharded over hosts. Such a task decides columns and classes by the
     data of all hosts (`recipe.data.layout.shards`), and indexes what its samples have besides
@@ -249,6 +251,13 @@ class Task(ABC):
     def pieces(self, length: int, longest: int) -> int:
         """Return how many samples a text of `length` tokens becomes; 1 if it is truncated."""
         return 1
+
+    def stop_tokens(
+        self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
+    ) -> set[int] | None:
+        """Return the tokens that end the texts which the model learns to generate; None if it
+        generates none."""
+        return None
 
     @abstractmethod
     def about(self) -> About:

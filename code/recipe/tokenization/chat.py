@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
@@ -80,13 +82,14 @@ def write(
     messages: Sequence[Message],
     first: int = 0,
     tools: Sequence[Message] = (),
-) -> Written | Conversation:
+) -> list[Written | Conversation]:
     """Return a conversation as its chat template writes it; the assistant's turns are learned.
 
     The template's generation marks decide which tokens are learned; without them, a turn is what is
-    added to the prompt that the template makes for it. A turn that the template writes differently
-    once others follow (without its thoughts, for example) is not learned; if that leaves none, all
-    are. A turn of weight 0, as in OpenAI's fine-tuning, or with train False is not learned.
+    added to the prompt that the template makes for it. A turn is learned as the template writes it
+    when it is the last one: if the template rewrites it once others follow (without its thoughts,
+    for example), these are in a document of their own. If no turn follows its prompt, all tokens
+    are learned. A turn of weight 0, as in OpenAI's fine-tuning, or with train False is not learned.
 
     Args:
         tokenizer: It has the template.
@@ -101,28 +104,42 @@ def write(
     if tools:
         marked = _WithTools(tokenizer, tools)
     _check_tools(tokenizer, messages, tools)
+    chains = _chains(marked, messages, first)
     is_muted = any(map(_is_muted, messages))
     if not is_muted and _MARKS.search(str(tokenizer.chat_template)):
-        encoded = marked.apply_chat_template(
-            list(messages), return_dict=True, return_assistant_tokens_mask=True
-        )
-        learned = [bool(mark) for mark in encoded["assistant_masks"]]
-        if first:
-            prompt = marked.apply_chat_template(
-                list(messages[:first]), return_dict=True, add_generation_prompt=True
-            )
-            before = common_prefix(encoded["input_ids"], prompt["input_ids"])
-            learned[:before] = [False] * before
-        return Conversation(encoded["input_ids"], learned)
-    parts = _parts(marked, messages, first)
+        spans = [(chain.first, chain.last + 1) for chain in chains]
+        # One chain is all of the conversation, in which the marks may also show other turns.
+        spans = spans if len(spans) > 1 else [(first, len(messages))]
+        return [_marked(marked, messages[:end], start) for start, end in spans]
+    if chains:
+        return [Written(chain.parts, is_guessed=False) for chain in chains]
     has_answer = any(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
-    is_guessed = has_answer and not any(learned for _, learned in parts)
-    if is_guessed and is_muted:
+    if has_answer and is_muted:
         raise TemplateError(
             "it does not tell whose the tokens are, and some turns are not to be learned (weight "
             "0, train False)"
         )
-    return Written([(text, is_guessed or learned) for text, learned in parts], is_guessed)
+    return [Written([(_written(marked, messages), has_answer)], has_answer)]
+
+
+def turns_to_learn(messages: Sequence[Message]) -> int:
+    """Count the assistant's turns without those that are marked as not to be learned."""
+    return sum(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
+
+
+def _marked(tokenizer: Any, messages: Sequence[Message], first: int) -> Conversation:
+    """Return the tokens that the template marks, from the turn `first` on."""
+    encoded = tokenizer.apply_chat_template(
+        list(messages), return_dict=True, return_assistant_tokens_mask=True
+    )
+    learned = [bool(mark) for mark in encoded["assistant_masks"]]
+    if first:
+        prompt = tokenizer.apply_chat_template(
+            list(messages[:first]), return_dict=True, add_generation_prompt=True
+        )
+        before = common_prefix(encoded["input_ids"], prompt["input_ids"])
+        learned[:before] = [False] * before
+    return Conversation(encoded["input_ids"], learned)
 
 
 @dataclass(frozen=True)
@@ -155,12 +172,16 @@ def _check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Me
 def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list[Conversation]:
     """Return conversations in tokens, of which all pieces are encoded together, on all cores.
 
+    The token that ends a turn is learned, also if the template's marks leave it out. If the last
+    turn has none, the tokenizer's end token follows it.
+
     Args:
         encoder: Of the tokenizer that wrote them, without special tokens.
         talks: One at least.
     """
     pieces = [text for talk in talks if isinstance(talk, Written) for text, _ in talk.parts]
     rows = iter(encoder.rows(pieces)[0] if pieces else [])
+    ends = Ends(encoder.tokenizer)
     encoded = []
     for talk in talks:
         if isinstance(talk, Written):
@@ -171,32 +192,84 @@ def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list
                 ids += added
                 learned += [is_learned] * len(added)
             talk = Conversation(ids, learned, talk.is_guessed)
-        encoded.append(talk)
+        encoded.append(ends.closed(talk))
     return encoded
 
 
-def _parts(tokenizer: Any, messages: Sequence[Message], first: int) -> list[tuple[str, bool]]:
-    """Return the conversation's text in pieces, and whether each is the assistant's."""
-    whole = _written(tokenizer, messages)
-    parts = []
-    done = 0
+class Ends:
+    """The tokens that can end an answer: the end token, and special tokens of a chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        self._special = {number for number, token in added.items() if token.special}
+        self._special -= {tokenizer.unk_token_id, tokenizer.mask_token_id}
+        if tokenizer.eos_token_id is not None:
+            self._special.add(tokenizer.eos_token_id)
+        self._is_blank = functools.lru_cache(maxsize=None)(
+            lambda token: not str(tokenizer.decode([token])).strip()
+        )
+
+    def end_token(self, ids: Sequence[int]) -> int | None:
+        """Return the token that ends an answer, which blanks may follow; None if there is none."""
+        for token in reversed(ids[-3:]):
+            if token in self._special:
+                return int(token)
+            if not self._is_blank(token):
+                return None
+        return None
+
+    def closed(self, talk: Conversation) -> Conversation:
+        """Return a conversation in which each end of a turn is learned, and the last turn ends."""
+        ids, learned = talk.ids, np.array(talk.learned, bool)
+        if not learned.any():
+            return talk
+        for after in np.flatnonzero(learned[:-1] & ~learned[1:]) + 1:
+            has_end = self.end_token(ids[max(0, after - 3) : after]) is not None
+            learned[after] = ids[after] in self._special and not has_end
+        last = int(np.flatnonzero(learned)[-1])
+        marks = learned.tolist()
+        end = self._tokenizer.eos_token_id
+        if end is None or self.end_token(ids[max(0, last - 2) : last + 1]) is not None:
+            return Conversation(ids, marks, talk.is_guessed)
+        return Conversation([*ids[: last + 1], end], [*marks[: last + 1], True], talk.is_guessed)
+
+
+@dataclass
+class _Chain:
+    """Consecutive assistant's turns, each of which the next one's prompt repeats unchanged."""
+
+    first: int
+    last: int
+    """The numbers of its first and last learned message."""
+    text: str
+    parts: list[tuple[str, bool]]
+
+
+def _chains(tokenizer: Any, messages: Sequence[Message], first: int) -> list[_Chain]:
+    """Return the assistant's turns that follow the prompts which the template makes for them."""
+    chains: list[_Chain] = []
     for number, message in enumerate(messages):
         # Before the first turn there is no prompt, and transformers refuses to write one.
         if message["role"] != "assistant" or number < max(1, first):
             continue
-        is_last = number + 1 == len(messages)
         try:
             prompt = _written(tokenizer, messages[:number], add_generation_prompt=True)
-            answered = whole if is_last else _written(tokenizer, messages[: number + 1])
+            answered = _written(tokenizer, messages[: number + 1])
         except TemplateError:
-            continue  # no prompt comes before this turn
-        if done <= len(prompt) and answered.startswith(prompt) and whole.startswith(answered):
-            parts += [
-                (whole[done : len(prompt)], False),
-                (whole[len(prompt) : len(answered)], not _is_muted(message)),
-            ]
-            done = len(answered)
-    return [*parts, (whole[done:], False)]
+            _written(tokenizer, messages)  # refuses the whole conversation, or only this prompt
+            continue
+        if not answered.startswith(prompt):
+            continue
+        if not chains or not prompt.startswith(chains[-1].text):
+            chains.append(_Chain(number, number, "", []))
+        chain = chains[-1]
+        chain.parts += [
+            (prompt[len(chain.text) :], False),
+            (answered[len(prompt) :], not _is_muted(message)),
+        ]
+        chain.last, chain.text = number, answered
+    return chains
 
 
 def _is_muted(message: Message) -> bool:

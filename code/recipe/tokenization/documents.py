@@ -21,6 +21,7 @@ from recipe.tokenization.encoding import Encoder
 from recipe.value_ranges import SPLIT
 
 _ROW, _GUESSED, _LABELS = "row", "guessed", "labels"
+_LEARNED_TURNS, _TURNS = "learned turns", "turns"
 Batch = Mapping[str, list[Any]]
 
 
@@ -36,6 +37,10 @@ class Marked:
     """[documents]"""
     is_guessed: store.Column
     """[documents]: whether the chat template does not mark the assistant's tokens."""
+    rows: store.Column
+    """[documents]: the row of each, from 0; a conversation may become several documents."""
+    turns: store.Column
+    """[rows]: the assistant's turns to learn; 0 for other data."""
 
 
 def tokenise(
@@ -69,7 +74,7 @@ def tokenise(
     def make(batch: Batch, rows: range) -> dict[str, store.Column]:
         return _pieces_of(reader.read(batch, rows), rows, max_length, is_split)
 
-    ways = ("causal", str(is_split), str(tokenizer.chat_template))
+    ways = ("causal 2", str(is_split), str(tokenizer.chat_template))
     made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
     documents = Documents(made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[LEARNED])
     if len(documents) == 0:
@@ -84,6 +89,8 @@ def tokenise(
     line += " of them learned"
     if left_out := len(split) - kept:
         line += f"; {left_out} documents have no tokens to learn and are left out"
+    if turns := int(made[_TURNS].sum()):
+        line += f"; {int(made[_LEARNED_TURNS].sum())} of {turns} assistant turns are learned"
     say_row("tokens", line)
     if guessed := int(made[_GUESSED].sum()):
         say(
@@ -91,6 +98,20 @@ def tokenise(
             "assistant's turns; all their tokens are learned"
         )
     return documents
+
+
+def stop_tokens(
+    documents: Documents, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> set[int]:
+    """Return the tokens with which the learned parts of documents end: generation stops there."""
+    learned = np.asarray(documents.learned)
+    is_end = learned & ~np.append(learned[1:], False)
+    # A document of the maximum length may be cut anywhere.
+    is_end[documents.starts[1:] - 1] = np.diff(documents.starts) < max_length
+    ends = np.flatnonzero(is_end & learned)
+    tails = np.stack([documents.token_ids[np.maximum(ends - back, 0)] for back in (2, 1, 0)], 1)
+    tokens_at_ends = map(chat.Ends(tokenizer).end_token, np.unique(tails, axis=0).tolist())
+    return {token for token in tokens_at_ends if token is not None}
 
 
 def splits(split: datasets.Dataset, long_texts: str | None) -> bool:
@@ -123,18 +144,24 @@ def _pieces_of(
     inner = begins + np.minimum(1, lengths)
     labels = learned_before[begins + lengths] - learned_before[inner]
     kept = np.flatnonzero(labels)
+    is_first = read.learned & ~np.concatenate([[False], read.learned[:-1]])
     begins, lengths, owners, labels = begins[kept], lengths[kept], owners[kept], labels[kept]
     starts = np.cumsum(lengths) - lengths
     places = np.repeat(begins - starts, lengths) + np.arange(int(lengths.sum()))
     learned = read.learned[places]
     learned[starts] = False
+    # A turn counts where its first token is, which follows at least one of the prompt.
+    turns = np.add.reduceat(is_first[places] & learned, starts) if len(starts) else labels
+    guessed = read.is_guessed[owners]
     return {
         TOKEN_IDS: read.ids[places],
         LEARNED: learned,
         store.LENGTHS: lengths,
         _LABELS: labels.astype(np.int64),
-        _ROW: owners + rows.start,
-        _GUESSED: read.is_guessed[owners],
+        _ROW: read.rows[owners] + rows.start,
+        _GUESSED: guessed,
+        _LEARNED_TURNS: np.where(guessed, 0, turns).astype(np.int64),
+        _TURNS: read.turns,
     }
 
 
@@ -162,12 +189,12 @@ class Reader:
             DataError: The token ids are not this tokenizer's, or the chat template rejects a
                 conversation.
         """
-        is_guessed = np.zeros(len(rows), bool)
+        none, one_each = np.zeros(len(rows), np.int64), np.arange(len(rows))
         if TOKEN_IDS in batch:
             tokens.check_ids(batch[TOKEN_IDS], self._tokenizer, rows.start)
             ids = store.flat(batch[TOKEN_IDS], np.int32)
             lengths = store.lengths_of(batch[TOKEN_IDS])
-            return Marked(ids, np.ones(len(ids), bool), lengths, is_guessed)
+            return Marked(ids, np.ones(len(ids), bool), lengths, none.astype(bool), one_each, none)
         if TEXT in batch:
             ids, _, lengths = self._whole.encode(batch[TEXT])
             if (end := self._tokenizer.eos_token_id) is not None:
@@ -176,29 +203,42 @@ class Reader:
                 is_open[~is_open] = ids[ends[~is_open] - 1] != end
                 ids = np.insert(ids, ends[is_open], end)
                 lengths = lengths + is_open
-            return Marked(ids, np.ones(len(ids), bool), lengths, is_guessed)
-        documents: list[tuple[list[int], list[bool]]] = []
+            return Marked(ids, np.ones(len(ids), bool), lengths, none.astype(bool), one_each, none)
         if PROMPT in batch:
-            for prompt, completion in self.completed(batch[PROMPT], batch[COMPLETION]):
-                learned = [False] * len(prompt) + [True] * len(completion)
-                documents.append((prompt + completion, learned))
+            talks = [
+                chat.Conversation(
+                    prompt + completion, [False] * len(prompt) + [True] * len(completion)
+                )
+                for prompt, completion in self.completed(batch[PROMPT], batch[COMPLETION])
+            ]
+            of_rows, turns = one_each, none
         else:
-            written = []
-            for row, messages in zip(rows, batch[MESSAGES], strict=True):
-                talk = json.loads(messages)
-                talk = talk if isinstance(talk, dict) else {"messages": talk}
-                with chat.row_named(row):
-                    written.append(chat.write(self._tokenizer, **talk))
-            for at, talk in enumerate(chat.in_tokens(self.following, written)):
-                documents.append((talk.ids, talk.learned))
-                is_guessed[at] = talk.is_guessed
-        all_ids, all_learned = zip(*documents, strict=True)
+            talks, of_rows, turns = self._conversations(batch[MESSAGES], rows)
         return Marked(
-            store.flat(all_ids, np.int32),
-            store.flat(all_learned, bool),
-            store.lengths_of(all_ids),
-            is_guessed,
+            store.flat([talk.ids for talk in talks], np.int32),
+            store.flat([talk.learned for talk in talks], bool),
+            store.lengths_of([talk.ids for talk in talks]),
+            np.array([talk.is_guessed for talk in talks], bool),
+            of_rows,
+            turns,
         )
+
+    def _conversations(
+        self, conversations: Sequence[str], rows: range
+    ) -> tuple[list[chat.Conversation], store.Column, store.Column]:
+        """Return the documents of conversations, the row of each, and the turns of each row."""
+        written: list[chat.Written | chat.Conversation] = []
+        owners, turns = [], []
+        for number, text in enumerate(conversations):
+            talk = json.loads(text)
+            talk = talk if isinstance(talk, dict) else {"messages": talk}
+            with chat.row_named(rows[number]):
+                documents = chat.write(self._tokenizer, **talk)
+            written += documents
+            owners += [number] * len(documents)
+            turns.append(chat.turns_to_learn(talk["messages"]))
+        talks = chat.in_tokens(self.following, written)
+        return talks, np.array(owners), np.array(turns)
 
     def completed(
         self, prompts: Sequence[str], completions: Sequence[str]

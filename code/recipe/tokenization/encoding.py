@@ -147,7 +147,7 @@ class Encoder:
         *,
         with_specials: bool = True,
     ) -> None:
-        self._tokenizer, self._max_length = tokenizer, max_length
+        self.tokenizer, self._max_length = tokenizer, max_length
         self._with_specials = with_specials
         self._is_typed = max_length is not None and types_alone(tokenizer)
         self._is_plain: bool | None = None
@@ -176,9 +176,9 @@ class Encoder:
         if self._is_plain is None:
             some = slice(self._TRIED)
             few = texts[some], None if pairs is None else pairs[some]
-            calls = [getattr(type(self._tokenizer), name, None)
+            calls = [getattr(type(self.tokenizer), name, None)
                      for name in ("__call__", "_encode_plus", "_batch_encode_plus")]  # fmt: skip
-            is_usual = self._tokenizer.is_fast and all(
+            is_usual = self.tokenizer.is_fast and all(
                 call is None or call.__module__.startswith("transformers.tokenization_utils")
                 for call in calls
             )
@@ -190,7 +190,7 @@ class Encoder:
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         if self._max_length is None:
-            encoded = self._tokenizer(
+            encoded = self.tokenizer(
                 list(texts),
                 add_special_tokens=self._with_specials,
                 return_attention_mask=False,
@@ -200,14 +200,14 @@ class Encoder:
             ids: list[list[int]] = encoded[TOKEN_IDS]
             return ids, None
         if pairs is None:
-            return encode_alone(self._tokenizer, texts, self._max_length)
-        return encode_pairs(self._tokenizer, texts, pairs, self._max_length)
+            return encode_alone(self.tokenizer, texts, self._max_length)
+        return encode_pairs(self.tokenizer, texts, pairs, self._max_length)
 
     def _quickly(
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> tuple[list[list[int]], list[list[int]] | None] | None:
         """Return None for pairs so long that `encode_pairs` has to shorten them first."""
-        tokenizer, backend = self._tokenizer, self._tokenizer.backend_tokenizer
+        tokenizer, backend = self.tokenizer, self.tokenizer.backend_tokenizer
         heads: Any = list(texts)
         wanted = None
         if self._max_length is not None:

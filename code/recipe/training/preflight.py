@@ -67,15 +67,16 @@ def _measures(plan: Plan, loaded: Loaded) -> Iterator[Finding]:
         yield from _length_findings(lengths, longest, is_split)
     if not plan.hyperparameters.trains:
         return
-    pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
+    count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
+    pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
     yield _steps(round(rows * pieces), plan)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
-    yield from _room(sum(cut) / len(cut or [1]) * rows, rows)
+    yield from _room(sum(cut) / count * rows, rows)
     # Enough rows for a few batches, so that packing fills them as with all the data.
     size = plan.arguments.per_device_train_batch_size
     wanted = max(len(drawn) if lengths else 0, 4 * size)
-    count = len(task.data.train)
-    chosen_rows = random.Random(seed).sample(range(count), min(wanted, count))
+    every = range(len(task.data.train))
+    chosen_rows = random.Random(seed).sample(every, min(wanted, len(every)))
     table = Table()
     finding = _memory(plan, loaded, sorted(chosen_rows), table)
     # Steps are those of the sample.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class Resumable(XlaTrainer):
         self.add_callback(self._interruptions)
         self.before = TrainerState()
         """The state at the beginning of this run."""
+        self.leave_model: Callable[[int], None] = lambda step: None
+        """Called by all processes if training is stopped, with the step of the model's weights."""
         self._writer = Background()
         self._copied: Snapshot | None = None
         """The last copy; the next one reuses its memory."""
@@ -122,7 +124,7 @@ class Resumable(XlaTrainer):
         return trained.metrics
 
     def leave(self) -> None:
-        """End the process with the exit code of a stopped training.
+        """Write the model so far, and end the process with the exit code of a stopped training.
 
         Raises:
             SystemExit: Always.
@@ -134,8 +136,19 @@ class Resumable(XlaTrainer):
             else "nothing is saved: save_strategy=no"
         )
         say(f"stopped at step {self.state.global_step} of {self.state.max_steps}; {kept}")
+        if self.state.global_step:
+            self.leave_model(self._load_best_so_far())
         leave_world()
         raise SystemExit(EXIT_CODE)
+
+    def _load_best_so_far(self) -> int:
+        """Load the best weights, if the best are kept; return the step of the model's weights."""
+        best = self.state.best_model_checkpoint
+        has_best = self.args.load_best_model_at_end and best is not None and Path(best).is_dir()
+        if not everyones(has_best)[0]:
+            return int(self.state.global_step)
+        self._load_best_model()
+        return int(self.state.best_global_step or 0)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate, and return the metrics.
@@ -249,16 +262,14 @@ class Resumable(XlaTrainer):
         if xla.in_use():
             xla.sync()
         keeps = self.is_world_process_zero()
-        model, optimizer = self._bare_model(), None
+        model = self._bare_model()
         live, weights_file = snapshot.weights_of(model)
         before = self._copied
         weights = sharded.on_host(live, keeps, copies, before and before.weights)
-        whole = not self.args.save_only_model
-        if whole:
-            prepared: Any = self.optimizer
-            optimizer = sharded.on_host(
-                prepared.state_dict(), keeps, copies, before and before.optimizer
-            )
+        prepared: Any = self.optimizer
+        optimizer = sharded.on_host(
+            prepared.state_dict(), keeps, copies, before and before.optimizer
+        )
         tokenizer: Any = self.processing_class
 
         def also(folder: Path) -> None:
@@ -273,11 +284,11 @@ class Resumable(XlaTrainer):
             weights=weights,
             weights_file=weights_file,
             optimizer=optimizer,
-            files=self._small_files(whole),
+            files=self._small_files(),
             also=also,
         )
 
-    def _small_files(self, whole: bool) -> dict[str, bytes]:
+    def _small_files(self) -> dict[str, bytes]:
         """Return the Trainer's files except weights and optimizer, by name.
 
         They contain the random states of all processes, since hosts need not share a file system.
@@ -288,13 +299,12 @@ class Resumable(XlaTrainer):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             state.save_to_json(str(folder / _STATE))
-            if whole:
-                schedule: Any = self.lr_scheduler
-                torch.save(schedule.state_dict(), folder / snapshot.SCHEDULER)
-                scaler = getattr(self.accelerator, "scaler", None)
-                if scaler is not None:
-                    torch.save(scaler.state_dict(), folder / "scaler.pt")
-                self._save_rng_state(temporary)
+            schedule: Any = self.lr_scheduler
+            torch.save(schedule.state_dict(), folder / snapshot.SCHEDULER)
+            scaler = getattr(self.accelerator, "scaler", None)
+            if scaler is not None:
+                torch.save(scaler.state_dict(), folder / "scaler.pt")
+            self._save_rng_state(temporary)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
         files |= self.files_beside()
         random_states = {name: files[name] for name in files if name.startswith("rng_state")}
@@ -332,8 +342,14 @@ class Resumable(XlaTrainer):
         set_seed((self.args.seed + 1_000_003 * step + 7_919 * rank) % 2**32)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not (Path(checkpoint) / snapshot.OPTIMIZER).is_file():
+        if checkpoint is None:
             return
+        if not (Path(checkpoint) / snapshot.OPTIMIZER).is_file():
+            raise CheckpointError(
+                f"Checkpoint {checkpoint} has no {snapshot.OPTIMIZER}: it was saved with "
+                "save_only_model=True, and cannot be resumed from exactly.",
+                "Set resume_from_checkpoint=False, and give its folder as model_name_or_path.",
+            )
         snapshot.load_optimizer(self.optimizer, Path(checkpoint))
         schedule: Any = self.lr_scheduler
         schedule.load_state_dict(

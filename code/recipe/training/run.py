@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,9 +16,10 @@ from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallbac
 from recipe.batching.samples import Samples
 from recipe.compat import parts, quieten
 from recipe.console import has_terminal, is_first_process, say, say_row
+from recipe.errors import OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
-from recipe.models import cpu_kernels
+from recipe.models import cpu_kernels, lora
 from recipe.paths import Places
 from recipe.plan import resolution
 from recipe.plan.resolution import Loaded, Plan
@@ -64,20 +65,15 @@ def run(
     watch.lap("data")
     job = _make(plan, table, watch, environ)
     parameters = plan.hyperparameters.as_text()
+    job_name = environ.get("TRAINING_JOB_NAME", "")
+    facts_with = functools.partial(_facts, plan, table, parameters, job_name)
+    job.trainer.leave_model = functools.partial(_write_partial, job, facts_with, places)
     with tracking.run(cast("list[str]", plan.arguments.report_to), parameters):
         metrics = _train(job, plan.hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(job.trainer)
     if is_first_process():
-        facts = model_card.Facts(
-            base_model=plan.source.name,
-            base_is_local=plan.source.is_local,
-            hyperparameters=parameters,
-            about=plan.task.about(),
-            decisions=[(decision.what, str(decision)) for decision in table.rows],
-            metrics=metrics,
-            job_name=environ.get("TRAINING_JOB_NAME", ""),
-        )
+        facts = facts_with(metrics)
         _write(job, weights, facts, places, hyperparameters.trains)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
@@ -154,6 +150,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     if plan.hosts.sharded:
         host_samples.check_same_model(loaded.model, plan.hosts)
     samples = host_samples.of_all_hosts(samples, task.data.sharded, plan.hosts, environ)
+    _learn_stops(task.stop_tokens(loaded.tokenizer, samples, loaded.max_length), loaded, table)
     watch.lap("tokens")
     trainer = engine.build(
         loaded.model,
@@ -179,6 +176,24 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     return _Job(task=task, loaded=loaded, samples=samples, trainer=trainer)
 
 
+def _learn_stops(learned: set[int] | None, loaded: Loaded, table: Table) -> None:
+    """Make generation stop at the tokens that end the learned texts, and at those of the model."""
+    if learned is None:
+        return
+    stops = set[int]().union(*device.everyones(learned))
+    model: Any = lora.bare(loaded.model)
+    before = model.generation_config.eos_token_id
+    before = before if isinstance(before, list) else [] if before is None else [before]
+    every = [*before, *sorted(stops - {*before})]
+    shown = ", ".join(loaded.tokenizer.convert_ids_to_tokens(every)) or "none"
+    reason = "the model's, and what ends the learned texts" if stops else (
+        "learned texts end with no special token: generation goes on to its longest length"
+    )  # fmt: skip
+    table.add("stop tokens", shown, reason)
+    if every:
+        model.generation_config.eos_token_id = every if len(every) > 1 else every[0]
+
+
 def _train(job: _Job, hyperparameters: Hyperparameters) -> dict[str, float]:
     """Train and evaluate, with all processes, and return the metrics, equal on all of them."""
     trainer, test = job.trainer, job.samples.get("test")
@@ -201,6 +216,52 @@ def _train(job: _Job, hyperparameters: Hyperparameters) -> dict[str, float]:
     return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 
 
+def _facts(
+    plan: Plan,
+    table: Table,
+    parameters: Mapping[str, str],
+    job_name: str,
+    metrics: Mapping[str, float],
+    partial: Mapping[str, int] | None = None,
+) -> model_card.Facts:
+    return model_card.Facts(
+        base_model=plan.source.name,
+        base_is_local=plan.source.is_local,
+        hyperparameters=parameters,
+        about=plan.task.about(),
+        decisions=[(decision.what, str(decision)) for decision in table.rows],
+        metrics=metrics,
+        job_name=job_name,
+        partial=partial or {},
+    )
+
+
+def _write_partial(
+    job: _Job,
+    facts_with: Callable[[Mapping[str, float], Mapping[str, int]], model_card.Facts],
+    places: Places,
+    step: int,
+) -> None:
+    """Write the model of a stopped training, with the metrics of its step; all processes call it.
+
+    What fails here leaves no model, and does not keep a job with a checkpoint from resuming.
+    """
+    weights = distribution.whole_weights(job.trainer)
+    if not is_first_process():
+        return
+    state = job.trainer.state
+    partial = {"step": step, "stopped_at": state.global_step, "of_steps": state.max_steps}
+    logged = [entry for entry in state.log_history if entry["step"] == step]
+    metrics = {key: value for entry in logged for key, value in entry.items()
+               if key.startswith("eval_") and math.isfinite(value)}  # fmt: skip
+    try:
+        _write(job, weights, facts_with(metrics, partial), places, is_trained=True)
+    except OutputError as error:
+        say(f"warning: no partial model is left: {error}")
+        return
+    say(model_card.PARTIAL.format(**partial))
+
+
 def _write(
     job: _Job,
     weights: dict[str, Any] | None,
@@ -218,7 +279,9 @@ def _write(
                 model = xla.on_host(model)
             job.task.save(model, weights, job.loaded.tokenizer, folder)
             checksums.write(folder)
-            (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
+            card = model_card.write(facts)
+            # A file name that is not UTF-8 has surrogates.
+            (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
         state = job.trainer.state
         step, which = state.global_step, "the last"
         if job.trainer.args.load_best_model_at_end and state.best_global_step:
@@ -227,7 +290,8 @@ def _write(
                 f"the best by {job.trainer.args.metric_for_best_model}",
             )
         say(f"model written to {places.model_dir}: the weights of step {step}, {which}")
-    metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
+    partial = {"partial": dict(facts.partial)} if facts.partial else {}
+    metrics = json.dumps({**facts.metrics, **partial}, indent=2) + "\n"
     output = places.output_data_dir
     with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
         (folder / "metrics.json").write_text(metrics)

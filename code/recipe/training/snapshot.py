@@ -28,8 +28,8 @@ class Snapshot:
 
     weights: Mapping[str, Tensor]
     weights_file: str
-    optimizer: Mapping[str, Any] | None
-    """The optimizer's state_dict; None if only the model is saved."""
+    optimizer: Mapping[str, Any]
+    """The optimizer's state_dict."""
     files: Mapping[str, bytes]
     """Small files, by name."""
     also: Callable[[Path], None]
@@ -41,8 +41,7 @@ class Snapshot:
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
         save_file(dict(self.weights), folder / self.weights_file, metadata={"format": "pt"})
-        if self.optimizer is not None:
-            torch.save(self.optimizer, folder / OPTIMIZER)
+        torch.save(self.optimizer, folder / OPTIMIZER)
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], str]:

@@ -71,7 +71,14 @@ class Paths:
 
     @property
     def checkpoints(self) -> Path:
-        return self.base / "checkpoints"
+        """Return the folder that is uploaded during the job: LocalPath of checkpointconfig.json.
+
+        A path below /opt/ml moves with the tree.
+        """
+        settings = _read_object(self.config / "checkpointconfig.json", [], dict)
+        local = Path(settings.get("LocalPath") or f"{DEFAULT_BASE_DIR}/checkpoints")
+        is_inside = local.is_relative_to(DEFAULT_BASE_DIR)
+        return self.base / local.relative_to(DEFAULT_BASE_DIR) if is_inside else local
 
     @property
     def output(self) -> Path:

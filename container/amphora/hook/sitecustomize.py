@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import io
 import os
 import sys
@@ -211,6 +212,8 @@ class _AfterAccelerate:
 
 
 if _ERROR_DIR:
+    with contextlib.suppress(Exception):  # No stderr, or one without a file.
+        faulthandler.enable()  # Names the line of a SIGSEGV or SIGABRT.
     _previous_hook = sys.excepthook
     sys.excepthook = _hook
     atexit.register(_record_at_exit)

@@ -51,13 +51,14 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "Out of memory: lower the batch size or max_length, or take a larger instance.",
     ),
     (
-        r"No space left on device",
-        "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).",
-    ),
-    (
-        r"DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)",
+        r"/dev/shm|shared memory|unable to write to file </torch_"
+        r"|DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)",
         "A data loader's worker most likely ran out of memory or shared memory: use fewer workers,"
         " or a container with more (docker run --shm-size).",
+    ),
+    (
+        r"No space left on device",
+        "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).",
     ),
     (
         _PEER_LOST,
@@ -71,6 +72,9 @@ _FRAME_LINES = r'(?m)^ *File "(.+)", line (\d+), in (.+)\n +(.+)$'
 # mpirun's lines about the rank that ended the others.
 _MPI_SIGNAL = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
 _MPI_EXIT = r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)"
+# What threads and multiprocessing's processes print as they die, which the script may not notice.
+DEATH = r"(?:Exception in thread .+|Process \S+):$"
+_FAULT_FRAME = r'  File "(.+)", line (\d+) in (.+)'  # as faulthandler writes it
 _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
 
 
@@ -223,6 +227,8 @@ class Ended:
     """Whether it was killed because it did not end in time after the signal."""
     oom_killed: bool = False
     """Whether the kernel's out-of-memory killer killed a process of this container."""
+    death: str = ""
+    """What a thread or a process of multiprocessing printed as it died; "" if none did."""
     tail: Sequence[str] = field(default=())
     """The last lines of stderr, or of stdout if stderr is empty."""
 
@@ -243,7 +249,7 @@ class Failure:
     is_stopped: bool
     """Whether it ended because the job was asked to stop."""
     last_exception: str
-    """The last exception that ended a process, though the exit code may be 0; '' if none did."""
+    """The last exception that ended a process or thread, though the exit code may be 0, or ''."""
 
     @property
     def text(self) -> str:
@@ -256,10 +262,10 @@ def within_shown(head: str) -> str:
     lines = head.split("\n")
     while (excess := len("\n".join(lines)) - SHOWN_CHARS) > 0:
         longest = max(range(len(lines)), key=lambda number: len(lines[number]))
-        left = max(0, len(lines[longest]) - excess - 4)
-        if left == 0:  # Very many lines, none of them long.
+        left = len(lines[longest]) - excess
+        if left <= 8:  # Very many lines, none of them long.
             return head[:SHOWN_CHARS]
-        lines[longest] = f"{lines[longest][:left]} ..."
+        lines[longest] = _shorten(lines[longest], left)
     return "\n".join(lines)
 
 
@@ -318,7 +324,7 @@ class _Diagnosis:
             raised=record is not None,
             is_consequence=record is not None and record.lost_a_peer,
             is_stopped=self.ended.stop_signal is not None and not self.ended.out_of_budget,
-            last_exception=self.records[-1].headline if self.records else "",
+            last_exception=self.records[-1].headline if self.records else self.ended.death,
         )
 
     def _head(self) -> list[str]:
@@ -345,6 +351,11 @@ class _Diagnosis:
             head.append(_shorten(printed))
         elif ended.stop_signal is None:
             head.append(self._status())
+            fault = "\n".join(self.tail).partition("Current thread ")[2]
+            frames = re.findall(_FAULT_FRAME, fault) if self.code < 0 else []
+            if frames:
+                of_script = [frame for frame in frames if "/lib/python" not in frame[0]]
+                return [*head, "  at {}:{} in {}".format(*[*of_script, *frames][0])]
             # Ranks print the same line, and mpirun frames its lines by dashes.
             lines = [line for line in dict.fromkeys(self.tail) if line.strip(" -")]
             head += [_shorten(line) for line in lines[-3:]]
@@ -352,6 +363,11 @@ class _Diagnosis:
         if ended.stop_signal is None:
             text = "\n".join(head)
             hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
+            is_missing = "".join(hints[:1]).startswith("List the package")
+            folder = record.script_dir if record and is_missing else ""
+            unread = sorted(Path(folder).glob("*/**/requirements*.txt")) if folder else []
+            if unread:
+                hints = [f"{unread[0]} is not read: move it to the top of the code folder."]
             advice = transformers4.remedy(head[0])
             head += [advice] if advice else hints[:1]
         return head
@@ -467,8 +483,12 @@ def _mpi_worker(tail: Sequence[str]) -> Worker | None:
 
 
 def _shorten(text: str, most: int = _MESSAGE_CHARS) -> str:
+    """Cut the middle of a long text: causes stand at its beginning or at its end."""
     text = text.strip()
-    return text if len(text) <= most else f"{text[: most - 4]} ..."
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
 def _signal_name(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import tempfile
 import traceback
@@ -103,6 +104,9 @@ def _run(
             budget=limits.stop_seconds,
             link=link,
         )
+        # A model that was killed half written would be uploaded (recipe.storage.atomic).
+        for unfinished in job.paths.model.glob(".arriving-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         if sdk_command is not None:
             sdk_v3.forget_generic_failure(job.paths)
         if argv[0] == "mpirun" and (ended.exit_code, ended.stop_signal) == (0, None):
@@ -111,7 +115,9 @@ def _run(
         code = failed.exit_code
         if code == 0 and failed.last_exception:
             # A shell pipe has the exit code of its last command: `python a.py | tee log`.
-            log.warning("exit code 0, but an exception ended a process: %s", failed.last_exception)
+            log.warning(
+                "exit code 0, but an exception ended a process or thread: %s", failed.last_exception
+            )
         state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
         # mpirun of the first host knows why its daemon on this one failed.
         is_consequence = state == "failed" and (plan.lends or failed.is_consequence)

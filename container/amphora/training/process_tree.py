@@ -27,7 +27,7 @@ from typing import BinaryIO, Protocol
 from amphora.common.errors import CodeError
 from amphora.common.logs import mask, unfinished
 from amphora.training import procfs
-from amphora.training.failure import Ended
+from amphora.training.failure import DEATH, Ended
 from amphora.training.limits import STOP_SECONDS
 
 ABORT_BUDGET_SECONDS = 10.0
@@ -116,6 +116,8 @@ class _Relay:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     pending: bytes = b""
     fed: float = 0.0
+    death: str = ""
+    """The first line by which a thread or a process of multiprocessing reported its end."""
 
     def feed(self) -> bool:
         """Relay what has arrived. Return False at the end of the stream."""
@@ -146,6 +148,8 @@ class _Relay:
             return
         text = mask(text)
         self.tail.extend(line for line in text.splitlines() if line)
+        if not self.death:
+            self.death = next((line for line in text.splitlines() if re.match(DEATH, line)), "")
         try:
             self.sink.write(text.encode("utf-8"))
             self.sink.flush()
@@ -202,6 +206,7 @@ def run(
         stop_signal=signals.stop,
         out_of_budget=out_of_budget,
         oom_killed=_oom_kills() > oom_before,
+        death=relays[1].death,
         tail=tuple(relays[1].tail or relays[0].tail),
     )
 

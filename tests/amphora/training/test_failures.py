@@ -35,6 +35,24 @@ class Case:
 
 CASES = {
     "exception": Case("raise RuntimeError('boom')", 1, ("script.py:1",), "RuntimeError: boom\n"),
+    "long exception": Case(
+        "raise RuntimeError('begin ' + 'x' * 2000 + ' the last words')", 1,
+        ("script.py:1", " ... ", "the last words\n"), "RuntimeError: begin xxx",
+    ),
+    "small shared memory": Case(
+        "raise OSError(28, 'No space left on device', '/dev/shm/torch_1_2')", 1, ("--shm-size",),
+    ),
+    "requirements that are not read": Case(
+        "import flash_attn_of_mine", 1, ("src/requirements.txt is not read: move it to the top",),
+        files=(("src/requirements.txt", "flash_attn"),),
+    ),
+    "segmentation fault": Case(
+        "import ctypes\ndef read():\n    ctypes.string_at(0)\nread()", 139, ("script.py:3 in read",),
+        "The script was ended by SIGSEGV",
+    ),
+    "abort": Case(
+        "import os\ndef stop():\n    os.abort()\nstop()", 134, ("script.py:3 in stop",),
+    ),
     "exception after noise": Case(NOISE + "raise KeyError('x')", 1, ("script.py:3",), "KeyError: 'x'"),
     "exception in a library": Case(
         "import json\ndef load(): json.loads('{')\nload()", 1, ("script.py:2 in load",), "json.decoder.JSONDecodeError"
@@ -170,9 +188,6 @@ CASES = {
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\np.parse_args()",
         2, ("invalid float value: 'fast'",), hyperparameters=(("lr", "fast"),),
     ),
-    "segmentation fault": Case(
-        "import ctypes; ctypes.string_at(0)", 139, ("SIGSEGV",), "The script was ended by SIGSEGV"
-    ),
     "killed for memory": Case(
         "import os; os.kill(os.getpid(), 9)", 137, ("out-of-memory killer",), "The script was killed by SIGKILL"
     ),
@@ -305,7 +320,27 @@ def test_an_exception_that_a_pipe_hides_is_told(scripted: Tree) -> None:
     scripted.configure({"sagemaker_program": "run.sh"}).script("raise ValueError('hidden')")
     result = scripted.script("python3 script.py 2>&1 | tee log.txt", "run.sh").train()
     assert (result.returncode, scripted.failure) == (0, None)
-    assert "an exception ended a process: ValueError: hidden" in result.stderr
+    assert "an exception ended a process or thread: ValueError: hidden" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("import threading as m; m.Thread", "Exception in thread Thread-1 (work):"),
+        ("import multiprocessing as m; m.get_context('fork').Process", "Process ForkProcess-1:"),
+    ],
+)
+def test_a_thread_or_process_that_dies_unnoticed_is_told(
+    scripted: Tree, start: str, words: str
+) -> None:
+    scripted.configure({"sagemaker_program": "script.py"})
+    scripted.script(
+        f"def work(): raise ValueError('alone')\n{start.replace('; m.', chr(10) + 'one = m.')}"
+        "(target=work)\none.start(); one.join()"
+    )
+    result = scripted.train()
+    assert (result.returncode, scripted.failure) == (0, None)
+    assert f"exit code 0, but an exception ended a process or thread: {words}" in result.stderr
 
 
 @pytest.fixture

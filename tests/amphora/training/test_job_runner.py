@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 
 import pytest
 
-from tests.support.job_tree import Tree
+from tests.support.job_tree import Tree, wait_for
 
 
 @pytest.mark.parametrize("cause", ["", "from ValueError('an inner reason')"])
@@ -128,3 +129,20 @@ def test_two_ranks_reduce_though_the_host_does_not_know_its_own_name(scripted: T
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
         assert f"rank {rank} total 3.0 threads 1" in result.stdout
+
+
+def test_the_rest_of_a_model_that_was_killed_half_written_is_not_uploaded(scripted: Tree) -> None:
+    scripted.configure({"sagemaker_program": "script.py"})
+    scripted.script(
+        "import os, signal, time\nfrom pathlib import Path\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "half = Path(os.environ['SM_MODEL_DIR'], '.arriving-x')\nhalf.mkdir()\n"
+        "(half / 'model.safetensors').write_text('half')\nprint('writing', flush=True)\n"
+        "time.sleep(60)"
+    )
+    job = scripted.start(AMPHORA_STOP_SECONDS="1")
+    wait_for(scripted.base / "model" / ".arriving-x" / "model.safetensors")
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert list((scripted.base / "model").iterdir()) == []

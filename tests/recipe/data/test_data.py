@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -263,12 +264,23 @@ def test_a_channel_of_its_own_wins_over_a_file_in_another(tmp_path: Path) -> Non
 
 def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(delimited(ROWS, ","))
-    for name in (".hidden", "_SUCCESS", "x.manifest", "README.md"):
+    for name in (".hidden", "_SUCCESS", "x.manifest", "README.md", "a.csv.metadata", "a.csv.bak",
+                 "a.csv~", "Thumbs.db"):  # fmt: skip
         (tmp_path / name).write_text("not data")
     (tmp_path / "empty.csv").touch()
     splits = load({"train": tmp_path})
     assert len(splits.train) + len(splits.evaluation) == 30
     assert [line for line in splits.found if "empty.csv is empty" in line]
+
+
+@pytest.mark.parametrize("name", ["a (1).csv", "a - Copy.csv", "a copy 2.csv", "a(2).csv"])
+def test_a_copy_is_refused_and_a_part_is_not(tmp_path: Path, name: str) -> None:
+    for file in (name, "part (2).csv", "part (3).csv"):
+        (tmp_path / file).write_text(delimited(ROWS, ","))
+    assert len(load({"train": tmp_path}).train) > 60, "no file is called as the copied one"
+    (tmp_path / "a.csv").write_text(delimited(ROWS, ","))
+    with pytest.raises(DataError, match=rf"{re.escape(name)} seems to be a copy of a.csv"):
+        load({"train": tmp_path})
 
 
 def test_the_hold_out_is_stratified_and_seeded() -> None:
@@ -371,6 +383,16 @@ def test_broken_delimited_data_is_named(
         ),
         ("a.jsonl", b'{"text": "\\ud83d", "label": "b"}\n', ["a.jsonl line 1", "surrogate"]),
         ("a.arrow", b"\xff\xff\xff\xff\x10\0\0\0" + b"\x10\0" * 20, ["a.arrow", "arrow"]),
+        ("a.avro", b"Obj\x01\x04\x14avro.codec\xff\0", ["an Avro file", "Parquet", "CSV"]),
+        ("a.orc", b"ORC\x0a\x03\0\xff", ["an ORC file", "Parquet"]),
+        ("a.rec", b"\x0a\x23\xd7\xce\x10\0\0\0text", ["a RecordIO file", "Parquet"]),
+        ("a.sqlite", b"SQLite format 3\0\x10\0\x01", ["an SQLite database", "Parquet"]),
+        (
+            "a.csv.gz",
+            gzip.compress(gzip.compress(b"text,label\na,b\n", mtime=0), mtime=0),
+            ["packed by gzip twice"],
+        ),
+        ("a.dat", b"\x05\0\0\0\x08\0text\xff", ["a binary file of a format that is not known"]),
     ],
 )
 def test_broken_files_are_named(

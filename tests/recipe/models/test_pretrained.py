@@ -30,7 +30,9 @@ from recipe.models import pretrained
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.text_to_text import model as text_to_text
-from tests.support import causal_kit, texts_and_pictures
+from recipe.training import preflight
+from tests.support import causal_kit, task_cases, texts_and_pictures
+from tests.support.ranking_jobs import places_of
 
 Load = Callable[[pretrained.Source, Hyperparameters], Any]
 
@@ -88,16 +90,22 @@ def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "load"), [("masked-lm", masked_models.load), ("summarization", text_to_text.load)]
+    "name",
+    [
+        *("classes", "tags", "questions", "choices", "embeddings", "ranks", "completions of llama"),
+        *("preferences", "masked words", "summaries"),
+    ],
 )
-def test_tokens_without_embeddings(tmp_path: Path, task: str, load: Load) -> None:
-    model = texts_and_pictures.make(task, tmp_path / "kind").model
-    assert " tokens, and the model " in refusal(load, with_more_tokens(model))
-
-
-def test_tokens_without_embeddings_of_a_decoder(tmp_path: Path) -> None:
-    folder = with_more_tokens(causal_kit.make_model("llama", tmp_path / "model"))
-    assert " tokens, and the model " in refusal(pretrained.load_causal, folder)
+def test_tokens_without_embeddings_are_refused_before_training(
+    tmp_path: Path, tiny_model: Path, name: str
+) -> None:
+    case = task_cases.CASES[name]
+    model, data, others, arguments = task_cases.make(case, tmp_path / "job", tiny_model)
+    test = {key.removeprefix("SM_CHANNEL_").lower(): Path(path) for key, path in others.items()}
+    channels = {"train": Path(data), **test, "model": with_more_tokens(model)}
+    asked = ["--task", case.task, *arguments, *case.more]
+    *_, last = preflight.inspect(asked, places_of(tmp_path, channels), 1)
+    assert " tokens, and the model " in last.detail, last
 
 
 @pytest.mark.parametrize("kind", ["deberta", "xmod", "bert"])

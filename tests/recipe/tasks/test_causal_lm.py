@@ -36,6 +36,13 @@ FORGETFUL = CHATML.replace(
     "{{ message['content'] }}",
     "{% if message.role == 'assistant' and loop.last %}(thought){% endif %}{{ message.content }}",
 )
+UNENDED = MARKED.replace("{{ eos_token }}", "")
+"""No token ends a turn."""
+MARKED_INSIDE = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% endgeneration %}</s>{% else %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
+)
+"""The marks leave out what ends a turn."""
 TALK = [
     {"role": "user", "content": "hi"},
     {"role": "assistant", "content": "yes?"},
@@ -118,11 +125,17 @@ def test_what_is_long_is_cut_or_split_as_asked(tokenizer: PreTrainedTokenizerBas
         ),
         (
             FORGETFUL,
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[(thought)yes?<|im_end|>\n]\n"
             "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes?<|im_end|>\n"
             "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n[(thought)so.<|im_end|>\n]",
         ),
         (MARKED, "user: hi\nassistant: [yes?</s>]\nuser: why\nassistant: [so.</s>]\n"),
-        (ODD, "h[i (user)yes? (assistant)why (user)so. (assistant)<end>]"),
+        (UNENDED, "user: hi\nassistant: [yes?]\nuser: why\nassistant: [so.</s>]"),
+        (
+            MARKED_INSIDE,
+            "user: hi\nassistant: [yes?</s>]user: why\nassistant: [so.</s>]",
+        ),
+        (ODD, "h[i (user)yes? (assistant)why (user)so. (assistant)<end></s>]"),
     ],
 )
 def test_of_a_conversation_the_assistants_turns_are_learned(
@@ -133,11 +146,62 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
 ) -> None:
     tokenizer.chat_template = template
     documents = tokenise(tokenizer, "split", 128, messages=[json.dumps(TALK)])
-    assert shown(tokenizer, documents) == expected
+    every = [shown(tokenizer, documents, row) for row in range(len(documents))]
+    assert "\n".join(every) == expected
     said = capsys.readouterr().out
+    assert f"; {0 if template == ODD else 2} of 2 assistant turns are learned\n" in said
+    ends = {None: {"</s>"}, CHATML: {"<|im_end|>"}, FORGETFUL: {"<|im_end|>"}}
+    stops = causal_tokens.stop_tokens(documents, tokenizer, 128)
+    assert {*tokenizer.convert_ids_to_tokens(list(stops))} == ends.get(template, {"</s>"})
     assert ("in 1 of 1 pieces, the chat template does not mark" in said) == (template == ODD)
     assert ("a simple one" in said) == (template is None)
     assert tokenizer.chat_template, "it is saved with the model"
+
+
+@pytest.mark.parametrize(
+    ("template", "exact"),
+    [("qwen3", False), ("qwen2_5", True), ("phi3_5", True), ("llama3", True), ("gptoss", False)],
+)
+def test_as_many_turns_are_learned_as_by_trl(
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+    template: str,
+    exact: bool,
+) -> None:
+    """TRL replaces a template that rewrites turns by one that does not (`*_training.jinja`)."""
+    from trl import chat_template_utils
+
+    folder = Path(chat_template_utils.__file__).parent / "chat_templates"
+    tokenizer.bos_token = "</s>"
+    tokenizer.chat_template = (folder / f"{template}.jinja").read_text()
+    call = {"type": "function", "function": {"name": "paint", "arguments": {"colour": "red"}}}
+    talk = list(TALK)
+    if template.startswith("qwen"):
+        talk += [
+            {"role": "user", "content": "paint it"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "done"},
+            {"role": "assistant", "content": "it is red"},
+        ]
+    documents = tokenise(tokenizer, length=4096, messages=[json.dumps(talk)])
+    turns = sum(one["role"] == "assistant" for one in talk)
+    assert f"; {turns} of {turns} assistant turns are learned\n" in capsys.readouterr().out
+    tokenizer.chat_template = (folder / f"{template}_training.jinja").read_text()
+    theirs = tokenizer.apply_chat_template(
+        talk, return_dict=True, return_assistant_tokens_mask=True
+    )
+    of_trl = "".join(
+        tokenizer.decode([token])
+        for token, mark in zip(theirs["input_ids"], theirs["assistant_masks"], strict=True)
+        if mark
+    )
+    learned = tokenizer.decode(documents.token_ids[documents.learned].tolist())
+    for words in ("yes?", "so."):
+        assert words in of_trl
+        assert learned.count(words) == 1
+    if exact:  # but for line ends after a turn, and the end token
+        ours, other = (text.replace("\n", "").replace("</s>", "") for text in (learned, of_trl))
+        assert ours == other
 
 
 @pytest.mark.parametrize("template", [None, CHATML, MARKED])
@@ -440,3 +504,38 @@ def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
         torch.testing.assert_close(answers[row], loss, rtol=1e-5, atol=1e-5)
     with pytest.raises(HyperparameterError, match=r"packing has value True.*bloom.*llama"):
         batch_layout.layouts(model, 0, True, run, held_out, 2, objective, table)
+
+
+@pytest.mark.heavy
+def test_a_served_chat_model_stops_where_its_template_ends_a_turn(tmp_path: Path) -> None:
+    """The base model's end token is another one, and earlier turns are learned, too."""
+    model = causal_kit.make_model("llama", tmp_path / "start")
+    reader = transformers.AutoTokenizer.from_pretrained(model)
+    reader.chat_template = FORGETFUL
+    reader.save_pretrained(model)
+    rows = [
+        [{"role": role, "content": text} for role, text in zip(
+            ("user", "assistant") * 2, (one["prompt"], one["completion"], "again", "no"), strict=True
+        )]
+        for one in causal_kit.pairs(240)
+    ]  # fmt: skip
+    channel = causal_kit.write(tmp_path / "train", [{"messages": talk} for talk in rows])
+    argv = ["--task", "causal-lm", "--model_id", str(model), "--epochs", "8", "--lr", "1e-2"]
+    done = train(tmp_path, {"train": channel}, *argv, "--batch_size", "16")
+    assert done.returncode == 0, done.stderr
+    assert "432 of 432 assistant turns are learned" in done.stdout
+    assert (
+        "stop tokens     </s>, <|im_end|> (the model's, and what ends the learned texts)"
+        in done.stdout
+    )
+    saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [0, 2]
+    served = Handlers(tmp_path / "model")
+    turn = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [turn.format(f"{animal}:") for animal in ("blue cat", "red dog")]
+    prompts.append(f"{prompts[1]}dog<|im_end|>\n" + turn.format("again"))
+    answers = served.ask({
+        "inputs": prompts, "parameters": {"max_new_tokens": 40, "return_full_text": False},
+    })  # fmt: skip
+    texts = [each["generated_text"].removesuffix("<|im_end|>") for (each,) in answers]
+    assert texts == ["(thought)catcatcat", "(thought)dog", "(thought)no"]

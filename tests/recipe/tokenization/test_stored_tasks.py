@@ -86,7 +86,7 @@ def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> N
     expected: list[tuple[list[int], list[bool]]] = []
     for row in split:
         if kind == "messages":
-            written = chat.write(tokenizer, json.loads(row["messages"]))
+            (written,) = chat.write(tokenizer, json.loads(row["messages"]))
             assert isinstance(written, chat.Written)
             ids, learned = [], []
             for part, is_learned in written.parts:

@@ -43,6 +43,7 @@ def read(folder: Path, *rows: dict[str, Any]) -> list[Any]:
         (folder / channel / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     channels = {name: folder / name for name in ("train", "validation")}
     texts = language_modeling.load(channels, Hyperparameters(), TASKS["causal-lm"])
+    assert "not read" not in "\n".join(texts.found), "of which tools are a part"
     return [json.loads(text) for text in texts.train["messages"]]
 
 
@@ -59,7 +60,7 @@ def test_calls_and_tools_are_learned_as_the_template_writes_them(tmp_path: Path)
         tmp_path / "json", {"messages": talk('{"colour": "red"}'), "tools": json.dumps(TOOLS)}
     )
     assert sorted(kept, key=len) == [as_json, as_json["messages"]]
-    written = chat.write(tokenizer, **as_json)
+    (written,) = chat.write(tokenizer, **as_json)
     assert isinstance(written, chat.Written)
     text = "".join(part for part, _ in written.parts)
     assert text == tokenizer.apply_chat_template(as_json["messages"], tools=TOOLS, tokenize=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -221,10 +222,13 @@ def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_fo
     tmp_path: Path, tiny_model: Path
 ) -> None:
     channels = {"train": write_csv(tmp_path / "in", reviews(40)), "model": tiny_model}
+    # The name of a file need not be UTF-8.
+    (tmp_path / "in" / "data.csv").rename(tmp_path / "in" / os.fsdecode(b"caf\xe9.csv"))
     arguments = ["--eval_strategy", "no", "--output_dir", str(tmp_path / "model"), "--epochs", "5"]
     done = train(tmp_path, channels, *arguments, "--max_steps", "2", "--num_labels", "2")
     assert done.returncode == 0, done.stderr
     assert "'eval_" not in done.stdout
+    assert "caf\\udce9.csv" in (tmp_path / "model" / "README.md").read_text()
     values = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
     assert "train_loss" in values and not any(name.startswith("eval") for name in values)
     assert not list((tmp_path / "model").rglob("*optimizer*"))
@@ -261,6 +265,12 @@ def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
     decided = {line.split(" ")[0] for line in done.stdout.splitlines()}
     assert "evaluation" in decided and not {"batch", "steps", "schedule"} & decided
     assert "'loss'" not in done.stdout and "20 predictions for the evaluation data" in done.stdout
+    # A file that is named after the data that is judged.
+    (tmp_path / "in" / "data.csv").rename(tmp_path / "in" / "test.csv")
+    (tmp_path / "output" / "data" / "metrics.json").unlink()
+    done = train(tmp_path, channels, "--do_train", "False", "--do_eval", "True")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((output / "metrics.json").read_text())["eval_accuracy"] == 1.0
     channels["model"] = tiny_model
     done = train(tmp_path, channels, "--do_train", "False", "--do_eval", "True")
     assert done.returncode != 0

@@ -35,6 +35,7 @@ from recipe.data.files.part import (
     HeaderHint,
     Part,
     encoding_of,
+    open_bytes,
     open_text,
     undecodable,
     usual_types,
@@ -252,6 +253,15 @@ def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
 def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
     try:
         encoding = encoding_of(path)
+        with open_bytes(path) as stream:
+            head = stream.read(4096)
+        kind = next((kind for mark, kind in _BINARY.items() if head.startswith(mark)), None)
+        if kind or (b"\0" in head and encoding == "utf-8-sig"):
+            raise DataError(
+                f"{path} is {kind or 'a binary file of a format that is not known'}.",
+                f"Known formats are {known_formats()}. Write it as one of them, or take it out of "
+                "the channel.",
+            )
         try:
             return read_decoded(path, encoding)
         except UnicodeDecodeError as error:
@@ -313,6 +323,18 @@ def _is_workbook(path: Path) -> bool:
     return _starts_with(_OLD_WORKBOOK)(path)
 
 
+_BINARY = {
+    b"Obj\x01": "an Avro file",
+    b"ORC": "an ORC file",
+    b"\x0a\x23\xd7\xce": "a RecordIO file",
+    b"SQLite format 3\0": "an SQLite database",
+    b"\x89HDF": "an HDF5 file",
+    b"%PDF": "a PDF file",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x80\x04\x95": "a pickled Python object",
+    b"\x1f\x8b": "packed by gzip twice",
+}
+"""Files that are not read, by their first bytes."""
 _SMALL_PACKED = (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!")
 _OLD_WORKBOOK = b"\xd0\xcf\x11\xe0"
 

@@ -65,6 +65,12 @@ def find(
     for name, path in data.items():
         alone = others == [name] and "train" not in named.values()
         split_of_channel = named[name] or ("train" if alone else None)
+        # A job that does not train reads what it judges as training data, too (`judging`).
+        twin = next((other for other in data if other != name and data[other] == path), None)
+        if split_of_channel == "train" and twin is not None and named[twin] is not None:
+            judged = _inside(twin, path, named[twin], requested, [])
+            inside[name] = {"train": judged.get(named[twin] or "", [])}
+            continue
         if name in sharded and not (path.exists() and sources.scan(path).data):
             inside[name] = {split_of_channel: []} if split_of_channel else {}
         else:

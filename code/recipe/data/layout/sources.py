@@ -9,12 +9,14 @@ from pathlib import Path
 
 from recipe.data.column_names import plain
 from recipe.data.files.part import is_arrow_folder
-from recipe.errors import listed
+from recipe.errors import DataError, listed
 
 _SIDE_SUFFIXES = (
     *(".md", ".rst", ".html", ".pdf", ".bib", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml"),
     *(".crc", ".md5", ".sha256", ".sha1", ".lock", ".log", ".png", ".jpg", ".jpeg", ".svg", ".gif"),
     *(".bin", ".pt", ".pth", ".safetensors", ".onnx", ".npy", ".pkl", ".vocab", ".feat", ".er"),
+    # Athena's descriptions of results, backups of editors, folders of Windows.
+    *(".metadata", ".bak", ".orig", "~", ".swp", ".dvc", "thumbs.db", "desktop.ini"),
 )
 _SIDE_NAMES = re.compile(
     r"(.*readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
@@ -27,6 +29,8 @@ _CLASSES = re.compile(
     r"|dict|to_id)|id_to_label|categor(ies|y_names)|labels?|class|category|names|intents|mapping"
 )
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
+_COPY = re.compile(r"(.+?)(?: ?\(\d+\)| - Copy(?: \(\d+\))?| copy(?: \d+)?)((?:\.\w+)*)")
+"""What browsers, Windows and macOS call a copy."""
 _MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
 
 
@@ -59,9 +63,20 @@ class Sources:
 
 
 def scan(path: Path) -> Sources:
-    """Return what lies below a channel's folder; a channel may be a file."""
+    """Return what lies below a channel's folder; a channel may be a file.
+
+    Raises:
+        DataError: A file is a copy of another, by its name.
+    """
     sources = Sources()
     _scan(path, sources, ())
+    for file in sources.data:
+        copied = _COPY.fullmatch(file.name)
+        if copied and (original := file.with_name(copied[1] + copied[2])) in sources.data:
+            raise DataError(
+                f"{file} seems to be a copy of {original.name}: its rows would be read twice.",
+                "Remove it, or give it another name.",
+            )
     if not sources.data:
         # A corpus of names may be called names.txt.
         sources.data, sources.class_lists = sources.class_lists, []

@@ -58,6 +58,7 @@ class CausalLm(Task):
     """How texts, prompts and conversations go on."""
 
     takes_shards = True
+    lengths_are_of_samples = True
     data: language_modeling.Texts
     objective: Objective = NEXT_TOKENS
 
@@ -80,6 +81,14 @@ class CausalLm(Task):
         """Return pieces of documents."""
         long_texts = self.hyperparameters.long_texts
         return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
+
+    def stop_tokens(
+        self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
+    ) -> set[int]:
+        """Return the tokens with which learned turns, completions and texts end."""
+        documents = samples["train"]
+        assert isinstance(documents, Documents)
+        return document_tokens.stop_tokens(documents, tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each document, with the end token."""

@@ -41,7 +41,6 @@ def load(
             "Give a model that was pretrained by masking, or set mask_token in its "
             "tokenizer_config.json.",
         )
-    pretrained.check_vocabulary(source, model, tokenizer)
     if new:
         new_weights.log(new)
         lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"

@@ -41,6 +41,7 @@ from recipe.tasks.preference import report as preferred
 from recipe.tasks.preference import tokens
 from recipe.tasks.preference.batches import AnswerLayout, AnswerPairs
 from recipe.tasks.preference.data import CHOSEN, REJECTED
+from recipe.tokenization import documents as document_tokens
 
 _LONGEST_DOCUMENT = 1024
 _HIGH_RATE = 2e-5
@@ -196,6 +197,14 @@ class Preference(Task):
         pairs = tokens.tokenise(name, split, are_talks, tokenizer, max_length)
         self.objective.pairs[name] = pairs
         return pairs
+
+    def stop_tokens(
+        self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
+    ) -> set[int]:
+        """Return the tokens with which chosen answers end."""
+        pairs = samples["train"]
+        assert isinstance(pairs, AnswerPairs)
+        return document_tokens.stop_tokens(pairs.chosen(), tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of the prompts with both answers, with the end token."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
@@ -54,7 +55,7 @@ def tokenise(
             "the tokenizer has a chat template, which texts are not put into: for a model that is "
             "asked by conversations, give the answers as lists of messages"
         )
-    ways = ("preferences", str(are_talks), str(tokenizer.chat_template))
+    ways = ("preferences 2", str(are_talks), str(tokenizer.chat_template))
     reader = documents.Reader(tokenizer)
     made = store.tokens_of(
         split,
@@ -162,7 +163,14 @@ def _encoded(
     for row, *talks in zip(rows, batch[PROMPT], batch[CHOSEN], batch[REJECTED], strict=True):
         prompt, *both = map(json.loads, talks)
         with chat.row_named(row):
-            written += [chat.write(tokenizer, prompt + answer, len(prompt)) for answer in both]
+            for answer in both:
+                documents_of_answer = chat.write(tokenizer, prompt + answer, len(prompt))
+                if len(documents_of_answer) > 1:
+                    raise TemplateError(
+                        "it rewrites an assistant's turn once others follow, and the answer has "
+                        "several, of which one document can hold only the last"
+                    )
+                written += documents_of_answer
     encoded = chat.in_tokens(reader.following, written)
     for two in zip(encoded[::2], encoded[1::2], strict=True):
         pair = [(talk.ids, talk.learned) for talk in two]

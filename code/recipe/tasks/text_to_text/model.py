@@ -55,7 +55,6 @@ def load(
             "Give a T5, BART, Pegasus, Marian, M2M100, NLLB or mBART.",
         )
     pretrained.check_head(source, new, "an encoder with a decoder")
-    pretrained.check_vocabulary(source, model, tokenizer)
     if config.decoder_start_token_id is None and config.model_type != "mbart":
         raise ModelError(
             f"The model {source.name} does not say which token its decoder begins with.",

@@ -141,6 +141,12 @@ class TextToText(Task):
         prefix, target = self.hyperparameters.source_prefix or "", self.objective.longest_target
         return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
 
+    def stop_tokens(
+        self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
+    ) -> set[int]:
+        """Return the token that ends each target."""
+        return set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of the sources, with the prefix and special tokens."""
         prefix = self.hyperparameters.source_prefix or ""

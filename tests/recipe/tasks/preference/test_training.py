@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_cut_and_said(capsys: pytest.CaptureFixture[str]) -
         (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
                  "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n[so<|im_end|>\n]"),
         (MARKED, "user: hi\nassistant: yes</s>\nuser: why\nassistant: [so</s>]\n"),
-        (ODD, "hi (user)yes (assistant)why (user)[so (assistant)<end>]"),
+        (ODD, "hi (user)yes (assistant)why (user)[so (assistant)<end></s>]"),
     ],
 )  # fmt: skip
 def test_of_a_conversation_the_last_answer_is_learned(
