@@ -20,10 +20,8 @@ if [ -d /dev/pip ]; then export PIP_CACHE_DIR=/dev/pip; fi
 
 # Names as the index normalises them: lower case, `-` for `_` and `.`.
 installed() {
-    python3 -m pip list --format=freeze --disable-pip-version-check | while IFS= read -r line; do
-        name=$(echo "${line%%==*}" | tr 'A-Z_.' 'a-z--')
-        echo "$name==${line#*==}"
-    done
+    python3 -m pip list --format=freeze --disable-pip-version-check | sed '/==/!d; h; s/==.*//
+        y/ABCDEFGHIJKLMNOPQRSTUVWXYZ_./abcdefghijklmnopqrstuvwxyz--/; G; s/\n[^=]*//'
 }
 
 keep() {

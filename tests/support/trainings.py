@@ -48,7 +48,7 @@ def train(
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
     )
 
 
@@ -92,7 +92,7 @@ class Job:
 
     def finish(self, *arguments: str) -> str:
         started = self.start(*arguments)
-        output, errors = started.communicate(timeout=400)
+        output, errors = started.communicate(timeout=540)
         assert started.returncode == 0, errors
         return output
 
@@ -122,7 +122,7 @@ class Job:
             # As amphora does: to the ranks, not to torchrun.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, number)
-        rest, errors = started.communicate(timeout=300)
+        rest, errors = started.communicate(timeout=540)
         code = started.returncode
         if self.processes > 1 and code > 0:
             code = int(re.findall(r"exitcode\s*: (\d+)", errors)[0])

@@ -46,7 +46,7 @@ class Training:
         return str(Path(self.base) / "checkpoints" / f"checkpoint-{step}")
 
 
-def run(*trainings: Training, timeout: float = 240) -> list[list[int]]:
+def run(*trainings: Training, timeout: float = 540) -> list[list[int]]:
     """Run the trainings; return the exit codes of the processes of each."""
     given = json.dumps([asdict(training) for training in trainings])
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -120,7 +120,7 @@ def _run(training: Training) -> list[int]:
     port = free_port()
     running = {_fork(training, rank, port): rank for rank in range(training.processes)}
     codes = [0] * training.processes
-    end = time.monotonic() + 120
+    end = time.monotonic() + 480
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:

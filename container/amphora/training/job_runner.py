@@ -50,6 +50,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
     ):
         scratch = Path(folder)
         try:
+            signals.start_interrupting()
             for earlier in (paths.failure, paths.success):
                 with suppress(OSError):  # The outcome of an earlier run.
                     earlier.unlink()

@@ -63,12 +63,18 @@ class Signals:
         self._writer.setblocking(False)
         self.stop: int | None = None
         """The first signal that asked to stop."""
-        self.interrupts = True
-        """Whether a stop raises Interrupted in the main thread: it does while nothing runs."""
+        self.interrupts = False
+        """Whether a stop raises Interrupted in the main thread: it does before the script runs."""
 
     def stopped(self) -> bool:
         """Return whether the job was asked to stop."""
         return self.stop is not None
+
+    def start_interrupting(self) -> None:
+        """Let a stop raise Interrupted from now on, also one that has arrived already."""
+        self.interrupts = True
+        if self.stopped():
+            raise Interrupted
 
     def fileno(self) -> int:
         return self._reader.fileno()

@@ -93,42 +93,6 @@ def test_the_time_out_by_any_of_its_names(environ: dict[str, str], seconds: floa
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("SAGEMAKER_BIND_TO_PORT", "70000"),
-        ("SAGEMAKER_BIND_TO_PORT", "http"),
-        ("SAGEMAKER_TS_BATCH_SIZE", "0"),
-        ("SAGEMAKER_TS_BATCH_SIZE", "1.5"),
-        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "-1"),
-        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "nan"),
-        ("SAGEMAKER_MODEL_SERVER_TIMEOUT", "inf"),
-        ("OMP_NUM_THREADS", "all"),
-        ("SAGEMAKER_MULTI_MODEL", "maybe"),
-        ("AMPHORA_QUEUE_LIMIT", "nan"),
-    ],
-)
-def test_a_wrong_value_is_named(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is '?{value}"):
-        read(**{name: value})
-
-
-def test_all_wrong_values_are_named_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(SAGEMAKER_TS_BATCH_SIZE="many", SAGEMAKER_MULTI_MODEL="maybe", AMPHORA_QUEUE_LIMIT="0")
-    for problem in (
-        "SAGEMAKER_TS_BATCH_SIZE is 'many'. Give a whole number of at least 1, or leave it out.",
-        "SAGEMAKER_MULTI_MODEL is 'maybe'. Give true or false, or leave it out.",
-        "AMPHORA_QUEUE_LIMIT is '0'. Give a whole number of at least 1, or leave it out.",
-    ):
-        assert problem in str(caught.value)
-
-
-def test_bounds_that_contradict_each_other_are_named() -> None:
-    with pytest.raises(ConfigError, match="SAGEMAKER_TS_MIN_WORKERS is 4"):
-        read(SAGEMAKER_TS_MIN_WORKERS="4", SAGEMAKER_TS_MAX_WORKERS="2")
-
-
-@pytest.mark.parametrize(
     ("environ", "shown"),
     [
         ({}, True),

@@ -297,8 +297,8 @@ def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
     process = tree.start()
     until(lambda: catches_sigterm(process.pid))
     process.terminate()
-    process.communicate(timeout=240)
-    assert process.returncode == 143
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 143, output
     assert tree.failure == "Stopped by SIGTERM before the script had started.\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -80,6 +81,29 @@ def test_intermediate_output_is_uploaded_by_the_platform_or_refused(tree: Tree) 
     assert "[]" in tree.train().stdout
     # The folder exists now, as if the platform had created it.
     assert "[]" in tree.configure(job).train().stdout
+
+
+# The stop arrives with the first instruction after its handler is there.
+STOPPED_AT_ONCE = """
+import contextlib, os, signal
+from amphora.cli import main
+from amphora.training.process_tree import Signals
+caught = Signals.caught
+@contextlib.contextmanager
+def stopped():
+    with caught() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield signals
+Signals.caught = stopped
+raise SystemExit(main())
+"""
+
+
+def test_a_stop_at_the_very_start_is_a_stop(scripted: Tree) -> None:
+    scripted.command = lambda: [sys.executable, "-c", STOPPED_AT_ONCE, "train"]  # type: ignore[method-assign]
+    result = scripted.train()
+    assert result.returncode == 143, result.stderr
+    assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
 
 
 def test_as_pid_one_orphans_are_reaped(scripted: Tree) -> None:

@@ -1,0 +1,104 @@
+"""What a user gives and cannot be used: one table of the key, its value and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amphora.common.devices import Devices
+from amphora.common.errors import ConfigError
+from amphora.contract.job import read_job
+from amphora.serving import settings
+from amphora.training import launch
+from amphora.training.entry_point import ProgramKind, Source
+from amphora.training.limits import Limits
+from tests.support.job_tree import Tree
+
+CPU = Devices(cpus=8, efa=False, reason="test")
+
+
+def job(tree: Tree, files: Any) -> None:
+    read_job({"SAGEMAKER_BASE_DIR": str(tree.configure(**files).base)})
+
+
+def switch(tree: Tree, value: Any) -> None:
+    """Ask a job for a distribution."""
+    tree.configure({"sagemaker_mpi_enabled": value})
+    read_job({"SAGEMAKER_BASE_DIR": str(tree.base)}).wants("sagemaker_mpi_enabled")
+
+
+def server(tree: Tree, environ: Any) -> None:
+    settings.read(tree.base, environ, CPU)
+
+
+def plan(tree: Tree, environ: Any) -> None:
+    source = Source(root=Path("/code"), kind=ProgramKind.SCRIPT, name="train.py")
+    found = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure().base)})
+    launch.plan(found, CPU, source, Path("/tmp/errors"), environ)
+
+
+def limits(tree: Tree, environ: Any) -> None:
+    Limits.of(environ)
+
+
+GROUPED: dict[str, Any] = {
+    "current_host": "a", "hosts": ["a"],
+    "instance_groups": [{"instance_group_name": "g", "instance_type": "t", "hosts": ["a"]}],
+}  # fmt: skip
+WHOLE = "Give a whole number of at least 1, or leave it out."
+SECONDS = "Give a number of sec"
+ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
+    (job, {"hyperparameters": "{"}, ("hyperparameters.json", "not valid JSON")),
+    (job, {"hyperparameters": "[1]"}, ("hyperparameters.json", "'[1]'", "not a JSON object")),
+    (job, {"hyperparameters": "[" * 100_000}, ("hyperparameters.json", "not valid JSON")),
+    (job, {"hyperparameters": {"a": "x\0y"}}, ("'a'", "NUL")),
+    (job, {"hyperparameters": {"a": "\ud800"}}, ("'a'", "surrogate")),
+    (job, {"hyperparameters": {"a=b": "1"}}, ("'a=b'", "=")),
+    (job, {"hyperparameters": {"sagemaker_container_log_level": "loud"}}, ("log_level", "loud")),
+    (job, {"inputdataconfig": {"train": {}}}, ("'train'", "does not exist", "Mount")),
+    (job, {"inputdataconfig": {"../x": {}}}, ("'../x'", "channel")),
+    (job, {"resourceconfig": {"current_host": "a", "hosts": []}}, ("'hosts'", "[]")),
+    (job, {"resourceconfig": {"current_host": "a", "hosts": ["b"]}}, ("'current_host'", "'a'")),
+    (job, {"resourceconfig": {**GROUPED, "instance_groups": [1]}}, ("instance_groups", "1")),
+    (job, {"resourceconfig": {**GROUPED, "hosts": ["b"], "current_host": "b"}}, ("instance_groups", "['b']")),
+    (job, {"resourceconfig": GROUPED, "hyperparameters": {"sagemaker_distribution_instance_groups": '["h"]'}},
+     ("sagemaker_distribution_instance_groups", "['h']", "['g']")),
+    (job, {"resourceconfig": GROUPED, "hyperparameters": {"sagemaker_distribution_instance_groups": "g"}},
+     ("sagemaker_distribution_instance_groups", "'g'", "['g']")),
+    (switch, "yes", ("sagemaker_mpi_enabled is 'yes'. Give true or false.",)),
+    *((plan, {"AMPHORA_NPROC_PER_NODE": value}, (f"AMPHORA_NPROC_PER_NODE is '{value}'", "processes"))
+      for value in ("0", "-1", "two", "1.5")),
+    *((limits, {"AMPHORA_STOP_SECONDS": value}, (f"AMPHORA_STOP_SECONDS is '{value}'", SECONDS))
+      for value in ("0", "-1", "nan", "inf", "soon", "1e999")),
+    (limits, {"AMPHORA_STOP_SECOND": "1", "AMPHORA_HOST_WAIT_SECONDS": "many"},
+     ("many", "AMPHORA_STOP_SECOND is not a variable", "Did you mean AMPHORA_STOP_SECONDS")),
+    (server, {"AMPHORA_DTYP": "1"}, ("AMPHORA_DTYP is not a variable", "Did you mean AMPHORA_DTYPE")),
+    *((server, {name: value}, (f"{name} is ", value)) for name, value in (
+        ("SAGEMAKER_BIND_TO_PORT", "70000"), ("SAGEMAKER_BIND_TO_PORT", "http"),
+        ("SAGEMAKER_TS_BATCH_SIZE", "0"), ("SAGEMAKER_TS_BATCH_SIZE", "1.5"),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "-1"), ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "nan"),
+        ("SAGEMAKER_MODEL_SERVER_TIMEOUT", "inf"), ("OMP_NUM_THREADS", "all"),
+        ("AMPHORA_QUEUE_LIMIT", "nan"))),
+    (server, {"SAGEMAKER_TS_BATCH_SIZE": "many", "SAGEMAKER_MULTI_MODEL": "maybe", "AMPHORA_QUEUE_LIMIT": "0"},
+     (f"SAGEMAKER_TS_BATCH_SIZE is 'many'. {WHOLE}", f"AMPHORA_QUEUE_LIMIT is '0'. {WHOLE}",
+      "SAGEMAKER_MULTI_MODEL is 'maybe'. Give true or false, or leave it out.")),
+    (server, {"SAGEMAKER_TS_MIN_WORKERS": "4", "SAGEMAKER_TS_MAX_WORKERS": "2"}, ("SAGEMAKER_TS_MIN_WORKERS is 4",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "words"), ERRORS, ids=[f"{row[0].__name__} {row[2][0]}" for row in ERRORS]
+)
+def test_an_error_has_the_key_its_value_and_the_remedy(
+    tree: Tree, read: Any, given: Any, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(tree, given)
+    for part in words:
+        assert part in str(raised.value)
+
+
+def test_names_near_ours_and_spaces_are_no_errors() -> None:
+    assert Limits.of({"AMPHORA_STOP_SECONDS": " 2.5 ", "AMPHORAX": "a user's"}).stop_seconds == 2.5
