@@ -52,7 +52,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"ModuleNotFoundError|No module named",
-        "List the package in requirements.txt, next to the script. A module of your own must be in"
+        "List the package in requirements.txt, next to the script. Your modules must be in"
         " the code folder (source_dir, or dependencies=).",
     ),
     (r"cannot import name 'load_metric'|no attribute 'load_metric'", "Write evaluate.load(...)."),
