@@ -174,7 +174,7 @@ def _chain() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-def _join_on_cpu(state: types.ModuleType) -> None:
+def _join_on_cpu(state: Any) -> None:
     """Make `PartialState()` apply ACCELERATE_USE_CPU, as Accelerator() does.
 
     Otherwise each process becomes a world of one, in which a later Accelerator() stays.
@@ -188,7 +188,7 @@ def _join_on_cpu(state: types.ModuleType) -> None:
     state.PartialState.__init__ = __init__
 
 
-def _join_lightning_on_cpu(cpu: types.ModuleType) -> None:
+def _join_lightning_on_cpu(cpu: Any) -> None:
     """Make Lightning's `devices="auto"` count torchrun's processes on CPUs, as it does on GPUs."""
     cpu.CPUAccelerator.auto_device_count = staticmethod(
         lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -208,7 +208,7 @@ def _is_configured(tracker: str) -> bool:
 
         # Another version of wandb, which the script itself has brought, does not know `prompt`.
         with contextlib.suppress(TypeError):
-            return wandb.login(prompt=False, verify=False)
+            return bool(wandb.login(prompt=False, verify=False))
     return True
 
 
@@ -221,13 +221,13 @@ def _configured(trackers: list[Any]) -> list[Any]:
     return kept
 
 
-def _narrow_trackers_of_trainer(utils: types.ModuleType) -> None:
+def _narrow_trackers_of_trainer(utils: Any) -> None:
     """Leave trackers that are not configured out of `report_to="all"`, transformers 4's default."""
     available = utils.get_available_reporting_integrations
     utils.get_available_reporting_integrations = lambda: _configured(available())
 
 
-def _narrow_trackers_of_accelerate(tracking: types.ModuleType) -> None:
+def _narrow_trackers_of_accelerate(tracking: Any) -> None:
     """Leave trackers that are not configured out of `Accelerator(log_with="all")`."""
     original = tracking.filter_trackers
 
@@ -239,7 +239,7 @@ def _narrow_trackers_of_accelerate(tracking: types.ModuleType) -> None:
     tracking.filter_trackers = filter_trackers
 
 
-_CHANGES = {"accelerate.state": _join_on_cpu}
+_CHANGES: dict[str, Any] = {"accelerate.state": _join_on_cpu}
 for _library in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
     _CHANGES[f"{_library}.accelerators.cpu"] = _join_lightning_on_cpu
 if os.environ.get("SM_USER_ENTRY_POINT"):  # The recipe checks its trackers itself.
