@@ -171,7 +171,7 @@ def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
     if not {"tokenizer", "skip-tokenizer-init"} & {*given} and not any(files):
         raise ConfigError(
             f"{folder} has no tokenizer: none of {', '.join(_TOKENIZERS)}.",
-            f"Save the tokenizer beside the model, or set {PREFIX}TOKENIZER.",
+            f"Save the tokenizer next to the model, or set {PREFIX}TOKENIZER.",
         )
     templates = {path: path.read_text() for path in folder.glob("chat_template.jinja")}
     with contextlib.suppress(OSError, ValueError):
