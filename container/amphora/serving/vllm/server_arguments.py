@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from amphora.common.devices import CUDA
+from amphora.common.devices import CPU, CUDA
 from amphora.common.errors import ConfigError, near
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.vllm import selection as selection_module
@@ -91,7 +91,12 @@ def command(
     if folders or settings.adapters:
         most = max(settings.adapters, 1)
         usual["enable-lora"] = []
-        usual["max-loras"] = [str(min(most, _ADAPTERS_AT_ONCE))]
+        slots = min(most, _ADAPTERS_AT_ONCE)
+        if settings.device_kind == CPU:
+            # vLLM's kernels for CPUs give a base's requests the weights of the last slot, if they
+            # share a batch with an adapter's: it stays empty.
+            most = slots = most + 1
+        usual["max-loras"] = [str(slots)]
         usual["max-cpu-loras"] = [str(most)]
         rank = max((_rank(folder) for folder in folders), default=16)
         usual["max-lora-rank"] = [str(next((size for size in _RANKS if size >= rank), rank))]
