@@ -104,8 +104,8 @@ class Engine:
         failures, has_answered = 0, False
         try:  # As AWS's vLLM image does.
             await asyncio.to_thread(self._code.install, self._settings.model_dir)
-        except AmphoraError as error:
-            self.failed.set_result(ModelError(str(error)))
+        except AmphoraError as wrong:
+            self.failed.set_result(ModelError(str(wrong)))
             return
         while True:
             began = time.monotonic()

@@ -315,10 +315,8 @@ def _number(value: Any) -> int:
 def _refused(status: int, answer: bytes, part: Part) -> Fault:
     """Return one of vLLM's errors as a Fault."""
     error = error_of(answer)
-    message, param = (
-        translation.renamed(str(text), part) if text else text
-        for text in (error["message"], error.get("param"))
-    )
+    message = translation.renamed(str(error["message"]), part)
+    param = translation.renamed(str(error.get("param") or ""), part) or None
     code = "bad_request" if status < 500 else "engine_error"
     if "--tool-call-parser" in message:
         message += (
@@ -327,4 +325,4 @@ def _refused(status: int, answer: bytes, part: Part) -> Fault:
         )
     if "max_model_len" in message or "maximum context length" in message:
         code = "context_length_exceeded"
-    return Fault(status, code, message, param if isinstance(param, str) else None)
+    return Fault(status, code, message, param)
