@@ -32,6 +32,7 @@ class Tree:
 
     base: Path
     environ: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
     def configure(self, hyperparameters: Mapping[str, Any] | str = "{}", **files: Any) -> Self:
         """Write input/config: `hyperparameters`, and `files` by stem, as JSON or text."""
@@ -65,7 +66,7 @@ class Tree:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "amphora", "train"]
+        return [self.python, "-m", "amphora", "train"]
 
     def environment(self, **extra: str) -> dict[str, str]:
         return clean_environ(SAGEMAKER_BASE_DIR=str(self.base), **self.environ) | extra

@@ -1,5 +1,6 @@
 """A stand-in for vLLM's server: records each body in the file RECORDED, and answers with three
-tokens; with an error if a body holds "refused", and with a broken stream if it holds "broken".
+tokens; with an error if a body holds "refused", and with a broken stream if it holds "broken", broken "at
+once" or after a token. Its engine is dead while the file RECORDED.dead exists.
 If it holds "halves" too, the second half of the error waits for the file RECORDED.read."""
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     with Path(os.environ["RECORDED"]).open("a") as file:
         file.write(json.dumps({"route": request.path, **body}) + "\n")
     if "refused" in text:
-        error = {"message": "this model's maximum context length is 8 tokens", "param": "prompt"}
+        message = "this model's maximum context length is 8 tokens, max_tokens is 64"
+        error = {"message": message, "param": "prompt"}
         return web.json_response({"error": error}, status=400)
     is_chat = request.path.startswith("/v1/chat")
     prompts = body.get("prompt", ["chat"])
@@ -64,7 +66,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     for place in range(len(PIECES)):
-        if "broken" in text and place == 1:
+        if "broken" in text and place == (1 if "at once" not in text else 0):
             await response.write(b'data: {"err')
             while "halves" in text and not Path(os.environ["RECORDED"] + ".read").exists():
                 await asyncio.sleep(0.01)
@@ -103,9 +105,14 @@ async def _empty(_: web.Request) -> web.Response:
     return web.json_response({})
 
 
+async def _health(_: web.Request) -> web.Response:
+    is_dead = Path(os.environ["RECORDED"] + ".dead").exists()
+    return web.Response(status=503 if is_dead else 200)
+
+
 def main() -> None:
     app = web.Application(client_max_size=2**26)
-    app.add_routes([web.get("/health", _empty), web.get("/metrics", _empty)])
+    app.add_routes([web.get("/health", _health), web.get("/metrics", _empty)])
     app.add_routes([web.get("/v1/models", _models), web.get("/openapi.json", _openapi)])
     for route in ("/v1/completions", "/v1/chat/completions"):
         app.add_routes([web.post(route, _generate)])

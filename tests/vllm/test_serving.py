@@ -235,6 +235,25 @@ def test_adapters_are_named_added_and_removed(server: Running, client: OpenAI, m
     assert server.http.delete("/adapters/second").is_success
 
 
+def test_adapters_and_their_base_share_a_batch(
+    server: Running, client: OpenAI, model: Path
+) -> None:
+    """Each request has its own weights, with as many adapters as may be loaded."""
+    order = {"name": "second", "src": str(model / "second")}
+    assert server.http.post("/adapters", json=order).is_success
+
+    def text(name: str) -> str:
+        made = client.completions.create(model=name, prompt=PROMPT, max_tokens=9, temperature=0)
+        return made.choices[0].text
+
+    names = ["model", "first", "second"] * 6
+    alone = {name: text(name) for name in names[:3]}
+    with ThreadPoolExecutor(len(names)) as threads:
+        together = list(threads.map(text, names))
+    assert together == [alone[name] for name in names]
+    assert server.http.delete("/adapters/second").is_success
+
+
 def test_adapters_that_cannot_be_loaded_are_refused(server: Running, model: Path) -> None:
     """And forgotten."""
 

@@ -52,6 +52,12 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         " job's role may read (codeartifact:ReadFromRepository).",
     ),
     (
+        r"subprocess-exited-with-error|metadata-generation-failed|Failed (?:to build|building)",
+        f"This version has no wheel for Python {sys.version_info[0]}.{sys.version_info[1]} and"
+        " cannot be built here. Choose a version with a wheel, mostly a newer one, or install it in"
+        " an image based on this one.",
+    ),
+    (
         r"SSLError|CERTIFICATE_VERIFY_FAILED|SSL: ",
         "Set PIP_CERT to the index's certificate (a file in the container), or PIP_TRUSTED_HOST.",
     ),
@@ -62,6 +68,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         " folder (--no-index and --find-links in requirements.txt), or install them in the image.",
     ),
 )
+_CONFLICT = re.compile(r"\S+ \S+ requires .+, but you have \S+ \S+ which is incompatible")
 _USUAL_REMEDY = (
     "Check the names and versions, and that the index has them. Without network access, put the"
     " wheels into the code folder (--find-links in requirements.txt), or install them in the image."
@@ -208,6 +215,11 @@ def failed(
         f" {index.shown}: {text}",
         remedy,
     )
+
+
+def conflicts(lines: Sequence[str]) -> list[str]:
+    """Return what pip says about packages that do not fit those that it has installed."""
+    return [match[0] for line in lines if (match := _CONFLICT.search(line))]
 
 
 def _explanation(output: Sequence[str]) -> list[str]:

@@ -3,7 +3,8 @@
 - Records the exception that ends a process.
 - Puts secret hyperparameters, which are not in the command line, back into `sys.argv`.
 - Makes stdout and stderr line-buffered.
-- Makes `PartialState` of accelerate apply ACCELERATE_USE_CPU.
+- Makes accelerate and Lightning join the processes of a training on CPUs.
+- Leaves trackers that the job has not configured out of `report_to="all"`.
 
 It uses the standard library only and imports as little as possible, because it runs in the user's
 processes.
@@ -173,7 +174,7 @@ def _chain() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-def _join_on_cpu(state: types.ModuleType) -> None:
+def _join_on_cpu(state: Any) -> None:
     """Make `PartialState()` apply ACCELERATE_USE_CPU, as Accelerator() does.
 
     Otherwise each process becomes a world of one, in which a later Accelerator() stays.
@@ -187,25 +188,84 @@ def _join_on_cpu(state: types.ModuleType) -> None:
     state.PartialState.__init__ = __init__
 
 
-class _AfterAccelerate:
-    """Finds `accelerate.state` as Python would, and changes it once it is loaded."""
+def _join_lightning_on_cpu(cpu: Any) -> None:
+    """Make Lightning's `devices="auto"` count torchrun's processes on CPUs, as it does on GPUs."""
+    cpu.CPUAccelerator.auto_device_count = staticmethod(
+        lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    )
+
+
+def _is_configured(tracker: str) -> bool:
+    """Return whether the job or the script has set where a tracker of the image reports to.
+
+    The image brings mlflow-skinny, whose default store needs further packages, and wandb.
+    """
+    if tracker == "mlflow":
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        return uri not in (None, f"file://{os.environ.get('SM_OUTPUT_DATA_DIR')}/mlflow")
+    if tracker == "wandb" and not {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ):
+        import wandb
+
+        # Another version of wandb, which the script itself has brought, does not know `prompt`.
+        with contextlib.suppress(TypeError):
+            return bool(wandb.login(prompt=False, verify=False))
+    return True
+
+
+def _configured(trackers: list[Any]) -> list[Any]:
+    """Return the trackers that "all" means in a plain script, and log which are left out."""
+    kept = [tracker for tracker in trackers if _is_configured(str(tracker))]
+    if left_out := ", ".join(str(tracker) for tracker in trackers if tracker not in kept):
+        note = "they are not configured (MLFLOW_TRACKING_URI, WANDB_API_KEY)"
+        print(f"amphora: of all trackers {left_out} are left out: {note}", file=sys.stderr)
+    return kept
+
+
+def _narrow_trackers_of_trainer(utils: Any) -> None:
+    """Leave trackers that are not configured out of `report_to="all"`, transformers 4's default."""
+    available = utils.get_available_reporting_integrations
+    utils.get_available_reporting_integrations = lambda: _configured(available())
+
+
+def _narrow_trackers_of_accelerate(tracking: Any) -> None:
+    """Leave trackers that are not configured out of `Accelerator(log_with="all")`."""
+    original = tracking.filter_trackers
+
+    def filter_trackers(log_with: Any, *arguments: Any, **options: Any) -> list[Any]:
+        trackers = original(log_with, *arguments, **options)
+        names = log_with if isinstance(log_with, (list, tuple)) else [log_with]
+        return _configured(trackers) if "all" in map(str, names) else trackers
+
+    tracking.filter_trackers = filter_trackers
+
+
+_CHANGES: dict[str, Any] = {"accelerate.state": _join_on_cpu}
+for _library in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
+    _CHANGES[f"{_library}.accelerators.cpu"] = _join_lightning_on_cpu
+if os.environ.get("SM_USER_ENTRY_POINT"):  # The recipe checks its trackers itself.
+    _CHANGES["transformers.integrations.integration_utils"] = _narrow_trackers_of_trainer
+    _CHANGES["accelerate.tracking"] = _narrow_trackers_of_accelerate
+
+
+class _AfterImport:
+    """Finds the modules of `_CHANGES` as Python would, and changes each once it is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return None for all other modules."""
-        if name != "accelerate.state":
+        change = _CHANGES.get(name)
+        if change is None:
             return None
         from importlib.machinery import PathFinder
 
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
                 load(module)
-                # A version of accelerate with other internals is left unchanged.
+                # A version of the library with other internals is left unchanged.
                 with contextlib.suppress(AttributeError):
-                    _join_on_cpu(module)
+                    change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -226,5 +286,5 @@ if _ERROR_DIR:
     for _stream in (sys.stdout, sys.stderr):
         if isinstance(_stream, io.TextIOWrapper):
             _stream.reconfigure(line_buffering=True, write_through=False)
-    sys.meta_path.insert(0, _AfterAccelerate())
+    sys.meta_path.insert(0, _AfterImport())
 _chain()

@@ -136,13 +136,13 @@ def install_steps(source: Source) -> list[Install]:
     steps = []
     if (source.root / "requirements.txt").is_file():
         steps.append(Install(requirements="requirements.txt"))
-    if source.kind is ProgramKind.MODULE and is_package(source.root):
+    if source.kind is not ProgramKind.COMMAND and is_package(source.root):
         steps.append(Install())
     return steps
 
 
 def is_package(root: Path) -> bool:
-    """Return whether the folder is installed and its entry point run as a module.
+    """Return whether the folder is installed, and its entry point run as a module if it can be.
 
     As in sagemaker-training, setup.py decides; a pyproject.toml may hold only settings of tools.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shlex
 import signal
@@ -33,9 +34,33 @@ _PEER_LOST = (
 )
 _HINTS: tuple[tuple[str, str], ...] = (
     (
-        r"ModuleNotFoundError|No module named",
-        "List the package in requirements.txt, next to the script.",
+        r"No module named 'torch_xla",
+        "Only the image for Trainium has torch_xla: use it, or import torch_xla on Trainium alone.",
     ),
+    (
+        r"No module named 'smdistributed",
+        "AWS's smdistributed is not in this image: use torch's DistributedDataParallel, with which"
+        " the job runs here (torch_distributed).",
+    ),
+    (
+        r"No module named 'sagemaker_containers",
+        "sagemaker_containers is now sagemaker_training; its values are in the variables SM_*.",
+    ),
+    (
+        r"No module named '(?:horovod|tensorflow|keras)\b",
+        "This image is for PyTorch: use one that has the package.",
+    ),
+    (
+        r"ModuleNotFoundError|No module named",
+        "List the package in requirements.txt, next to the script. Your modules must be in"
+        " the code folder (source_dir, or dependencies=).",
+    ),
+    (r"cannot import name 'load_metric'|no attribute 'load_metric'", "Write evaluate.load(...)."),
+    (
+        r"cannot import name 'HfFolder'",
+        "Write huggingface_hub.get_token(), and login(token=...) for HfFolder.save_token.",
+    ),
+    (r"'prepare_model_for_int8_training'", "Write prepare_model_for_kbit_training (peft)."),
     (
         r"KeyError: 'SM_CHANNEL_",
         "The job has no channel of that name: pass it to fit(), or read the channel that it has.",
@@ -59,6 +84,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"No space left on device",
         "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).",
+    ),
+    (
+        r"Timed out waiting \d+ms|collective operation timeout",
+        "A collective operation timed out: another rank did not take part in time. Let all ranks do"
+        " the same steps, or pass a longer timeout to init_process_group (ddp_timeout).",
     ),
     (
         _PEER_LOST,
@@ -205,11 +235,12 @@ class Record:
             count > 0 and Path(words[0]).name == Path(argv[0]).name and words[1:] == argv[1:]
         )
 
-    def lines_after(self, tail: Sequence[str]) -> list[str] | None:
-        """Return the lines after this exception's traceback, or None if `tail` does not have it."""
-        last = mask(self.traceback).strip().rpartition("\n")[2]
-        places = [place for place, line in enumerate(tail) if last and line.endswith(last)]
-        return [line for line in tail[places[-1] + 1 :] if line.strip()] if places else None
+    def lines_around(self, tail: Sequence[str]) -> tuple[list[str], list[str]] | None:
+        """Return the lines before and after this exception's traceback; None without it."""
+        printed = [line for line in mask(self.traceback).splitlines() if line.strip()]
+        lines = [line for line in tail if line.strip()]
+        ends = [end for end, line in enumerate(lines, 1) if line.endswith((printed or ["\n"])[-1])]
+        return (lines[: max(0, ends[-1] - len(printed))], lines[ends[-1] :]) if ends else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,21 +305,22 @@ def is_consequence(text: str) -> bool:
     return bool(re.search(_PEER_LOST, text.split("\n", 1)[0]))
 
 
-def diagnose(ended: Ended, folder: Path) -> Failure:
+def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failure:
     """Describe the outcome of a job.
 
     Args:
         folder: The folder of the hook's records.
+        conflicts: pip's lines about packages that do not fit what it has installed.
     """
     records = sorted(map(Record.read, folder.glob("*.json")), key=lambda record: record.time)
-    return _Diagnosis(ended, records).failure()
+    return _Diagnosis(ended, records, conflicts).failure()
 
 
 class _Diagnosis:
     """Looks for the cause in how the process tree ended and in the recorded exceptions."""
 
-    def __init__(self, ended: Ended, records: Sequence[Record]) -> None:
-        self.ended, self.records = ended, records
+    def __init__(self, ended: Ended, records: Sequence[Record], conflicts: Sequence[str]) -> None:
+        self.ended, self.records, self.conflicts = ended, records, conflicts
         self.by_pid = {record.pid: record for record in records}
         self.mpi_worker = _mpi_worker(ended.tail)
         self.tail = list(
@@ -301,6 +333,11 @@ class _Diagnosis:
             self.tail = of_rank or self.tail
         self.suspect, self.worker = self._cause()
         self.record = self.suspect if self.suspect and self._is_certain(self.suspect) else None
+        if self.worker is not None and self.record is not None and self.record.rank is not None:
+            seen = {str(worker.rank): worker for record in records for worker in record.workers}
+            seen.setdefault(str(self.worker.rank), self.worker)
+            rank = self.record.rank
+            self.worker = seen.get(rank, Worker(rank=rank, exit_code=1))
         self.code = self.worker.exit_code if self.worker else ended.exit_code
 
     def failure(self) -> Failure:
@@ -340,13 +377,16 @@ class _Diagnosis:
             head.append(f"Stopped by {_signal_name(ended.stop_signal)}{how}")
         if record is not None:
             head += record.lines
+            around = record.lines_around(self.tail)
+            if around and record.command and "\n" not in record.errors[-1].message:
+                head += [_shorten(line, _ASIDE_CHARS) for line in around[0][-2:]]
             below = [other for other in self.records if record.pid in other.above]
             if record.pid == ended.pid and below:
                 before, _ = self._followed(below[-1])
                 head.append((before or below[-1]).as_earlier)
             elif not ended.is_script and self.worker is None and not self._outer(record):
-                after = record.lines_after(self.tail) or []
-                head += [_shorten(line, _ASIDE_CHARS) for line in after[-3:]]
+                after = around[1][-3:] if around else ()
+                head += [_shorten(line, _ASIDE_CHARS) for line in after]
         elif (printed := self._printed_exception()) is not None:
             head.append(_shorten(printed))
         elif ended.stop_signal is None:
@@ -356,9 +396,7 @@ class _Diagnosis:
             if frames:
                 of_script = [frame for frame in frames if "/lib/python" not in frame[0]]
                 return [*head, "  at {}:{} in {}".format(*[*of_script, *frames][0])]
-            # Ranks print the same line, and mpirun frames its lines by dashes.
-            lines = [line for line in dict.fromkeys(self.tail) if line.strip(" -")]
-            head += [_shorten(line) for line in lines[-3:]]
+            head += [_shorten(line) for line in self._printed()[-3:]]
             head += [self.suspect.as_earlier] if self.suspect else []
         if ended.stop_signal is None:
             text = "\n".join(head)
@@ -370,6 +408,12 @@ class _Diagnosis:
                 hints = [f"{unread[0]} is not read: move it to the top of the code folder."]
             advice = transformers4.remedy(head[0])
             head += [advice] if advice else hints[:1]
+            output = "\n".join([record.traceback if record else "", *self.tail])
+            for line in self.conflicts:
+                # pip names the package that does not fit, and the one that it has installed.
+                names = "|".join(line.replace("-", ".").split()[place] for place in (0, -5))
+                if re.search(rf"\b({names})\b", output):
+                    head.append(f"requirements.txt has replaced a package of the image: {line}")
         return head
 
     def _cause(self) -> tuple[Record | None, Worker | None]:
@@ -429,8 +473,8 @@ class _Diagnosis:
         if self.ended.stop_signal is not None or self.ended.pid in self.by_pid:
             return True
         # The last traceback may be that of the program that ran this one as a checked command.
-        found = (other.lines_after(self.tail) for other in (*self._outer(record), record))
-        after = next((lines for lines in found if lines is not None), None)
+        found = (other.lines_around(self.tail) for other in (*self._outer(record), record))
+        after = next((lines[1] for lines in found if lines is not None), None)
         if self.ended.is_script:
             return self.ended.exit_code == 1 and after == []
         went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())
@@ -451,6 +495,20 @@ class _Diagnosis:
             )
         return f"The script was ended by {_signal_name(-self.code)}."
 
+    def _printed(self) -> list[str]:
+        """Return the output, without the lines of ranks that failed after the cause."""
+        tracebacks = mask("\n".join(record.traceback for record in self.records)).splitlines()
+        lines = []
+        # Ranks print the same line, and mpirun frames its lines by dashes.
+        for line in dict.fromkeys(self.tail):
+            rank, text = re.findall(r"^(?:\[rank(\d+)\]:? ?)?(.*)", line)[0]
+            is_other = self.worker is not None and (
+                text in tracebacks or rank not in ("", str(self.worker.rank))
+            )
+            is_note = re.match(r"\[[IW]\d{4} ", line) is not None  # torch's own
+            lines += [line] if line.strip(" -") and not (is_other or is_note) else []
+        return lines
+
     def _printed_exception(self) -> str | None:
         """Return the last line of the output if it is that of a traceback.
 
@@ -464,13 +522,15 @@ class _Diagnosis:
 
 
 def _first_cause(ranks: Sequence[Record], worker: Worker | None) -> Record | None:
-    """Return the first rank that did not just lose another one."""
-    for rank in ranks:
-        if not rank.lost_a_peer:
-            return rank
-    # A rank that a signal ended leaves no record, and is the cause of the lost peers.
-    is_killed = worker is not None and worker.exit_code < 0
-    return None if is_killed else next(iter(ranks), None)
+    """Return the first rank that did not fail because of another one.
+
+    It is None if that is `worker`, which has no record: it ended by a signal or an exit code.
+    """
+    has_record = worker is None or str(worker.rank) in [rank.rank for rank in ranks]
+    # torchrun notes whole seconds; it ends the other ranks, which may then raise anything.
+    end = worker.time + 1 if worker and worker.time and not has_record else math.inf
+    causes = [rank for rank in ranks if not rank.lost_a_peer and rank.time < end]
+    return next(iter(causes or (ranks if has_record else ())), None)
 
 
 def _mpi_worker(tail: Sequence[str]) -> Worker | None:

@@ -90,7 +90,7 @@ def _run(
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
-        plan = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
+        plan, conflicts = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
         if plan.agent_dir is not None:
             mpi.create_agent(plan.agent_dir)
             link.outbox = plan.agent_dir / mpi.COMMANDS
@@ -112,7 +112,7 @@ def _run(
             sdk_v3.forget_generic_failure(job.paths)
         if argv[0] == "mpirun" and (ended.exit_code, ended.stop_signal) == (0, None):
             mpi.check_started(error_dir)
-        failed = failure.diagnose(ended, error_dir)
+        failed = failure.diagnose(ended, error_dir, conflicts)
         code = failed.exit_code
         if code == 0 and failed.last_exception:
             # A shell pipe has the exit code of its last command: `python a.py | tee log`.
@@ -139,8 +139,12 @@ def _prepared(
     signals: process_tree.Signals,
     error_dir: Path,
     sdk_command: str | None,
-) -> launch.Launch:
-    """Find and install the code, make the folders, and return what to start."""
+) -> tuple[launch.Launch, list[str]]:
+    """Find and install the code and make the folders.
+
+    Returns:
+        What to start, and pip's lines about packages that do not fit what it has installed.
+    """
     host = devices.detect(environ)
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
@@ -181,7 +185,7 @@ def _prepared(
             start.plan.cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             log.warning("compiled programs cannot be kept in %s: %s", start.plan.cache, error)
-    root = start.source.root
+    root, conflicts = start.source.root, []
     for install in start.installs:
         with packages.index(environ, root, install) as index:
             log.info("installing %s from %s", install.what, index.shown)
@@ -190,11 +194,12 @@ def _prepared(
                 raise process_tree.Interrupted
             if ended.exit_code != 0:
                 raise packages.failed(install, root, ended.exit_code, ended.tail, index)
+            conflicts += packages.conflicts(ended.tail)
     script = start.source.script
     if (job.entry_point or sdk_command) and script is not None:
         transformers4.check(script, root)
     log.info("starting %s", start.what)
-    return start.plan
+    return start.plan, conflicts
 
 
 def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
@@ -211,6 +216,8 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
             failed = replace(failed, head=cause, rest=rest)
     if code == 0:
         log.info("training ended with exit code 0")
+        if job.current_host == job.hosts[0] and not any(job.paths.model.iterdir()):
+            log.warning("the script has left nothing in %s: there is no model", job.paths.model)
         _write(job.paths.success, "")
         return 0
     if failed.is_stopped:

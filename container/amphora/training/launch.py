@@ -263,6 +263,10 @@ def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
         # Otherwise accelerate and HF Trainer make each process on a CPU a world of one, and each
         # silently trains its own model.
         defaults["ACCELERATE_USE_CPU"] = "true"
+    if job.entry_point is not None:
+        # By default mlflow-skinny opens an SQL store, for which the image lacks the packages.
+        defaults["MLFLOW_TRACKING_URI"] = f"file://{job.paths.output_data}/mlflow"
+        defaults["MLFLOW_ALLOW_FILE_STORE"] = "true"
     # SDK v3's local mode names an interface that does not exist.
     if len(job.hosts) > 1 and job.network_interface in devices.interfaces:
         defaults["GLOO_SOCKET_IFNAME"] = job.network_interface

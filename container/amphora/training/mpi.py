@@ -8,6 +8,7 @@ They inherit the environment of `amphora train` on their own host, SM_CURRENT_HO
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -69,8 +70,12 @@ def mpirun(
         if interface is not None:
             for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
                 argv += ["-mca", layer, interface]
+    # sagemaker-training reads this one itself.
+    options = re.sub(
+        r"--NCCL_DEBUG[ =]+", "-x NCCL_DEBUG=", str(job.sagemaker.get(OPTIONS_KEY) or "")
+    )
     try:
-        argv += shlex.split(str(job.sagemaker.get(OPTIONS_KEY) or ""))
+        argv += shlex.split(options)
     except ValueError as error:
         raise ConfigError(f"{OPTIONS_KEY} cannot be read: {error}.", "Close the quotes.") from error
     return [*argv, *_SIGNED]

@@ -184,6 +184,14 @@ class TestKinds:
         result = tree.train(AMPHORA_NPROC_PER_NODE="2", **OFFLINE)
         assert result.stdout.count("pkg.main of 2") == 2, result.stderr
 
+    def test_a_package_beside_a_script_that_is_no_module_is_installed(self, tree: Tree) -> None:
+        setup = "name='amphora-test-pkg', package_dir={'': 'src'}, py_modules=['amphora_test_pkg']"
+        tree.script(f"from setuptools import setup\nsetup({setup})\n", "setup.py")
+        tree.script("", "src/amphora_test_pkg.py")
+        tree.script("import amphora_test_pkg as it; print('imported', it.__name__)", "run-1.py")
+        result = tree.configure({"sagemaker_program": "run-1.py"}).train(**OFFLINE)
+        assert "imported amphora_test_pkg" in result.stdout, result.stderr
+
     def test_a_binary_is_started_itself(self, tree: Tree) -> None:
         tree.script("", "hello").configure({"sagemaker_program": "hello", "name": "me"})
         shutil.copy("/bin/echo", tree.base / "code" / "hello")
@@ -242,6 +250,26 @@ class TestRequirements:
         assert scripted.train().returncode == 2
         assert scripted.failure
         assert "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
+
+    def test_a_package_of_the_image_that_it_breaks_is_named(
+        self, scripted: Tree, tmp_path: Path
+    ) -> None:
+        wheel(tmp_path, "amphora_test_wheel")
+        about = tmp_path / "site" / "amphora_test_victim-1.dist-info"
+        about.mkdir(parents=True)
+        needs = "Name: amphora-test-victim\nVersion: 1\nRequires-Dist: amphora-test-wheel>=7\n"
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\n{needs}")
+        (tmp_path / "site" / "amphora_test_victim.py").write_text(
+            "raise ImportError('no such name')"
+        )
+        scripted.script(f"--no-index\n-f {tmp_path}\namphora-test-wheel\n", "requirements.txt")
+        scripted.script("import amphora_test_victim")
+        assert scripted.train(PYTHONPATH=str(tmp_path / "site")).returncode == 1
+        assert scripted.failure and scripted.failure.startswith("ImportError: no such name")
+        said = (
+            "amphora-test-victim 1 requires amphora-test-wheel>=7, but you have amphora-test-wheel"
+        )
+        assert f"replaced a package of the image: {said}" in scripted.failure[:1024]
 
     def test_a_stop_while_installing(self, scripted: Tree) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -13,7 +13,7 @@ from amphora.training import failure
 from tests.support.job_tree import Tree
 
 NOISE = "import sys\nfor n in range(60): print('ERROR harmless', n, 'RuntimeError ignored', file=sys.stderr)\n"
-GLOO = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+GLOO = "import sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
 
 
 # pip builds with the packages that are installed, and uses no index.
@@ -162,6 +162,23 @@ CASES = {
     "module that is missing": Case(
         "import no_such_module", 1, ("requirements.txt",), "ModuleNotFoundError: No module named 'no_such_module'"
     ),
+    **{
+        f"missing {what}": Case(line, 1, (advice,), kind)
+        for what, line, advice, kind in (
+            ("torch_xla", "import torch_xla.core", "image for Trainium", "ModuleNotFoundError"),
+            ("smdistributed", "import smdistributed.dataparallel", "DistributedDataParallel", "ModuleNotFoundError"),
+            ("sagemaker_containers", "import sagemaker_containers", "is now sagemaker_training", "ModuleNotFoundError"),
+            ("horovod", "import horovod.torch", "image is for PyTorch", "ModuleNotFoundError"),
+            ("helper", "import my_helper", "dependencies=", "ModuleNotFoundError"),
+            ("load_metric", "from datasets import load_metric", "evaluate.load", "ImportError"),
+            ("HfFolder", "from huggingface_hub import HfFolder", "get_token", "ImportError"),
+            ("int8", "from peft import prepare_model_for_int8_training", "kbit_training", "ImportError"),
+        )
+    },
+    "command that says why": Case(
+        "import subprocess\nsubprocess.check_call(['sh', '-c', 'echo tar: data.tgz: no such file >&2; exit 2'])",
+        1, ("script.py:2", "tar: data.tgz: no such file"), "subprocess.CalledProcessError",
+    ),
     "channel that is missing": Case(
         "import os; os.environ['SM_CHANNEL_VALIDATION']", 1, ("no channel of that name",), "KeyError: 'SM_CHANNEL_VALIDATION'"
     ),
@@ -241,7 +258,7 @@ CASES = {
         files=(("requirements.txt", "./dependency"), ("dependency/setup.py", "import nothing_here")), environ=OFFLINE,
     ),
     "requirement whose build says why": Case(
-        "", 2, ("needs CUDA 11",), "CodeError: requirements.txt",
+        "", 2, ("needs CUDA 11", "no wheel for Python 3."), "CodeError: requirements.txt",
         files=(("requirements.txt", "./dependency"), ("dependency/setup.py", "raise SystemExit('needs CUDA 11')")),
         environ=OFFLINE,
     ),
@@ -284,6 +301,15 @@ CASES = {
     "one rank exits": Case(
         "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(6)\ntime.sleep(600)", 6, ("rank 0",), processes="2"
     ),
+    "one rank exits with words": Case(
+        GLOO + "dist.barrier()\nif rank == 0: raise SystemExit('no data')\ndist.all_reduce(torch.ones(1))",
+        1, ("1 and no exception.\nno data\n(exit code 1, rank 0)",), "The script ended with", processes="2",
+    ),
+    "one rank leaves at once": Case(
+        GLOO + "dist.barrier()\nif rank == 1:\n    import os; print('no data', file=sys.stderr); os._exit(7)\n"
+        "dist.all_reduce(torch.ones(1))",
+        7, ("7 and no exception.\nno data\n(exit code 7, rank 1)",), "The script ended with", processes="2",
+    ),
     "one rank is killed": Case(
         GLOO + "dist.barrier()\nif rank == 0:\n    import os; os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1))",
         137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", processes="2",
@@ -292,6 +318,11 @@ CASES = {
         "import datetime, torch.distributed as dist\n"
         "dist.init_process_group('gloo', 'tcp://127.0.0.1:9', datetime.timedelta(seconds=1), 2, 1)",
         1, ("communication error",), "torch.distributed.Dist",
+    ),
+    "collective that times out": Case(
+        GLOO.replace("'gloo'", "'gloo', timeout=__import__('datetime').timedelta(seconds=3)")
+        + "dist.barrier()\nif rank == 1: import time; time.sleep(60)\ndist.all_reduce(torch.ones(1))",
+        1, ("ddp_timeout", "rank 0"), "RuntimeError: ", processes="2",
     ),
     "communication lost to a rank that left": Case(
         GLOO + "dist.barrier()\nif rank == 1: raise SystemExit(0)\ndist.all_reduce(torch.ones(1))",
@@ -349,18 +380,21 @@ def two_by_mpi(scripted: Tree) -> Tree:
         pytest.skip("no mpirun here")
     return scripted.configure(
         {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true",
-         "sagemaker_mpi_num_of_processes_per_host": "2", "sagemaker_mpi_custom_mpi_options": "-x HOME"}
+         "sagemaker_mpi_num_of_processes_per_host": "2", "sagemaker_mpi_custom_mpi_options": "-x HOME --NCCL_DEBUG INFO"}
     )  # fmt: skip
 
 
 def test_mpirun_starts_the_ranks(two_by_mpi: Tree) -> None:
     two_by_mpi.script(
         "import os\n"
-        "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'of', os.environ['OMPI_COMM_WORLD_SIZE'])\n"
+        "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'of', os.environ['OMPI_COMM_WORLD_SIZE'],"
+        " os.environ['NCCL_DEBUG'])\n"
         "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')"
     )
     result = two_by_mpi.train()
-    assert "rank 0 of 2" in result.stdout and "rank 1 of 2" in result.stdout, result.stderr
+    assert "rank 0 of 2 INFO" in result.stdout and "rank 1 of 2 INFO" in result.stdout, (
+        result.stderr
+    )
     assert result.returncode == 1
     assert two_by_mpi.failure and two_by_mpi.failure.startswith("ValueError: rank 1 of mpi")
     assert "rank 1," in two_by_mpi.failure[:1024] and "rank None" not in two_by_mpi.failure

@@ -223,6 +223,20 @@ def test_the_host_that_raised_is_named_though_its_script_ends_last(cluster: Clus
     assert lost.startswith("algo-1 failed first: ValueError: it gave up"), lost
 
 
+@pytest.mark.parametrize("guilty", [0, pytest.param(2, marks=pytest.mark.heavy)])
+def test_the_host_is_named_whose_rank_exited(cluster: Cluster, guilty: int) -> None:
+    """The other ranks, of its own host too, raise because they lose it."""
+    job(cluster, REDUCE + f"if dist.get_rank() == {guilty}: raise SystemExit('no data')\n"
+        "dist.all_reduce(total)", True)  # fmt: skip
+    codes, outputs = cluster.train(AMPHORA_NPROC_PER_NODE="2")
+    assert 0 not in codes, outputs
+    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+    exited, lost = (theirs, ours) if guilty else (ours, theirs)
+    cause = "The script ended with exit code 1 and no exception.\nno data\n"
+    assert exited.startswith(f"{cause}(exit code 1, rank {guilty})"), exited
+    assert lost.startswith(f"algo-{1 + guilty // 2} failed first: {cause}"), lost
+
+
 def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
     job(
         cluster,

@@ -170,3 +170,9 @@ def test_the_rest_of_a_model_that_was_killed_half_written_is_not_uploaded(script
     job.communicate(timeout=60)
     assert job.returncode != 0
     assert list((scripted.base / "model").iterdir()) == []
+
+
+def test_a_job_that_leaves_no_model_says_so(scripted: Tree) -> None:
+    saves = "import os; open(os.environ['SM_MODEL_DIR'] + '/model', 'w').write('x')"
+    for script, expected in (("", True), (saves, False)):
+        assert ("there is no model" in scripted.script(script).train().stderr) == expected

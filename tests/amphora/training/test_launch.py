@@ -109,6 +109,16 @@ def test_a_secret_never_stands_in_argv(tree: Tree, name: str, value: str) -> Non
     assert started.environ[f"SM_HP_{name.upper()}"] == value
 
 
+@pytest.mark.parametrize("option", ["--NCCL_DEBUG WARN", "--NCCL_DEBUG=WARN"])
+def test_an_option_of_the_toolkit_is_not_mpiruns(tree: Tree, tmp_path: Path, option: str) -> None:
+    """AWS's notebooks have it."""
+    (tmp_path / "mpirun").touch(mode=0o755)
+    chosen = {"sagemaker_program": "train.py", "sagemaker_mpi_enabled": "true"}
+    tree.configure({**chosen, "sagemaker_mpi_custom_mpi_options": f"-x A=1 {option} -x B=2"})
+    argv = " ".join(plan(tree, devices(), PATH=str(tmp_path)).argv)
+    assert "-x A=1 -x NCCL_DEBUG=WARN -x B=2" in argv
+
+
 def test_only_the_chosen_instance_groups_train_together(tree: Tree) -> None:
     groups = [
         {"instance_group_name": "cpu", "instance_type": "ml.m5.large", "hosts": ["algo-3"]},

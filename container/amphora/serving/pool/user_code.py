@@ -18,6 +18,7 @@ from amphora.serving.settings import ServerSettings
 
 _USED = ("transformers", "sentence-transformers", "tokenizers", "peft", "numpy")
 LOG = logging.getLogger("amphora.pool")
+REQUIREMENTS = "requirements.txt"
 
 
 def _versions() -> dict[str, str]:
@@ -71,12 +72,15 @@ class UserCode:
             folder.mkdir()
             archives.unpack(archive, folder, settings.submitted)
             code = handler_files.inner_folder(folder, settings.program)
-        install = packages.Install(requirements="requirements.txt")
-        if code != settings.model_dir and (settings.model_dir / install.requirements).is_file():
-            LOG.warning(
-                "%s is not installed: only that of the handlers' folder is.",
-                settings.model_dir / install.requirements,
-            )
+        root = settings.model_dir / REQUIREMENTS
+        if code != settings.model_dir and root.is_file():
+            LOG.warning("%s is not installed: only that of the handlers' folder is.", root)
+        self.install(code)
+        return code
+
+    def install(self, code: Path) -> None:
+        """Install the requirements of a folder, if it has any. Raises CodeError, ConfigError."""
+        install = packages.Install(requirements=REQUIREMENTS)
         if (code / install.requirements).is_file():
             before = _versions()
             with packages.index(self._environ, code, install) as index:
@@ -95,7 +99,6 @@ class UserCode:
                 if exit_code != 0:
                     raise packages.failed(install, code, exit_code, output.splitlines(), index)
             _check_replaced(before, code / install.requirements)
-        return code
 
     def _is_superfluous(self, place: str) -> bool:
         """Return whether SAGEMAKER_SUBMIT_DIRECTORY names nothing new.

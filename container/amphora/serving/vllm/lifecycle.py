@@ -18,7 +18,9 @@ from typing import Any
 
 import aiohttp
 
+from amphora.common.errors import AmphoraError
 from amphora.serving.pool.spawner import ModelError
+from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.telemetry import Metrics
@@ -31,6 +33,7 @@ ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 """What a request to a server raises that does not answer."""
 _URL = "http://vllm"
 _HEALTH_PAUSE = 0.25
+_WATCH_PAUSE = 1.0
 # Failed starts in a row after which the container ends.
 _GIVE_UP_AFTER = 3
 _PAUSE = 1.0
@@ -79,11 +82,13 @@ class Engine:
         self._command = server_arguments.command(settings, environ, selection, self._socket)
         self._changing = asyncio.Lock()
         self._process = ServerProcess()
+        self._code = UserCode(settings, environ)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """End the server. Cancel `keep` before."""
         self.is_ready = False
+        self._code.cancel()
         await self._process.stop()
         if self._session is not None:
             await self._session.close()
@@ -97,6 +102,11 @@ class Engine:
     async def keep(self) -> None:
         """Start vLLM, and start it again whenever it ends."""
         failures, has_answered = 0, False
+        try:  # As AWS's vLLM image does.
+            await asyncio.to_thread(self._code.install, self._settings.model_dir)
+        except AmphoraError as wrong:
+            self.failed.set_result(ModelError(str(wrong)))
+            return
         while True:
             began = time.monotonic()
             self._socket.unlink(missing_ok=True)
@@ -115,7 +125,9 @@ class Engine:
                 LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
                 LOG.info("ready at %s", self._settings.url)
                 failures, has_answered, self.is_ready = 0, True, True
-                reason = await ended
+                while not (await asyncio.wait({ended}, timeout=_WATCH_PAUSE))[0]:
+                    self.is_ready = self.is_ready and await self._is_alive()
+                reason = ended.result()
                 self.is_ready = False
                 self._metrics.restarts.inc()
                 LOG.error("vLLM's server died: %s", reason)
@@ -187,6 +199,15 @@ class Engine:
             with contextlib.suppress(*ERRORS):
                 await self.answer("/v1/unload_lora_adapter", {"lora_name": name}, 60)
 
+    async def _is_alive(self) -> bool:
+        """Return whether the engine lives: without it the server goes on for half a minute."""
+        try:
+            return (await self.answer("/health", None, 10))[0] != 503
+        except aiohttp.ClientConnectorError:
+            return False
+        except ERRORS:
+            return True  # The server is busy.
+
     async def _warm_up(self) -> None:
         """Wait until vLLM has answered a request. Raises ModelError with its reason."""
         if self._session is not None:
@@ -238,9 +259,11 @@ class Engine:
         limit = self._settings.startup_timeout
         status, answer = await self.answer("/v1/load_lora_adapter", order, limit)
         if status != 200:
+            reason = error_of(answer)["message"]
+            if "max_lora_rank" in reason:
+                reason += " Set SM_VLLM_MAX_LORA_RANK to the largest rank of all adapters."
             raise ModelError(
-                f"The adapter {name!r} ({folder}) cannot be served on this model:"
-                f" {error_of(answer)['message']}"
+                f"The adapter {name!r} ({folder}) cannot be served on this model: {reason}"
             )
 
     async def _try(self, name: str) -> None:

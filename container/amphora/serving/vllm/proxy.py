@@ -24,7 +24,7 @@ from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import framing, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
-from amphora.serving.vllm import translation
+from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.lifecycle import ERRORS, Engine, error_of
 from amphora.serving.vllm.translation import Events, Part
 
@@ -36,6 +36,8 @@ _BROKEN = b'data: {"error":'
 # Keys of OpenAI's API that change nothing about an answer.
 _REMARKS = {"metadata", "service_tier", "store", "user", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention"}  # fmt: skip
+# Further ones whose usual value changes nothing.
+_IDLE: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"]}
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _COMPLETION_TOKENS = 16
 """The new tokens of a completion that names no number, as in OpenAI's API."""
@@ -171,15 +173,23 @@ class VllmServer:
             LOG.exception("Request %s could not be answered.", call.id)
             call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
 
-    def _complete(self, part: Part, call: Call) -> dict[str, Any]:
-        """Return a body that names its model.
+    def _complete(self, part: Part, call: Call, spent: int = 0) -> tuple[dict[str, Any], int]:
+        """Return a body that names its model, and the number of tokens that it may generate.
+
+        Args:
+            spent: That number for the other parts of the request.
 
         Raises:
             Fault: 400 for an unknown key, 404 for an unknown model, 413 beyond the bound of costs.
         """
-        body, adapter = part.body, call.headers.get(_ADAPTER)
-        known_keys = self._engine.keys.get(part.route, set())
-        if known_keys and (unknown := body.keys() - known_keys - _REMARKS):
+        adapter = call.headers.get(_ADAPTER)
+        known_keys = self._engine.keys.get(part.route) or {*part.body}
+        body = {
+            key: value
+            for key, value in part.body.items()
+            if key in known_keys | _REMARKS or (value is not None and value != _IDLE.get(key))
+        }
+        if unknown := body.keys() - known_keys - _REMARKS:
             key = min(unknown)
             message = f"{key!r} is not a key of vLLM's {part.route}.{near(key, known_keys)}"
             raise Fault(400, "bad_request", message, key)
@@ -187,7 +197,8 @@ class VllmServer:
         known = self._engine.names | set(self._engine.adapters)
         if named not in known:
             # A single model answers to any name. With adapters an unknown name would be a guess.
-            if adapter or len(known) > 1 or "adapter_id" in part.values:
+            others = known - {self._engine.name, server_arguments.BASE}
+            if adapter or others or self.settings.adapters or "adapter_id" in part.values:
                 listed = ", ".join(sorted(known))
                 message = f"There is no model {named!r}. Loaded: {listed}.{near(str(named), known)}"
                 raise Fault(404, "model_not_found", message, "model")
@@ -195,31 +206,35 @@ class VllmServer:
         prompt, prompts = body.get("prompt"), 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompts = len(prompt)
-        copies = body.get("n") or 1
+        copies = _number(body.get("n")) or 1
         # A chat that names no length may fill the context, which is allowed to a single text.
         longest = min(self.description["max_length"], self._most_written)
         usual = _COMPLETION_TOKENS if part.route == translation.COMPLETIONS else longest
-        length = next((body[key] for key in _LENGTHS if body.get(key)), usual)
-        # Other types are refused by vLLM.
-        if isinstance(copies, int) and isinstance(length, int):
-            cost = prompts * copies * length
-            if cost > self._most_written:
-                raise Fault(
-                    413,
-                    "too_costly",
-                    f"The request asks for {cost:,} tokens that may be generated ({prompts:,}"
-                    f" prompts x {copies:,} texts x {length:,} new tokens for each text);"
-                    f" {self._most_written:,} are allowed (AMPHORA_MAX_TOKENS_WRITTEN). Give fewer"
-                    f" in {_LENGTHS[0]}.",
-                )
-        return {**body, "model": named}
+        # vLLM reads one of them.
+        length = max(_number(body.get(key)) for key in _LENGTHS) or usual
+        if part.inputs is not None and body.get("truncate_prompt_tokens") == -1:
+            body["truncate_prompt_tokens"] = max(1, self.description["max_length"] - length)
+        cost = prompts * copies * length
+        if spent + cost > self._most_written:
+            asking, less = ("This line and those before it ask", ", or send fewer lines")
+            if not spent:
+                asking, less = "The request asks", ""
+            raise Fault(
+                413,
+                "too_costly",
+                f"{asking} for {spent + cost:,} tokens that may be generated ({prompts:,} prompts x"
+                f" {copies:,} texts x {length:,} new tokens for each text); {self._most_written:,}"
+                f" are allowed (AMPHORA_MAX_TOKENS_WRITTEN). Give fewer in {_LENGTHS[0]}{less}.",
+            )
+        return {**body, "model": named}, cost
 
     async def _pass_on(self, work: _Work, part: Part) -> None:
         """Pass vLLM's answer or stream on, translated if the request was."""
         call = work.call
-        async with self._engine.ask(part.route, self._complete(part, call)) as response:
+        body, _ = self._complete(part, call)
+        async with self._engine.ask(part.route, body) as response:
             if response.status != 200:
-                raise _refused(response.status, await response.read())
+                raise _refused(response.status, await response.read(), part)
             kind = response.headers.get("content-type", media_types.JSON)
             if not part.streams:
                 answer = await response.read()
@@ -234,29 +249,34 @@ class VllmServer:
             async for data in response.content.iter_any():
                 if events is not None:
                     data = events.read(data)
+                last = last[-len(_BROKEN) :] + data
+                if _BROKEN in last:
+                    # vLLM ends such a stream as if it were complete.
+                    message = error_of(last[last.index(_BROKEN) + len("data: ") :])["message"]
+                    raise Fault(500, "stream_broken", f"vLLM's stream broke off: {message}")
                 # The status is sent with the first chunk. Earlier failures have an error status.
                 _settle(call, kind, b"", chunks)
                 if data:
                     await chunks.put(data)
                 work.moved = time.monotonic()
-                last = last[-len(_BROKEN) :] + data
-                if _BROKEN in last:
-                    # vLLM ends such a stream as if it were complete.
-                    raise Fault(500, "stream_broken", "vLLM's stream broke off.")
             _settle(call, kind, b"", chunks)
             await chunks.put(None)
 
     async def _answer_lines(self, call: Call, lines: list[Part | Fault]) -> None:
         """Answer JSON Lines. A line that is refused has its error as its answer."""
 
+        spent = 0
+
         async def answer(part: Part | Fault) -> Any:
+            nonlocal spent
             try:
                 if isinstance(part, Fault):
                     raise part
-                body = self._complete(part, call)
+                body, cost = self._complete(part, call, spent)
+                spent += cost
                 status, answer = await self._engine.answer(part.route, body, self.settings.timeout)
                 if status != 200:
-                    raise _refused(status, answer)
+                    raise _refused(status, answer, part)
                 return part.answer(json.loads(answer))
             except Fault as fault:
                 if fault.status >= 500:
@@ -285,10 +305,18 @@ def _settle(
         call.reply.set_result(reply)
 
 
-def _refused(status: int, answer: bytes) -> Fault:
+def _number(value: Any) -> int:
+    """Return a value as vLLM reads it, which accepts digits and floats, too; 0 for any other."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return int(value)
+    return 0
+
+
+def _refused(status: int, answer: bytes, part: Part) -> Fault:
     """Return one of vLLM's errors as a Fault."""
     error = error_of(answer)
-    message, param = str(error["message"]), error.get("param")
+    message = translation.renamed(str(error["message"]), part)
+    param = translation.renamed(str(error.get("param") or ""), part) or None
     code = "bad_request" if status < 500 else "engine_error"
     if "--tool-call-parser" in message:
         message += (
@@ -297,4 +325,4 @@ def _refused(status: int, answer: bytes) -> Fault:
         )
     if "max_model_len" in message or "maximum context length" in message:
         code = "context_length_exceeded"
-    return Fault(status, code, message, param if isinstance(param, str) else None)
+    return Fault(status, code, message, param)

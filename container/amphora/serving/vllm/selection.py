@@ -7,6 +7,7 @@ import ast
 import contextlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
             f" OPTION_TENSOR_PARALLEL_DEGREE and {PREFIX}MAX_NUM_SEQS for"
             " OPTION_MAX_ROLLING_BATCH_SIZE.",
         )
+    _refuse_aws_handlers(settings.model_dir, environ)
     if wish == TRANSFORMERS:
         obstacle = "AMPHORA_GENERATION is transformers"
     elif _package() is None:
@@ -97,6 +99,20 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
         )
     is_decided = wish or _package() is not None
     return Selection(engine=TRANSFORMERS, reason=obstacle if is_decided else "")
+
+
+def _refuse_aws_handlers(model_dir: Path, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for custom handlers of AWS's vLLM image."""
+    custom = sorted(name for name in environ if name.startswith("CUSTOM_FASTAPI_"))
+    path = model_dir / (environ.get("CUSTOM_SCRIPT_FILENAME") or "model.py")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if re.search(r"model_hosting_container_standards|def custom_sagemaker_", text):
+        custom.append(str(path))
+    if custom:
+        raise ConfigError(
+            f"{', '.join(custom)}: custom handlers of AWS's vLLM image are not run here.",
+            "Leave them out, or write code/inference.py with model_fn and transform_fn.",
+        )
 
 
 def _package() -> Path | None:

@@ -3,16 +3,19 @@ the variables of AWS's vLLM image (SM_VLLM_*) set."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from amphora.common.devices import CUDA
-from amphora.common.errors import ConfigError
+from amphora.common.devices import CPU, CUDA
+from amphora.common.errors import ConfigError, near
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
+from amphora.serving.vllm import selection as selection_module
 from amphora.serving.vllm.selection import PREFIX, Selection
 
 BASE = "base"
@@ -27,6 +30,7 @@ _REFUSED = {
     "disable-fastapi-docs",
 }  # fmt: skip
 _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
+_TOKENIZERS = ("tokenizer*", "vocab*", "spiece.model", "*.tiktoken", "tekken.json", "*.gguf")
 _DTYPES = ("float32", "bfloat16")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # The most adapters in device memory; others are in host memory.
@@ -37,8 +41,14 @@ _WEIGHTS_SHARE = 0.7
 
 def served_name(environ: Mapping[str, str]) -> str:
     """Return the model's name in clients' answers."""
+    return served_names(environ)[0]
+
+
+def served_names(environ: Mapping[str, str]) -> list[str]:
+    """Return all names of the model; SM_VLLM_SERVED_MODEL_NAME may be a JSON list."""
     names = ("AMPHORA_MODEL_NAME", PREFIX + "SERVED_MODEL_NAME", "HF_MODEL_ID")
-    return next((environ[name] for name in names if environ.get(name)), "model")
+    text = next((environ[name] for name in names if environ.get(name)), "model")
+    return _words(text) or ["model"]
 
 
 def command(
@@ -50,10 +60,11 @@ def command(
         ConfigError: Variables set arguments that may not be set; the message names all of them.
     """
     given = _given(environ)
+    _check_files(selection, given)
     name = served_name(environ)
     usual: dict[str, list[str]] = {
         "uds": [str(socket)],
-        "served-model-name": [BASE if selection.adapter else name],
+        "served-model-name": [BASE] if selection.adapter else served_names(environ),
         "disable-uvicorn-access-log": [],
         # The maximum of OpenAI's API.
         "max-logprobs": ["20"],
@@ -80,7 +91,12 @@ def command(
     if folders or settings.adapters:
         most = max(settings.adapters, 1)
         usual["enable-lora"] = []
-        usual["max-loras"] = [str(min(most, _ADAPTERS_AT_ONCE))]
+        slots = min(most, _ADAPTERS_AT_ONCE)
+        if settings.device_kind == CPU:
+            # vLLM's kernels for CPUs give a base's requests the weights of the last slot, if they
+            # share a batch with an adapter's: it stays empty.
+            most = slots = most + 1
+        usual["max-loras"] = [str(slots)]
         usual["max-cpu-loras"] = [str(most)]
         rank = max((_rank(folder) for folder in folders), default=16)
         usual["max-lora-rank"] = [str(next((size for size in _RANKS if size >= rank), rank))]
@@ -108,12 +124,16 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
     """Return vLLM's arguments that variables set, with their words; a true flag has none."""
     given: dict[str, list[str]] = {}
     wrong: list[str] = []
+    unknown: list[str] = []
+    known = _argument_names()
     for variable, text in environ.items():
         if not variable.startswith(PREFIX):
             continue
         argument = variable.removeprefix(PREFIX).lower().replace("_", "-")
         if argument in _REFUSED:
             wrong.append(variable)
+        elif known and argument.removeprefix("no-") not in known:
+            unknown.append(f"{variable} names no argument of vLLM.{near(argument, known)}")
         words = _words(text.strip())
         if argument not in _ELSEWHERE and words is not None:
             given[argument] = words
@@ -123,23 +143,80 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
             " server.",
             "Leave them out. SAGEMAKER_BIND_TO_PORT and AMPHORA_BIND set the address.",
         )
+    if unknown:
+        raise ConfigError(
+            " ".join(unknown), f"{PREFIX}MAX_MODEL_LEN is --max-model-len of `vllm serve`."
+        )
     return given
+
+
+def _argument_names() -> set[str]:
+    """Return the names of vLLM's arguments, from its source: a start that fails takes minutes."""
+    package = selection_module._package() or Path()
+    files = [*package.glob("engine/arg_utils.py"), *package.glob("entrypoints/**/cli_args.py")]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    fields = (name for text in texts for name in re.findall(r"(?m)^    (\w+): ", text))
+    names = {name for text in texts for name in re.findall(r'"--([a-z0-9-]+)"', text)}
+    return names | {name.replace("_", "-") for name in fields} if names else set()
+
+
+def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
+    """Check the tokenizer's files and the chat template of a model in a folder.
+
+    Raises:
+        ConfigError: vLLM would end after minutes, or answer no chat.
+    """
+    from jinja2 import Environment, TemplateSyntaxError
+
+    folder = Path(selection.adapter or selection.model)
+    if not Path(selection.model).is_dir():
+        return
+    folders = (folder, Path(selection.model))
+    files = (path for place in folders for name in _TOKENIZERS for path in place.glob(name))
+    if not {"tokenizer", "skip-tokenizer-init"} & {*given} and not any(files):
+        raise ConfigError(
+            f"{folder} has no tokenizer: none of {', '.join(_TOKENIZERS)}.",
+            f"Save the tokenizer next to the model, or set {PREFIX}TOKENIZER.",
+        )
+    templates = {path: path.read_text() for path in folder.glob("chat_template.jinja")}
+    with contextlib.suppress(OSError, ValueError):
+        path = folder / "tokenizer_config.json"
+        templates[path] = json.loads(path.read_text()).get("chat_template")
+    for text in given.get("chat-template", ()):
+        path = Path(text)
+        templates[path] = text if "{" in text else path.read_text() if path.is_file() else ""
+    for path, template in templates.items():
+        try:
+            # transformers' own tag.
+            text = re.sub(r"{%-?\s*(?:end)?generation\s*-?%}", "", str(template or ""))
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"The chat template in {path} cannot be read (line {error.lineno}): {error}.",
+                f"Correct it, or set {PREFIX}CHAT_TEMPLATE.",
+            ) from error
 
 
 def _words(text: str) -> list[str] | None:
     """Return a variable's value as words of a command, as AWS's image reads it: one word for each
-    item of a list. None leaves the argument out."""
+    item of a JSON list, or of several JSON objects. None leaves the argument out."""
+    given = text
     if text.lower() == "false":
         return None
     if text.lower() in ("", "true"):
         return []
-    if text.startswith("["):
-        try:
+    try:
+        if text.startswith("["):
             items = json.loads(text)
-        except ValueError:
-            return [text]
-        return [item if isinstance(item, str) else json.dumps(item) for item in items] or None
-    return [text]
+            return [item if isinstance(item, str) else json.dumps(item) for item in items] or None
+        words = []
+        while text.startswith("{"):
+            _, end = json.JSONDecoder().raw_decode(text)
+            words.append(text[:end])
+            text = text[end:].lstrip()
+        return [given] if text else words
+    except ValueError:
+        return [given]
 
 
 def _rank(folder: Path) -> int:

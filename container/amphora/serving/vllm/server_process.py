@@ -22,7 +22,11 @@ _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b|error)(?::|$)|\berror: "
 )
 # Errors that result from the error of another process.
-_EFFECT = re.compile(r"Engine core initialization failed|WorkerProc initialization failed|See root")
+_EFFECT = re.compile(
+    r"Engine core initialization failed|WorkerProc initialization failed|See root|engine dead"
+    r"|EngineCore encountered an issue|died unexpectedly"
+)
+_ENGINE_DIED = re.compile(r"EngineCore encountered an issue|Engine core proc.* died unexpectedly")
 _REMEDIES = {
     r"out of memory|OutOfMemory|No available memory for the cache|KV cache is needed": (
         "Set SM_VLLM_MAX_MODEL_LEN lower, SM_VLLM_GPU_MEMORY_UTILIZATION higher, or take a larger"
@@ -108,8 +112,12 @@ def reason(lines: Sequence[str], code: int) -> str:
     another one, with a remedy if one is known."""
     if code == -signal.SIGKILL:
         return "its process was killed (SIGKILL): most likely it needs more memory than there is."
-    texts = [_HEAD.sub("", line) for line in lines]
     found = f"exit code {code}"
+    if any(map(_ENGINE_DIED.search, lines)):
+        # The server's errors, of earlier requests among them, are not the engine's.
+        lines = [line for line in lines if line.startswith(("(EngineCore", "(Worker"))]
+        found = "its engine core exited unexpectedly."
+    texts = [_HEAD.sub("", line) for line in lines]
     for place in range(len(texts) - 1, -1, -1):
         text = texts[place].strip()
         if _ERROR.search(text) and not _EFFECT.search(text):

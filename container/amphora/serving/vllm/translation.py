@@ -4,6 +4,7 @@ answers back. Bodies of OpenAI's API pass unchanged."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,9 @@ _NAMES = {
     "adapter_id": "model",
     "truncate": "truncate_prompt_tokens",
 }
-_FLAGS = ("do_sample", "return_full_text", "details", "stream", "truncation")
+CUT = "truncation"
+"""The flag that cuts a prompt to what the new tokens leave of the context."""
+_FLAGS = ("do_sample", "return_full_text", "details", "stream", CUT)
 _KNOWN = {*_NAMES, *_FLAGS, *_STOPS, "grammar"}
 # Parameters that vLLM does not have, with the values that have no effect.
 _IDLE: Mapping[str, Any] = {
@@ -135,6 +138,8 @@ def _of_document(route: str, body: bytes) -> Part:
     if not isinstance(document, dict):
         raise bad_request('Send {"inputs": ..., "parameters": {...}}.', "inputs")
     is_tgi = route in (GENERATE, GENERATE_STREAM)
+    if "requestType" in document:
+        raise bad_request("A model that vLLM serves has no sessions.", "requestType")
     if "inputs" not in document:
         routes = [ROUTES[key] for key in ROUTES if key in document]
         if len(routes) != 1 or is_tgi:
@@ -211,6 +216,9 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in _FLAGS:
         if not isinstance(values.get(name, False), bool):
             raise bad_request(f"{name} is {values[name]!r}: give true or false.", name)
+    for name in _NAMES:
+        if isinstance(values.get(name), bool):
+            raise bad_request(f"{name} is {values[name]}: give a number.", name)
     stops = [name for name in _STOPS if name in values]
     if len(stops) > 1:
         raise bad_request(f"{' and '.join(stops)} mean the same: give one of them.", stops[1])
@@ -222,8 +230,8 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
         body["temperature"] = 0.0
     if stops:
         body |= {"stop": values[stops[0]], "include_stop_str_in_output": True}
-    if values.get("truncation"):
-        body.setdefault("truncate_prompt_tokens", -1)
+    if values.get(CUT):
+        body.setdefault("truncate_prompt_tokens", -1)  # the front knows the context's length
     if "truncate_prompt_tokens" in body:
         body["truncation_side"] = "left"
     match values.get("grammar"):
@@ -331,6 +339,14 @@ class Events:
                     details["input_length"] = self._prompt_tokens
                 yield {"index": self._count, "token": token, "generated_text": whole,
                        "details": details}  # fmt: skip
+
+
+def renamed(message: str, part: Part) -> str:
+    """Return one of vLLM's messages with the names that the client has given."""
+    for name, key in _NAMES.items():
+        if part.inputs is not None and name in part.values and name != "adapter_id":
+            message = re.sub(rf"\b{key}\b", name, message)
+    return message
 
 
 def written(value: Any, accept: str) -> tuple[bytes, str]:

@@ -108,7 +108,7 @@ def test_without_vllm_its_variables_and_adapters_are_refused(
     monkeypatch.setattr(selection, "_package", lambda: None)
     model = _save(tmp_path)
     assert _select(tmp_path) == Selection(engine="transformers", reason="")
-    with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not used: vLLM is not installed"):
+    with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not installed.*vllm image"):
         _select(tmp_path, SM_VLLM_DTYPE="float16")
     with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is set.*vLLM alone serves"):
         _select(tmp_path, AMPHORA_ADAPTERS="2")
@@ -152,6 +152,8 @@ def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
     assert words["--lora-modules"] == [f"model={folder}"]
     assert words["--served-model-name"] == ["base"]
     assert words["--max-lora-rank"] == ["64"]
+    # One more than there are adapters, on CPUs.
+    assert words["--max-loras"] == words["--max-cpu-loras"] == ["2"]
     assert words["--tokenizer"] == [str(folder)]
 
 
@@ -180,6 +182,21 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
         ({"HF_MODEL_REVISION": "v1"}, {"--revision": ["v1"]}),
         ({"HF_TRUST_REMOTE_CODE": "true"}, {"--trust-remote-code": []}),
         ({"SM_VLLM_SERVED_MODEL_NAME": "mine"}, {"--served-model-name": ["mine"]}),
+        ({"SM_VLLM_SERVED_MODEL_NAME": '["a", "b"]'}, {"--served-model-name": ["a", "b"]}),
+        (
+            {"SM_VLLM_LORA_MODULES": '{"name": "a"} {"name": "b"}'},
+            {"--lora-modules": ['{"name": "a"}', '{"name": "b"}']},
+        ),
+        (
+            {"SM_VLLM_LORA_MODULES": '[{"name": "a"}, {"name": "b"}]'},
+            {"--lora-modules": ['{"name": "a"}', '{"name": "b"}']},
+        ),
+        ({"SM_VLLM_LORA_MODULES": "[]"}, {}),
+        ({"SM_VLLM_LORA_MODULES": '[{"name": }]'}, {"--lora-modules": ['[{"name": }]']}),
+        (
+            {"SM_VLLM_SPECULATIVE_CONFIG": "{% if a %}{{ b }}"},
+            {"--speculative-config": ["{% if a %}{{ b }}"]},
+        ),
     ],
 )
 def test_variables_become_arguments(
@@ -188,6 +205,65 @@ def test_variables_become_arguments(
     """As in AWS's image."""
     usual = _command(tmp_path)
     assert _command(tmp_path, **environ) == {**usual, **expected}
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "why"),
+    [
+        ({}, {}, "has no tokenizer"),
+        (
+            {"tokenizer.json": "", "chat_template.jinja": "{% if x %}"},
+            {},
+            "chat template in .*jinja",
+        ),
+        (
+            {"tokenizer_config.json": json.dumps({"chat_template": "{% for %}"})},
+            {},
+            r"tokenizer_config.json cannot be read \(line 1\)",
+        ),
+        ({"tokenizer.json": ""}, {"SM_VLLM_CHAT_TEMPLATE": "{{ x"}, "template"),
+        ({"tokenizer.json": ""}, {"SM_VLLM_MAX_MODEL_LENN": "9"}, "Did you mean .*max-model-len"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_vllm_starts(
+    tmp_path: Path, files: dict[str, str], environ: dict[str, str], why: str
+) -> None:
+    folder = _save(tmp_path)
+    source = tmp_path / "site/vllm/engine/arg_utils.py"
+    source.parent.mkdir()
+    source.write_text('add("--max-model-len")\nadd("--chat-template")\n')
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    chosen = Selection(engine="vllm", reason="", model=str(folder))
+    with pytest.raises(ConfigError, match=why):
+        _command(tmp_path, chosen, **environ)
+
+
+def test_templates_and_settings_that_vllm_knows_pass(tmp_path: Path) -> None:
+    folder = _save(tmp_path)
+    (folder / "tokenizer.json").touch()
+    template = "{% for m in x %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    assert _command(tmp_path, Selection(engine="vllm", reason="", model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "why"),
+    [
+        ("import model_hosting_container_standards.sagemaker as standards", {}, "model.py"),
+        ("async def custom_sagemaker_invocation_handler(request): ...", {}, "model.py"),
+        ("", {"CUSTOM_FASTAPI_INVOCATION_HANDLER": "model:f"}, "CUSTOM_FASTAPI_INVOCATION_HANDLER"),
+    ],
+)
+def test_handlers_of_awss_image_are_refused(
+    tmp_path: Path, text: str, environ: dict[str, str], why: str
+) -> None:
+    """By name; another model.py is the user's own affair."""
+    (_save(tmp_path) / "model.py").write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        _select(tmp_path, **environ)
+    (tmp_path / "model/model.py").write_text("class Net: ...")
+    assert _select(tmp_path).engine == "vllm"
 
 
 def test_a_flag_that_is_false_is_left_out(tmp_path: Path) -> None:
@@ -221,6 +297,13 @@ def test_what_would_change_the_front_is_refused(tmp_path: Path) -> None:
         ),
         ("vllm serve: error: unrecognized arguments: --foo\n", 2, r"--foo The arguments come from"),
         ("INFO all is well\n", 3, "^exit code 3$"),
+        (
+            "(APIServer pid=2) ValueError: an earlier request\n(APIServer pid=2) vllm.v1.engine."
+            "exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+            " for the root cause.\n",
+            1,
+            "^its engine core exited unexpectedly",
+        ),
         ("", -9, "killed"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.recording_vllm import install
 from tests.support.servers import Running
+from tests.support.until import until
 
 CHAT: Any = [{"role": "user", "content": "hello"}]
 USUAL = {"route": "/v1/completions", "model": "model", "prompt": ["x"], "max_tokens": 64,
@@ -27,6 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         (base / folder).mkdir(parents=True)
     (base / "model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (base / "model/adapters/fr/adapter_config.json").write_text('{"r": 8}')
+    (base / "model/tokenizer.json").write_text("{}")
     environ = {"PYTHONPATH": str(install(base / "site")), "RECORDED": str(base / "recorded")}
     with Running(base, environ | {"AMPHORA_MAX_TOKENS_WRITTEN": "1000"}) as running:
         yield running.ready()
@@ -65,7 +67,11 @@ def _post(server: Running, body: Any, route: str = "/invocations", **headers: st
         ({"stop_sequences": ["a"]}, {"stop": ["a"], "include_stop_str_in_output": True}),
         ({"stop_sequence": "a"}, {"stop": "a", "include_stop_str_in_output": True}),
         ({"truncate": 4}, {"truncate_prompt_tokens": 4, "truncation_side": "left"}),
-        ({"truncation": True}, {"truncate_prompt_tokens": -1, "truncation_side": "left"}),
+        ({"truncation": True}, {"truncate_prompt_tokens": 64, "truncation_side": "left"}),
+        (
+            {"truncation": True, "max_new_tokens": 100},
+            {"truncate_prompt_tokens": 28, "truncation_side": "left", "max_tokens": 100},
+        ),
         ({"truncation": False}, {}),
         ({"details": True}, {"logprobs": 0, "return_token_ids": True}),
         ({"return_full_text": False}, {}),
@@ -149,6 +155,13 @@ def test_a_body_of_openais_api_passes_unchanged(
     assert _recorded(server) == [{"route": route, **body, "model": "fr"}]
 
 
+def test_keys_that_change_nothing_are_left_out(server: Running) -> None:
+    idle = {"best_of": 1, "modalities": ["text"], "audio": None, "suffix": None}
+    _post(server, {"prompt": "x", **idle}, "/v1/completions")
+    expected = {"route": "/v1/completions", "model": "model", "prompt": "x"}
+    assert _recorded(server) == [expected]
+
+
 def test_answers_have_the_form_of_their_api(server: Running) -> None:
     """One text, several texts of one prompt, several prompts, TGI's object, its details."""
     whole, text = {"generated_text": "x" + WHOLE}, {"generated_text": WHOLE}
@@ -209,9 +222,27 @@ def test_lines_are_answered_in_their_places(server: Running) -> None:
     assert answers[7][0]["generated_text"][-1]["content"] == WHOLE
 
 
+def test_lines_have_one_bound_on_their_cost(server: Running) -> None:
+    """Those beyond it are refused, one by one."""
+    line = json.dumps({"inputs": "x", "max_new_tokens": 400})
+    headers = {"content-type": "application/jsonlines", "accept": "application/jsonlines"}
+    reply = server.http.post("/invocations", content="\n".join([line] * 3), headers=headers)
+    *answers, refused = map(json.loads, reply.text.splitlines())
+    assert answers == [[{"generated_text": "x" + WHOLE}]] * 2
+    assert "those before it ask for 1,200 tokens" in refused["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
+        ({"requestType": "NEW_SESSION"}, 400, "has no sessions"),
+        ({"requestType": "CLOSE"}, 400, "has no sessions"),
+        ({"inputs": "x", "max_new_tokens": True}, 400, "max_new_tokens is True"),
+        ({"prompt": "x", "max_tokens": 1, "max_completion_tokens": 1001}, 413, "1,001 tokens"),
+        ({"prompt": "x", "max_tokens": "501", "n": "2"}, 413, "1,002 tokens"),
+        ({"prompt": "x", "best_of": 2}, 400, "'best_of' is not a key"),
+        ({"inputs": "refused", "max_new_tokens": 64}, 400, "max_new_tokens is 64"),
+        ({"prompt": "refused"}, 400, "max_tokens is 64"),
         ({"inputs": "x", "num_beams": 4}, 400, "'num_beams' is not supported"),
         ({"inputs": "x", "unknown": 1}, 400, "'unknown' is not supported"),
         ({"inputs": "x", "do_sample": "yes"}, 400, "do_sample is 'yes'"),
@@ -252,6 +283,13 @@ def test_bodies_that_are_not_json_are_refused(server: Running, kind: str, status
 
 
 @pytest.mark.parametrize("name", ["prompt", "inputs"])
+def test_a_stream_that_begins_with_an_error_is_one(server: Running, name: str) -> None:
+    reply = server.http.post("/invocations", json={name: "broken at once", "stream": True})
+    assert reply.status_code == 500
+    assert "the engine has failed" in reply.text
+
+
+@pytest.mark.parametrize("name", ["prompt", "inputs"])
 def test_a_stream_that_breaks_is_not_ended_as_if_it_were_whole(server: Running, name: str) -> None:
     """vLLM writes its error into the stream, and ends it."""
     try:
@@ -271,3 +309,9 @@ def test_an_error_that_arrives_in_halves_breaks_the_stream(server: Running) -> N
         for data in reply.iter_raw():
             if data.endswith(b'data: {"err'):
                 (server.log_path.parent / "recorded.read").touch()
+
+
+def test_a_server_whose_engine_is_dead_is_not_ready(server: Running) -> None:
+    """Though it answers for half a minute more. The last test, since it stays so."""
+    server.log_path.with_name("recorded.dead").touch()
+    until(lambda: server.ping() == 503)
