@@ -126,7 +126,8 @@ CASES = {
         1, ("SIGKILL", "Out of memory"), "subprocess.CalledProcessError",
     ),
     "exit code of a shell that forgave an exception": Case(
-        "raise LookupError('forgiven')", 4, ("no data", "before, a process"), "The script ended with exit code 4.\n",
+        "raise LookupError('forgiven') from KeyError(1)", 4, ("no data", "before, a process", "from KeyError(1)\n"),
+        "The script ended with exit code 4.\n",
         files=(("run.sh", "python3 script.py || true\necho no data >&2; exit 4"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
