@@ -61,6 +61,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     count = body.get("n", 1) * (len(prompts) if isinstance(prompts, list) else 1)
     if not body.get("stream"):
         choices = [_choice(number, is_chat, slice(None), False) for number in range(count)]
+        choices = [{**choice, "stop_reason": (body.get("stop") or [None])[0]} for choice in choices]
         # vLLM promises no order.
         return web.json_response({"choices": choices[::-1], "prompt_token_ids": [7, 8]})
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -22,6 +22,8 @@ def read(devices: dict[str, int] | None = None, **environ: str) -> settings.Serv
 def test_defaults_are_the_contracts() -> None:
     found = read()
     assert (found.port, found.max_body, found.timeout) == (8080, 25 * 1024**2, 60)
+    assert (found.batch_size, found.batch_tokens, found.queue_limit) == (32, 16_384, 512)
+    assert (found.startup_timeout, found.session_lifetime, found.max_delay) == (480, 1_200, 0.02)
     assert found.model_dir == Path("/ml/model")
     assert found.code_dir == Path("/ml/model/code")
     assert found.default_accept == "application/json"

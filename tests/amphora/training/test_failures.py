@@ -106,7 +106,7 @@ CASES = {
     "checked command beside a harmless one": Case(
         "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\n"
         "subprocess.run(['sh', '-c', 'echo no space >&2; exit 1'], check=True, capture_output=True)",
-        1, ("script.py:3", "no space"), "subprocess.CalledProcessError: Command",
+        1, ("script.py:3", "status 1.\nno space\n"), "subprocess.CalledProcessError: Command",
     ),
     "exit with a command's code": Case(
         "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
@@ -144,7 +144,8 @@ CASES = {
         1, ("SIGKILL", "Out of memory"), "subprocess.CalledProcessError",
     ),
     "exit code of a shell that forgave an exception": Case(
-        "raise LookupError('forgiven')", 4, ("no data", "before, a process"), "The script ended with exit code 4.\n",
+        "raise LookupError('forgiven') from KeyError(1)", 4, ("no data", "before, a process", "from KeyError(1)\n(exit code 4)"),
+        "The script ended with exit code 4.\n",
         files=(("run.sh", "python3 script.py || true\necho no data >&2; exit 4"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),

@@ -61,9 +61,14 @@ def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:
     assert table.column_names[0] == "Quality"
     assert table["#1 String"].to_pylist() == quoted
     assert table["#2 String"].to_pylist() == open_ended
-    swallowed = write(tmp_path / "b.tsv", "label,sentence1,sentence2", LABELS, FIRST,
-                      [*SECOND[:3], '"open', *SECOND[4:7], 'shut"', *SECOND[8:]])  # fmt: skip
-    assert read(swallowed).table.num_rows == 40
+    in_doubt = [*SECOND[:3], '"open', *SECOND[4:7], 'shut"', *SECOND[8:]]
+    names = "label,sentence1,sentence2"
+    with pytest.raises(
+        DataError, match=r"b\.tsv line 5 begins a cell of several lines in quotes, or"
+    ):
+        read(write(tmp_path / "b.tsv", names, LABELS, FIRST, in_doubt))
+    swallowed = write(tmp_path / "b.tsv", names, LABELS, ['a "b" c', *FIRST[1:]], in_doubt)
+    assert read(swallowed).table["sentence2"].to_pylist() == in_doubt
     out = io.StringIO()
     rows = [("label", "text"), *((label, f"two\nlines of {text}") for label, text in
                                  zip(LABELS, FIRST, strict=True))]  # fmt: skip

@@ -92,14 +92,28 @@ def read_delimited(
             raise
         # Many tab-separated files are written without any quoting.
         return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE, header)
-    if delimiter != "\t" or (np.diff(np.asarray(quoted.lines)) == 1).all():
+    if delimiter != "\t":
+        return quoted
+    spans = np.zeros(quoted.table.num_rows, dtype=bool)
+    for column in quoted.table.columns:
+        spans |= pc.match_substring_regex(column, "[\r\n]").to_numpy()
+    if not spans.any():
         return quoted
     # A quote at the start of a last field may have swallowed the lines up to the next quote that
     # ends a field. If a row really spans lines, these alone have fewer fields.
     try:
-        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE, header)
+        unquoted = _read_rows(path, encoding, delimiter, csv.QUOTE_NONE, header)
     except DataError:
         return quoted
+    # In a quoted cell, a quote between other characters is written twice.
+    for column in unquoted.table.columns:
+        if pc.any(pc.match_substring_regex(column, r'[^"]"("")*[^"]')).as_py():
+            return unquoted
+    raise DataError(
+        f"{quoted.where(int(spans.argmax()))} begins a cell of several lines in quotes, or several "
+        "rows with quotes in their texts: the file can be read either way.",
+        "Write it as CSV or JSON Lines.",
+    )
 
 
 def is_table(path: Path, encoding: str, by_names: bool = False) -> bool:

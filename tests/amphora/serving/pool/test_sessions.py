@@ -18,12 +18,16 @@ def opened(sessions: Sessions, workers: list[int]) -> Session:
 
 def test_new_sessions_spread_and_are_bounded() -> None:
     sessions = Sessions(600, most=4)
-    assert sorted(opened(sessions, [1, 2]).worker for _ in range(4)) == [1, 1, 2, 2]
+    made = [opened(sessions, [1, 2]) for _ in range(4)]
+    assert sorted(session.worker for session in made) == [1, 1, 2, 2]
     with pytest.raises(Fault, match="4 sessions are open") as refused:
         opened(sessions, [1, 2])
     assert refused.value.status == 503
     sessions.lose(1)
     assert len(sessions) == 2
+    for session in made:
+        if session.worker == 2:
+            assert sessions.find(session.id, [2]) is session
     assert [opened(sessions, [2, 3]).worker for _ in range(2)] == [3, 3]
 
 

@@ -144,7 +144,7 @@ def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
     (base / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     config = {"base_model_name_or_path": "/gone/tiny", "r": 12, "rank_pattern": {"q": 40}}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    for name in ("config.json", "tokenizer_config.json"):
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         (folder / name).write_text("{}")
     chosen = _select(tmp_path)
     assert (chosen.model, chosen.adapter) == (str(base), folder)
@@ -154,7 +154,7 @@ def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
     assert words["--max-lora-rank"] == ["64"]
     # One more than there are adapters, on CPUs.
     assert words["--max-loras"] == words["--max-cpu-loras"] == ["2"]
-    assert words["--tokenizer"] == [str(folder)]
+    assert words["--tokenizer"] == words["--generation-config"] == [str(folder)]
 
 
 def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dict[str, list[str]]:

@@ -178,6 +178,8 @@ def test_answers_have_the_form_of_their_api(server: Running) -> None:
     assert details == {
         "finish_reason": "eos_token", "generated_tokens": 3, "seed": 3, "prefill": [],
     }  # fmt: skip
+    stopped = _post(server, {"inputs": "x", "details": True, "stop": ["s"]}, "/generate")
+    assert stopped["details"]["finish_reason"] == "stop_sequence"
 
 
 @pytest.mark.parametrize(
