@@ -21,7 +21,7 @@ from recipe.batching import batches
 from recipe.batching.batches import Packed, Padded, Samples
 from recipe.data import classification
 from recipe.data.files.formats import read
-from recipe.errors import ModelError
+from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_encoders
 from recipe.tasks.text_classification import task as text_classification
