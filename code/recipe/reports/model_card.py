@@ -52,7 +52,7 @@ class Facts:
 
 
 PARTIAL = (
-    "A partial model: training was stopped at step {stopped_at} of {of_steps}, and the weights are "
+    "A partial model: training stopped after step {stopped_at} of {of_steps}, and the weights are "
     "those of step {step}."
 )
 """The sentence about `Facts.partial`."""

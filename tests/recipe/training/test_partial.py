@@ -75,7 +75,7 @@ def test_a_stopped_job_of_every_task_serves_its_partial_model(
     assert metrics["partial"]["step"] == metrics["partial"]["stopped_at"] == 2
     assert metrics["partial"]["of_steps"] > 2
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "A partial model: training was stopped at step 2 of" in card
+    assert "A partial model: training stopped after step 2 of" in card
     served = Handlers(tmp_path / "model").model
     (answer,) = served.predict([served.example("the film was good")])
     assert answer is not None
@@ -137,7 +137,7 @@ def test_without_checkpoints_the_model_is_left_too(
     stop(tmp_path, {"SM_CHANNEL_TRAIN": str(tmp_path / "train.csv")}, argv, monkeypatch)
     said = capsys.readouterr().out
     assert "nothing is saved: save_strategy=no" in said
-    assert "A partial model: training was stopped at step 2 of 21, and the weights" in said
+    assert "A partial model: training stopped after step 2 of 21, and the weights" in said
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
@@ -172,7 +172,7 @@ def test_two_processes_leave_one_model(
     job = Job(tmp_path / "job", tiny_model, tmp_path / "reviews.csv", 2, more)
     code, output = job.interrupt(signal.SIGTERM, 20)
     assert code == EXIT_CODE, output
-    assert output.count("A partial model: training was stopped at step") == 1
+    assert output.count("A partial model: training stopped after step") == 1
     metrics = json.loads((job.base / "output" / "data" / "metrics.json").read_text())
     step = metrics["partial"]["step"]
     served = Handlers(job.base / "model").model

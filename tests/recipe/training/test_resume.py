@@ -69,7 +69,7 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     assert re.search(r"resuming from .*/checkpoint-\d+", resumed)
     (step,) = re.findall(r"stopped at step (\d+) of", resumed)
     assert (job.checkpoints / f"checkpoint-{step}").is_dir()
-    assert f"training was stopped at step {step} of {2 * STEPS}" in resumed
+    assert f"training stopped after step {step} of {2 * STEPS}" in resumed
     assert (job.base / "model" / "model.safetensors").is_file()
     last = job.finish()
     assert f"resuming from {job.checkpoints}/checkpoint-{step}" in last
