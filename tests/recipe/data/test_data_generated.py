@@ -292,8 +292,6 @@ KINDS = [
     Kind("JSON lists as strings", lambda n, t, c: {"text": t, "label": f'["{c}"]'}),
     Kind("struct", lambda n, t, c: {"review": {"body": t, "lang": "en"}, "label": c}, typed=True,
          hyperparameters={"text_column": "review.body"}),
-    Kind("struct of unknown names", lambda n, t, c: {"review": {"body": t, "stars": c}}, typed=True,
-         refused=["known by name", "review.body"]),
     Kind("label lists", lambda n, t, c: {"text": t, "labels": [c]}, typed=True),
     Kind("numbers", lambda n, t, c: {"text": n, "label": c}, refused=["'text'", "not text"]),
     Kind("dates", lambda n, t, c: {"text": f"2020-01-{n % 28 + 1:02}", "label": c},
