@@ -198,7 +198,7 @@ class Running:
 def served(base: Path, **environ: str) -> Iterator[Running]:
     """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
     with Running(base, RECIPE | environ) as server:
-        yield server.ready()
+        yield server.ready(900)
 
 
 def children(pid: int) -> list[int]:

@@ -41,7 +41,8 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
     try:
         hyperparameters = arguments.parse(argv, places)
         # Without RANK and WORLD_SIZE: the job's processes are not there.
-        named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES", "SM_FRAMEWORK_PARAMS", "CXX")
+        named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES", "SM_FRAMEWORK_PARAMS", "CXX",
+                 "OMP_NUM_THREADS")  # fmt: skip
         environ = {name: os.environ[name] for name in named if name in os.environ}
         plan = resolution.resolve(hyperparameters, places, environ, table, processes)
         yield from (*new, *plan.task.findings())

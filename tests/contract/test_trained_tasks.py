@@ -1,0 +1,181 @@
+"""What holds for every task, of one small training each: `tests.support.tasks` has the jobs.
+
+The tests speak as users do: by hyperparameters, files, exit codes and HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tasks
+from tests.support.job_tree import Tree
+from tests.support.plain_scores import Judged
+from tests.support.preloading import WITHOUT_REPORT
+from tests.support.servers import Running, served
+from tests.support.serving_kit import assert_close
+from tests.support.tasks import JOBS, SmallJob
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore")]
+SETTINGS = {
+    "batch_size": str(tasks.BATCH), "epochs": "2", "lr": "3e-3", "logging_steps": "1",
+    "bf16": "False",
+}  # fmt: skip
+ANSWERED = 5
+TOLERANCE = 1e-4
+"""Of scores by float32, between batches of other shapes."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training."""
+
+    job: SmallJob
+    tree: Tree
+    log: str
+
+    @property
+    def model(self) -> Path:
+        return self.tree.base / "model"
+
+    @property
+    def output(self) -> Path:
+        return self.tree.base / "output" / "data"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(json.loads((self.output / "metrics.json").read_text()))
+
+
+@pytest.fixture(scope="module", params=JOBS)
+def trained(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    preloaded: Mapping[str, str],
+) -> Trained:
+    """Train by `amphora train` on hyperparameters and channels alone."""
+    job, base = JOBS[request.param], tmp_path_factory.mktemp("job")
+    start = job.model(base / "start", 0.1)
+    for name, count, seed in (("train", tasks.TRAIN_ROWS, 0), ("test", tasks.TEST_ROWS, 1)):
+        tasks.write(base / "input" / "data" / name, job.rows(count, seed))
+    tree = Tree(base, dict(preloaded))
+    done = tree.configure({"model_name_or_path": str(start), **SETTINGS, **job.hyperparameters})
+    ended = done.train(timeout=1000)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return Trained(job, tree, ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def server(trained: Trained) -> Iterator[Running]:
+    """Serve what was trained, in float32."""
+    with served(trained.tree.base, AMPHORA_DTYPE="float32") as running:
+        yield running
+
+
+def test_each_task_of_the_registry_has_a_job() -> None:
+    from recipe.task_table import TASKS
+
+    assert {job.task for job in JOBS.values()} == set(TASKS)
+
+
+def test_a_task_is_found_by_its_data_and_learns(trained: Trained) -> None:
+    assert f"\ntask            {trained.job.task} (" in trained.log
+    assert "(as given)" not in re.findall(r"\ntask .*", trained.log)[0]
+    found = re.findall(r"^metric step=\d+ \{'loss': ([^,]+),", trained.log, re.MULTILINE)
+    losses = [float(loss) for loss in found]
+    assert len(losses) >= 12
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert trained.metrics["eval_loss"] > 0
+    assert all(math.isfinite(value) for value in trained.metrics.values())
+    assert "pipeline_tag: " in (trained.model / "README.md").read_text()
+    assert (trained.model / "SHA256SUMS").is_file()
+    assert "<html" in (trained.output / "report.html").read_text()
+    assert trained.tree.failure is None
+    is_adapter = trained.job.hyperparameters.get("lora_save") == "adapter"
+    assert (trained.model / "adapter_config.json").exists() == is_adapter
+
+
+def test_the_served_answer_is_that_of_the_plain_library(trained: Trained, server: Running) -> None:
+    rows = trained.job.rows(ANSWERED, seed=2)
+    body, expected = trained.job.answer(trained.model, rows)
+    if isinstance(body, bytes):
+        reply = server.http.post(
+            "/invocations", content=body, headers={"content-type": "image/png"}
+        )
+    else:
+        reply = server.invoke(body)
+    assert_close(reply.raise_for_status().json(), expected, TOLERANCE)
+
+
+def test_the_scores_are_those_of_the_plain_libraries(trained: Trained) -> None:
+    if trained.job.scores is None:
+        return
+    file = trained.output / "predictions.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    assert bool(lines) == ("do_predict" in trained.job.hyperparameters)
+    rows = trained.job.rows(tasks.TEST_ROWS, seed=1)
+    start = trained.tree.base / "start"
+    expected = trained.job.scores(Judged(trained.model, start, rows, lines))
+    assert max(expected.values()) > 0
+    found = {name: trained.metrics[f"eval_{name}"] for name in expected}
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_card_report_and_log_have_the_numbers_of_metrics_json(trained: Trained) -> None:
+    card = (trained.model / "README.md").read_text()
+    report = (trained.output / "report.html").read_text()
+    for name, value in trained.metrics.items():
+        assert f"| {name} | {value:.6g} |" in card
+        if not name.endswith("_per_second"):
+            assert f'<td>{name}</td><td class="number">{value:.6g}</td>' in report
+        (logged,) = re.findall(rf"^  {name} = (\S+)$", trained.log, re.MULTILINE)
+        assert float(logged) == pytest.approx(value, rel=1e-5)
+
+
+def test_doctor_prints_the_plan_that_is_executed(trained: Trained) -> None:
+    command = [sys.executable, "-m", "amphora", "doctor", "--json"]
+    environ = trained.tree.environment()
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    said = {(each["what"], plain(each["detail"], each["reason"])) for each in findings}
+    card = (trained.model / "README.md").read_text()
+    plan = card.partition("## Plan")[2].partition("## Metrics")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", plan, re.MULTILINE)[1:]
+    assert {"device", "precision", "task", "data", "batch", "steps"} <= dict(rows).keys()
+    assert "memory" in dict(said)
+    # The layout of an evaluation depends on its rows, of which doctor reads the first.
+    assert {(what, plain(row)) for what, row in rows if what != "evaluation"} - said == set()
+
+
+def plain(detail: str, reason: str = "") -> str:
+    """Return a row of a plan without the share of padding, which doctor finds in some of the rows."""
+    row = f"{detail} ({reason})" if reason else detail
+    return re.sub(r"[\d.]+% padding", "padding", row)
+
+
+def test_a_wrong_row_is_refused_with_its_file_and_line(
+    trained: Trained, tmp_path: Path, preloaded: Mapping[str, str]
+) -> None:
+    job = trained.job
+    folder = tasks.write(tmp_path / "input" / "data" / "train", job.rows(tasks.TRAIN_ROWS))
+    place = tasks.spoil(job, folder, number=6)
+    settings: dict[str, Any] = {
+        "task": job.task, "model_name_or_path": str(trained.tree.base / "start"), "max_steps": "1",
+        **job.hyperparameters,
+    }  # fmt: skip
+    tree = Tree(tmp_path, {**preloaded, **WITHOUT_REPORT}).configure(settings)
+    ended = tree.train(timeout=1000)
+    assert ended.returncode == 1, ended.stdout
+    assert place in str(tree.failure)
+    assert "DataError" in str(tree.failure)
+    assert not list((tmp_path / "model").rglob("*.safetensors"))

@@ -1,0 +1,157 @@
+"""A process that has imported the libraries once, and forks for each script of the recipe.
+
+Importing torch and transformers takes most of the time of a small job. Jobs started by `PRELOADED`
+(`preloaded/train.py`, which stands in for code/train.py and code/check.py) begin in a fork of this
+process. What they do from there on is what they do by themselves: Python runs the real script with
+its arguments, environment, streams, signals and exit.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CODE = Path(__file__).resolve().parents[2] / "code"
+PRELOADED = Path(__file__).parent / "preloaded"
+STOP_AT_LINE = "PRELOADING_STOP_AT_LINE"
+"""The variable of a job that is to get SIGTERM as it prints a line that begins so."""
+WITHOUT_REPORT = {"PRELOADING_WITHOUT": "matplotlib"}
+"""The variables of a job that ends without its report, which takes more time than a tiny training:
+a job whose report cannot be drawn succeeds all the same."""
+_LIBRARIES = (
+    "datasets", "accelerate", "peft", "jinja2", "torch.distributed.fsdp", "torch.distributed.tensor",
+    "transformers.trainer", "transformers.models.bert.modeling_bert", "sentence_transformers",
+    "transformers.models.llama.modeling_llama", "transformers.models.t5.modeling_t5",
+    "transformers.models.vit.modeling_vit", "matplotlib.backends.backend_svg",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def preloading(folder: Path) -> Iterator[dict[str, str]]:
+    """Run such a process; yield the variables of jobs that use it."""
+    path = folder / "socket"
+    ready, told = os.pipe()
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(path), str(told)]
+    with subprocess.Popen(command, env=environ, pass_fds=[told]) as process:
+        os.close(told)
+        try:
+            assert os.read(ready, 1), "the process with the libraries has ended"
+            yield {"PRELOADING_SOCKET": str(path), "AMPHORA_CODE_DIR": str(PRELOADED),
+                   "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        finally:
+            os.close(ready)
+            process.terminate()
+
+
+class _Stopping:
+    """A stdout that sends this process SIGTERM once a line is written."""
+
+    def __init__(self, stream: Any, start: str) -> None:
+        self._stream, self._start = stream, start
+
+    def write(self, text: str) -> Any:
+        written = self._stream.write(text)
+        if text.startswith(self._start):
+            self._stream.flush()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _serve(path: str, told: int) -> dict[str, Any]:
+    """Fork for each request; return the request in the fork."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen(64)
+        os.write(told, b"x")
+        os.close(told)
+        while True:
+            client, _ = listening.accept()
+            size = array.array("i").itemsize
+            content, ancillary, _, _ = client.recvmsg(1 << 20, socket.CMSG_SPACE(3 * size))
+            streams = array.array("i", ancillary[0][2])
+            if not (pid := os.fork()):
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                    os.close(stream)
+                client.close()
+                return dict(json.loads(content))
+            for stream in streams:
+                os.close(stream)
+            client.send(str(pid).encode())
+            # Python code in threads: the fork has this one only, which holds no lock.
+            threading.Thread(target=_report, args=(client, pid), daemon=True).start()
+
+
+def _report(client: socket.socket, pid: int) -> None:
+    _, status = os.waitpid(pid, 0)
+    with client, contextlib.suppress(OSError):
+        client.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Run the script that the request names, as a new Python process would."""
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["cwd"])
+    folders = os.environ.get("PYTHONPATH", "").split(":")
+    sys.path[:0] = [folder for folder in folders if folder != str(PRELOADED)]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        # Those of this process are of other files, which may be of another kind.
+        stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv = request["argv"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    if name := os.environ.get("PRELOADING_WITHOUT"):
+        sys.modules |= {module: None for module in sys.modules if module.split(".")[0] == name}  # type: ignore[misc]
+    for folder in folders:
+        if (Path(folder) / "sitecustomize.py").is_file():
+            runpy.run_path(str(Path(folder) / "sitecustomize.py"), run_name="sitecustomize")
+    if line := os.environ.get(STOP_AT_LINE):
+        sys.stdout = _Stopping(sys.stdout, line)
+    script = CODE / Path(sys.argv[0]).name
+    sys.path.insert(0, str(CODE))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _warm_up(folder: Path) -> None:
+    """Import the libraries and the recipe, and let the libraries fill their caches."""
+    sys.path.insert(0, str(CODE))
+    names = [module.name for module in pkgutil.walk_packages([str(CODE / "recipe")], "recipe.")]
+    for name in (*_LIBRARIES, *names):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    from matplotlib.figure import Figure
+    from transformers import BertConfig, BertModel
+
+    figure = Figure()
+    figure.add_subplot().set_title("-1")
+    for kind in ("png", "svg"):
+        figure.savefig(folder / f"warm.{kind}")
+    config = BertConfig(hidden_size=2, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
+    BertModel(config).save_pretrained(folder / "warm")
+    BertModel.from_pretrained(folder / "warm")
+    sys.path.remove(str(CODE))
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)
+    _warm_up(Path(sys.argv[1]).parent)
+    _become(_serve(sys.argv[1], int(sys.argv[2])))
