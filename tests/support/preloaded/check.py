@@ -1,6 +1,5 @@
-"""Stands in for code/check.py, as `train` does for code/train.py."""
+"""Stands in for code/check.py, as `train.py` does for code/train.py."""
 
-import runpy
-from pathlib import Path
+from train import main
 
-runpy.run_path(str(Path(__file__).with_name("train.py")), run_name="__main__")
+main()

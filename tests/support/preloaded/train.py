@@ -1,4 +1,4 @@
-"""Stands in for the scripts of the recipe (AMPHORA_CODE_DIR): code/train.py and code/check.py.
+"""Stands in for code/train.py, as check.py for code/check.py (AMPHORA_CODE_DIR).
 
 A process that has imported the libraries (`tests.support.preloading`) forks and runs the real script
 with this process's arguments, environment and streams, so that a job costs no imports. Signals are
