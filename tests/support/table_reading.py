@@ -36,7 +36,7 @@ class Table:
     """The files of a channel, and the model that learns them."""
 
     files: Mapping[str, str | Sequence[Any]]
-    """Texts, or rows for JSON Lines (for Parquet if `features` are given), by the files' names."""
+    """Texts, or rows for JSON and JSON Lines (Parquet, if `features` are given), by file names."""
     model: str
     features: Features | None = None
 
@@ -50,6 +50,8 @@ class Table:
             (data / name).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, str):
                 (data / name).write_text(content)
+            elif name.endswith(".json"):
+                (data / name).write_text(json.dumps(content))
             elif self.features is not None:
                 Dataset.from_list(list(content), features=self.features).to_parquet(data / name)
             else:
