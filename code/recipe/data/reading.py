@@ -123,6 +123,12 @@ def read_columns(
                 training = training or columns
                 for column in columns.form.columns:
                     for name in columns.columns.get(column.role, ()):
+                        if column.kind is Kind.TEXT and name in part.mixed:
+                            raise DataError(
+                                f"{part.mixed[name]} has a list or a record in column {name!r}, "
+                                "unlike other rows.",
+                                "Give texts.",
+                            )
                         if column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target:
                             values.check_no_files(part, name)
                 files.append(Read(split=split, part=part, columns=columns))

@@ -387,13 +387,19 @@ def test_a_dataset_dict_and_parquet(tmp_path: Path) -> None:
         ({"prompt": TALK, "completion": "x"}, {}, ["line 1", "no text in column 'prompt'"]),
         ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
         ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),
-        ({"n": 1}, {}, ["known by name as the text", "text_column=n"]),
+        (
+            ({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": {"b": "c"}}),
+            {},
+            ["line 2", "a list or a record in column 'completion'"],
+        ),
+        ({"n": 1}, {}, ["known by name as the text", "text_column="]),
     ],
 )
 def test_what_cannot_be_read_is_named(
     tmp_path: Path, row: dict[str, Any], options: dict[str, str], words: list[str]
 ) -> None:
-    (tmp_path / "a.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    rows = row if isinstance(row, tuple) else (row, row)
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with pytest.raises(DataError) as caught:
         load(tmp_path, **options)
     for word in words:

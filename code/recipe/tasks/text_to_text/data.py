@@ -79,12 +79,6 @@ def _refuse_several_languages(part: Part, source: str) -> None:
 def _texts(file: Read, notes: list[str]) -> pa.Table:
     """Return the rows with both texts; a note counts the others."""
     part, source, target = file.part, file.columns[SOURCE], file.columns[TARGET]
-    for name in (source, target):
-        if name in part.mixed:
-            raise DataError(
-                f"{part.path} has texts and other values in column {name!r}: {part.mixed[name]}.",
-                "Give texts.",
-            )
     schema = pa.schema([(SOURCE, pa.large_string()), (TARGET, pa.large_string())])
 
     def pairs() -> Iterator[pa.Table]:
