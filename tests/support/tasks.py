@@ -232,7 +232,6 @@ JOBS = {
         scores=plain_scores.written(lambda row: row["translation"]["de"]),
         answer=plain_answers.written(lambda row: row["translation"]["en"]),
         packs=False, model=_encoder_decoder, row=_translated,
-        bad={"translation": {"en": "the film", "de": ["a"]}},
         hyperparameters={**_LEARNS, "source_lang": "en", "target_lang": "de"},
     ),
     "text2text-generation": SmallJob(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
@@ -16,7 +17,7 @@ from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError, DistributedError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import pretrained, quantized
+from recipe.models import lora, pretrained, quantized
 from recipe.models.pretrained import Source
 from recipe.paths import Places
 from recipe.plan import detection, trainer_arguments
@@ -180,6 +181,24 @@ def load(plan: Plan, table: Table) -> Loaded:
         reason = "as given" if given.max_length else "the default; set max_length to change it"
         table.add("length", f"texts are {how} at most {max_length} tokens", reason)
     return Loaded(model=model, tokenizer=tokenizer, max_length=max_length)
+
+
+def add_stop_tokens(learned: set[int] | None, loaded: Loaded, table: Table) -> None:
+    """Make generation stop at the tokens that end the learned texts, and at those of the model."""
+    if learned is None:
+        return
+    stops = set[int]().union(*device.everyones(learned))
+    model: Any = lora.bare(loaded.model)
+    before = model.generation_config.eos_token_id
+    before = before if isinstance(before, list) else [] if before is None else [before]
+    every = [*before, *sorted(stops - {*before})]
+    shown = ", ".join(loaded.tokenizer.convert_ids_to_tokens(every)) or "none"
+    reason = "the model's, and what ends the learned texts" if stops else (
+        "learned texts end with no special token: generation goes on to its longest length"
+    )  # fmt: skip
+    table.add("stop tokens", shown, reason)
+    if every:
+        model.generation_config.eos_token_id = every if len(every) > 1 else every[0]
 
 
 def learning_rate(hyperparameters: Hyperparameters, task: str) -> tuple[float, str]:

@@ -129,6 +129,8 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
     task, model, tokenizer, args = plan.task, loaded.model, loaded.tokenizer, plan.arguments
     try:
         samples = task.some_samples(tokenizer, loaded.max_length, rows)
+        stops = task.stop_tokens(tokenizer, samples, loaded.max_length)
+        resolution.add_stop_tokens(stops, loaded, table)
         cut = worlds.of_arguments(args)
         training = Training(
             samples=samples["train"], size=cut.size, accumulation=cut.accumulation, seed=args.seed

@@ -19,7 +19,7 @@ from recipe.console import has_terminal, is_first_process, say, say_row
 from recipe.errors import OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
-from recipe.models import cpu_kernels, lora
+from recipe.models import cpu_kernels
 from recipe.paths import Places
 from recipe.plan import resolution
 from recipe.plan.resolution import Loaded, Plan
@@ -150,7 +150,8 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     if plan.hosts.sharded:
         host_samples.check_same_model(loaded.model, plan.hosts)
     samples = host_samples.of_all_hosts(samples, task.data.sharded, plan.hosts, environ)
-    _learn_stops(task.stop_tokens(loaded.tokenizer, samples, loaded.max_length), loaded, table)
+    stops = task.stop_tokens(loaded.tokenizer, samples, loaded.max_length)
+    resolution.add_stop_tokens(stops, loaded, table)
     watch.lap("tokens")
     trainer = engine.build(
         loaded.model,
@@ -174,24 +175,6 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressLines(price=price) if arguments.disable_tqdm else Bar())
     return _Job(task=task, loaded=loaded, samples=samples, trainer=trainer)
-
-
-def _learn_stops(learned: set[int] | None, loaded: Loaded, table: Table) -> None:
-    """Make generation stop at the tokens that end the learned texts, and at those of the model."""
-    if learned is None:
-        return
-    stops = set[int]().union(*device.everyones(learned))
-    model: Any = lora.bare(loaded.model)
-    before = model.generation_config.eos_token_id
-    before = before if isinstance(before, list) else [] if before is None else [before]
-    every = [*before, *sorted(stops - {*before})]
-    shown = ", ".join(loaded.tokenizer.convert_ids_to_tokens(every)) or "none"
-    reason = "the model's, and what ends the learned texts" if stops else (
-        "learned texts end with no special token: generation goes on to its longest length"
-    )  # fmt: skip
-    table.add("stop tokens", shown, reason)
-    if every:
-        model.generation_config.eos_token_id = every if len(every) > 1 else every[0]
 
 
 def _train(job: _Job, hyperparameters: Hyperparameters) -> dict[str, float]:
