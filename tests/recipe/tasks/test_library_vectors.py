@@ -53,7 +53,7 @@ def test_vectors_are_the_librarys(kind: str, tmp_path: Path) -> None:
     model = _saved(kind, tmp_path)
     served = Handlers(tmp_path / "saved")
     route = KINDS[kind]
-    assert description.routes(served.model) == [route]
+    assert description.routes(served.model) == [route, "/tokenize"]
     for name, encode in (
         (None, model.encode), ("query", model.encode_query), ("document", model.encode_document),
     ):  # fmt: skip

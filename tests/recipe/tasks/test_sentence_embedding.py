@@ -185,7 +185,7 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
         (
             [{"id": 1, "url": "x"}] * 9,
             [],
-            ["no column that is known", "text_column=id text_pair_column=url"],
+            ["no column that is known", "text_column="],
         ),
         (
             [{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)],

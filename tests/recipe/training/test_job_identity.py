@@ -37,7 +37,8 @@ COVERED = """
 """
 # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
 HASHED = """
-    chosen_column class_names completion_column dataset_config_name doc_stride hf_token
+    chosen_column class_names columns completion_column dataset_config_name doc_stride hf_token
+    header ignore_columns missing_labels
     image_column label_all_tokens label_column label_separator long_texts max_length
     max_target_length messages_column mlm_probability model_name_or_path num_labels packing
     per_device_train_batch_size problem_type prompt_column rejected_column sample_by

@@ -80,7 +80,7 @@ def test_the_regexes_read_its_real_output(trained: Trained) -> None:
 
 def test_it_says_what_it_found(trained: Trained) -> None:
     assert "training rows held out" not in trained.output
-    assert "csv (comma); text column 'review', label column 'sentiment'" in trained.output
+    assert "csv (comma); text 'review', label 'sentiment'" in trained.output
     assert "2 labels: neg (80 rows), pos (80 rows)" in trained.output
     assert "device          cpu, 1 process" in trained.output
     assert "new weights     2 start at random: classifier.bias, classifier.weight" in trained.output
@@ -117,7 +117,7 @@ def test_the_card_tells_how_and_how_good_and_no_secret(trained: Trained) -> None
         "| eval_accuracy | 1 |",
         "| learning_rate | 0.005 |",
         "| num_train_epochs | 3.0 |",
-        "label column 'sentiment'",
+        "label 'sentiment'",
         "| transformers | ",
     ):
         assert line in card

@@ -54,6 +54,7 @@ SPECS = (
             *("long_texts", "load_in_4bit"),
         ),
         learning_rates=(2e-5, 2e-4),
+        rank=2,  # XLM's class is masked-lm's, too
         served={
             "text-generation": Served(
                 load="tasks.causal_lm.serve:Generator.load",

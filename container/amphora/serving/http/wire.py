@@ -73,7 +73,13 @@ class HttpProtocol(HttpToolsProtocol):
         if size > _HEADER_BYTES or len(self.headers) > _HEADERS:
             self._is_too_large = True
             raise ValueError("headers too large")  # The parser reports it to send_400_response.
+        names = {name for name, _ in self.headers}
+        if self.parser.should_upgrade() and names & {b"content-length", b"transfer-encoding"}:
+            raise ValueError("a body behind an upgrade, which is not read")
         super().on_headers_complete()
+
+    def _should_upgrade(self) -> bool:
+        return bool(super()._should_upgrade() and self.scope["method"] == "GET")
 
     def _unsupported_upgrade_warning(self) -> None:
         """Ignore another upgrade, such as h2c: the request is answered as HTTP/1.1."""

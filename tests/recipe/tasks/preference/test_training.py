@@ -393,7 +393,7 @@ def test_doctor_tells_of_it(start: Path, tmp_path: Path) -> None:
     places = places_of(tmp_path, channels)
     argv = ["--max_length", "16", "--lr", "5e-5"]
     found = {each.what: each for each in preflight.inspect(argv, places, 1)}
-    assert str(found["task"]).startswith("preference (columns chosen and rejected")
+    assert str(found["task"]).startswith("preference (by its columns: ")
     assert "of 76 texts" in found["lengths"].detail, "two of each row that is not held out"
     assert found["learning rate"].level == "warning"
     assert found["steps"].detail.startswith("2 an epoch")

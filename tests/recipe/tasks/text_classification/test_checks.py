@@ -8,10 +8,9 @@ import pytest
 
 from recipe import task_table
 from recipe.arguments import parse
-from recipe.errors import HyperparameterError, ModelError
+from recipe.errors import HyperparameterError
 from recipe.training import preflight
 from tests.support.ranking_jobs import places_of
-from tests.support.serving_kit import Handlers, save
 
 ROWS = {
     "classes": ["good", "bad", "so"],
@@ -54,12 +53,9 @@ def test_another_metric_is_refused_with_those_that_there_are(
         assert word in str(caught.value)
 
 
-def test_windows_of_long_texts_are_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+def test_windows_of_long_texts_are_refused_with_what_to_do_instead() -> None:
     with pytest.raises(HyperparameterError, match=r"long_texts has value 'split'.*ModernBERT"):
         parse(["--task", "text-classification", "--long_texts", "split"])
-    save("BertForSequenceClassification", tmp_path / "model", long_texts="split")
-    with pytest.raises(ModelError, match=r"long_texts='split'.*Train it again"):
-        Handlers(tmp_path / "model")
 
 
 def test_a_number_of_labels_that_the_data_has_not_is_refused(tmp_path: Path) -> None:
