@@ -42,6 +42,7 @@ _BODIES: dict[str, Schema] = {
     "/v1/completions": _object({"prompt": _INPUTS}, **_WRITTEN),
     "/v1/embeddings": _object({"input": _INPUTS}, model=_TEXT),
     "/v1/rerank": _object({"query": _TEXT, "documents": {"type": "array", "minItems": 1}}),
+    "/v2/rerank": _object({"query": _TEXT, "documents": {"type": "array", "minItems": 1}}),
     "/v1/responses": _object({"input": {"anyOf": [_TEXT, {"type": "array"}]}}, model=_TEXT),
     "/embed": _object({"inputs": _INPUTS}),
     "/embed_all": _object({"inputs": _INPUTS}),

@@ -61,6 +61,8 @@ def test_an_estimator_needs_image_uri_instead_of_versions(
     assert f"{name}(" in PAGE
     module, kind = SDK2[name]
     script = "" if name == "Estimator" else 'entry_point="train.py", '
+    if name == "HuggingFace":
+        script += 'py_version="py312", '
     (tmp_path / "train.py").write_text("")
     (tmp_path / "shown.py").write_text(
         f"from {module} import {kind}\n"

@@ -448,7 +448,7 @@ def test_a_run_whose_model_is_served_at_once(tmp_path: Path) -> None:
     argv = ["--task", "causal-lm", "--model_id", str(model), "--epochs", "6", "--lr", "1e-2"]
     done = train(tmp_path, channels, *argv, "--batch_size", "16")
     assert done.returncode == 0, done.stderr
-    assert "prompt column 'prompt', completion column 'completion'" in done.stdout
+    assert "prompt 'prompt', completion 'completion'" in done.stdout
     assert "packed into" in done.stdout
     assert "'eval_perplexity': 1." in done.stdout
     values = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())

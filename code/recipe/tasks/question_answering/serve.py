@@ -73,6 +73,7 @@ class QuestionAnswerer(ServedTask):
         """Return the tokens of each part of each context, with its question."""
         if request.prepared is None:
             request.check_parameters(PARAMETERS, "question-answering")
+            bounds.hold(Bound.ROWS, len(request.texts))
             if not request.is_read and not request.records:
                 request.texts = [part for value in request.texts for part in _spread(value)]
             request.read(question_and_context)

@@ -317,7 +317,7 @@ def _too_large(limit: int) -> Fault:
 def route_of(connection: HTTPConnection) -> str:
     """Return the route of a request: its path, unless a custom attribute names another one."""
     path: str = connection.scope["path"]
-    if path.startswith(f"{PREFIX}/v1/"):
+    if path.startswith((f"{PREFIX}/v1/", f"{PREFIX}/v2/")):
         path = path.removeprefix(PREFIX)
     named: str = connection.scope.get("state", {}).get("route", path)
     return named

@@ -89,8 +89,7 @@ def test_both_texts_are_read_in_their_order(trained: Trained) -> None:
     values = json.loads((trained.base / "output" / "data" / "metrics.json").read_text())
     assert values["eval_accuracy"] > 0.95
     assert not any(name.startswith("test_") for name in values)
-    assert "pairs of the text columns 'sentence1' and 'sentence2', in this order" in trained.output
-    assert "label column 'label'; not read: id" in trained.output
+    assert "text 'sentence1', text_pair 'sentence2', label 'label'; not read: id" in trained.output
     assert "samples packed into" in trained.output
     assert "test/data.tsv has no labels and is not used" in trained.output
 
