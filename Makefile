@@ -70,6 +70,7 @@ test-long: setup .venv-xla/.made build/vllm/.made
 	$(BIN)/python -m pytest -m "long and vllm" tests/vllm
 	$(BIN)/python -m pytest -m "long and docker" tests/docker
 	$(XLA) -m pytest -m "xla and long" -n 2 --dist loadfile tests/xla
+	$(MAKE) gpu-smoke
 
 test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m versions -n 2 --dist load tests/versions

@@ -66,45 +66,44 @@ def train(model: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[
     )
 
 
-def resumed(start: Path, folder: Path) -> dict[str, Any]:
-    """Whether a training that goes on from step 5 of 10 ends as one that was not interrupted.
-
-    The checkpoint is that of the end of an epoch, without the evaluation that the other asks for.
-    """
-    whole, cut = folder / "whole", folder / "cut"
-    steps = ["--epochs", "2", "--save_strategy", "steps", "--save_steps", "5"]
-    steps += ["--save_total_limit", "9"]
-    done = train(start, whole, *steps, "--eval_strategy", "no")
-    assert done.returncode == 0, done.stderr
-    shutil.copytree(whole / "checkpoints/checkpoint-5", cut / "checkpoints/checkpoint-5")
-    rest = train(start, cut, *steps)
-    assert rest.returncode == 0, rest.stderr
-    weights = [(each / "model/model.safetensors").read_bytes() for each in (whole, cut)]
-    return {"same": weights[0] == weights[1], "rest": rest.stdout}
-
-
 def main(folder: Path) -> None:
+    """Train for 10 steps, and again from step 5 of them; ask the model.
+
+    The checkpoint is that of the end of an epoch, without the evaluation that the second asks for.
+    """
     import transformers
 
     inference = import_all()
-    make_model(folder / "start")
-    start = folder / "start"
-    wrong = train(start, folder, "--learning_rat", "1")
-    trained = train(start, folder, "--max_steps", "1")
+    start, whole, cut = folder / "start", folder / "whole", folder / "cut"
+    arguments, errors = (importlib.import_module(f"recipe.{x}") for x in ("arguments", "errors"))
+    try:
+        arguments.parse(["--learning_rat", "1"])
+        refusal = ""
+    except errors.RecipeError as error:
+        refusal = str(error)
+    make_model(start)
+    steps = ["--epochs", "2", "--save_strategy", "steps", "--save_steps", "5"]
+    steps += ["--save_total_limit", "9"]
+    trained = train(start, whole, *steps, "--eval_strategy", "no")
     assert trained.returncode == 0, trained.stderr
-    model = inference.model_fn(str(folder / "model"))
+    shutil.copytree(whole / "checkpoints/checkpoint-5", cut / "checkpoints/checkpoint-5")
+    rest = train(start, cut, *steps)
+    assert rest.returncode == 0, rest.stderr
+    first, second = ((base / "model/model.safetensors").read_bytes() for base in (whole, cut))
+    model = inference.model_fn(str(whole / "model"))
     request = inference.input_fn(b'{"inputs": "the film was good"}', "application/json")
     answer, kind = inference.output_fn(inference.predict_fn(request, model), "application/json")
-    found = {
+    result = {
         "transformers": transformers.__version__,
-        "wrong": wrong.stderr.strip().splitlines()[-1],
-        "said": trained.stdout,
+        "refusal": refusal,
+        "log": trained.stdout,
         "answer": json.loads(answer),
         "kind": kind,
         "missing": list(importlib.import_module("recipe.compat.parts").missing()),
-        **resumed(start, folder),
+        "same": first == second,
+        "resumed": rest.stdout,
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

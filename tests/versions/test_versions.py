@@ -29,7 +29,7 @@ def test_the_versions_of_images_with_transformers_4_are_their_locks(name: str) -
 
 @pytest.mark.versions
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.stem)
-def test_imports_arguments_a_step_a_resume_and_a_prediction(version: Path, tmp_path: Path) -> None:
+def test_imports_a_training_a_resume_and_a_prediction(version: Path, tmp_path: Path) -> None:
     python = ROOT / "build" / "versions" / version.stem / "bin" / "python"
     done = subprocess.run(
         [python, HERE / "one_step.py", tmp_path], capture_output=True, text=True, timeout=240
@@ -37,15 +37,15 @@ def test_imports_arguments_a_step_a_resume_and_a_prediction(version: Path, tmp_p
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["transformers"] == pins(version)["transformers"]
-    assert "learning_rat" in found["wrong"] and "learning_rate" in found["wrong"]
-    assert "packed into" in found["said"] and "metric step=1 " in found["said"]
+    assert "learning_rat" in found["refusal"] and "learning_rate" in found["refusal"]
+    assert "packed into" in found["log"] and "metric step=1 " in found["log"]
     assert found["kind"] == "application/json"
     (answer,) = found["answer"]
     assert answer["label"] in ("good", "bad") and 0.5 <= answer["score"] <= 1
     assert found["missing"] == []
     assert found["same"], "a resumed training ends with other weights"
-    assert "checkpoint-5" in found["rest"] and "metric step=4 " not in found["rest"]
-    assert re.search(r"metric step=5 \{'eval_loss': ", found["rest"]), "the due evaluation"
+    assert "checkpoint-5" in found["resumed"] and "metric step=4 " not in found["resumed"]
+    assert re.search(r"metric step=5 \{'eval_loss': ", found["resumed"]), "the due evaluation"
 
 
 @pytest.mark.versions
