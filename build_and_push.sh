@@ -209,8 +209,9 @@ build() {
         --label "org.opencontainers.image.revision=$(revision)" \
         --label "org.opencontainers.image.source=$(source_url)" \
         --label "org.opencontainers.image.base.digest=$base_digest" . 2>&1 | tee /dev/stderr) && return
-    # BuildKit repeats the output of the step that failed, then shows the Dockerfile.
+    # Newer BuildKits repeat the output of the step that failed, then show the Dockerfile.
     cause=$(sed -n '/^ > \[/,/^------/p' <<<"$output" | sed '/^ > \[/d; /^------/d; s/^\(#[0-9]* \)\{0,1\}[0-9.]* //' | tail -n 1)
+    cause=${cause:-$(sed -n 's/^#[0-9]* [0-9][0-9.]* //p' <<<"$output" | tail -n 1)}
     die "The build failed." "${cause:-Its last lines above say where.}"
 }
 
