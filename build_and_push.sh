@@ -23,8 +23,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 docker=${DOCKER:-docker}
-# vLLM 0.27, Python 3.12, CUDA 13.0 (August 2026).
-vllm_base=public.ecr.aws/deep-learning-containers/vllm:server-sagemaker-cuda-v2.3
+# vLLM 0.30, Python 3.12, CUDA 13.0, the newest in AWS's list of images.
+vllm_base=public.ecr.aws/deep-learning-containers/vllm:server-sagemaker-cuda-v2.6
 # The compiler, its libraries and vLLM's plugin for trn2 and trn3 (Neuron SDK 2.33, October 2026).
 native_base=public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.29.0.1.2.0-neuronx-py314-sdk2.33.0-ubuntu26.04
 export DOCKER_BUILDKIT=1

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 TORCH = "torch==2.13.0"
-TRANSFORMERS = "transformers==5.23.0"
+TRANSFORMERS = "transformers==5.24.0"
 
 
 def by_inputs(texts: Sequence[str]) -> Any:

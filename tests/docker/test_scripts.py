@@ -189,7 +189,7 @@ def test_a_base_that_is_not_here_is_pulled_first(tmp_path: Path, calls: Path) ->
     fake(tmp_path, "docker", DOCKER.replace("image)", "image|pull) exit 1 ;;\n    other)"))
     done = build_and_push(tmp_path, "cpu", "--no-push")
     assert done.returncode == 1
-    assert f"The base {BASE}:2.13-cpu-amzn2023-sagemaker cannot be pulled." in done.stderr
+    assert f"The base {BASE}:2.14-cpu-amzn2023-sagemaker cannot be pulled." in done.stderr
     assert "docker build" not in calls.read_text()
 
 
