@@ -9,7 +9,7 @@ Each number of rows is measured in a process of its own. A line of JSON for each
 data is read, tokens are kept, and (of labelled texts) the first batch is laid out, by the clock and
 of the processors; bytes of the file and of the kept tokens; the memory that the process held at
 most beyond what it had before: its own, and with the pages of mapped files, which the system takes
-back as it needs. After all, the table for docs/LAB.md.
+back as it needs. After all, a table.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _line(measured: dict[str, Any]) -> str:
-    """A line of the table in docs/LAB.md."""
+    """A line of the table."""
     seconds = measured["seconds (clock, processors)"]
     times = ", ".join(f"{what} {clock} ({used})" for what, (clock, used) in seconds.items())
     cells = [

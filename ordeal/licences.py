@@ -1,4 +1,4 @@
-"""Write docs/LICENSES.md, each distribution of the locks by its licence: `make licences`."""
+"""Write docs/LICENSES.md, the packages of the images by licence: `make licences`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKS = ("image", "gpu", "cpu", "neuron-xla", "dev")
+LOCKS = ("image", "gpu", "cpu", "neuron-xla")
 _KIND = "License :: OSI Approved :: "
-HEAD = """# Licences of what is installed
+HEAD = """# Licences of the packages in images
 
-Made by `make licences` from container/locks and the metadata of the packages installed where it
-ran. A base image brings torch and its dependencies, which are not listed. The locks have versions.
+Made by `make licences` from container/locks. The base's packages (torch and others) are not listed;
+an image's SBOM has all.
+
 """
 _SAME = {
     "MIT License": "MIT",
@@ -24,14 +25,10 @@ _SAME = {
 }
 
 
-def locked() -> dict[tuple[str, str], list[str]]:
-    """Return the locks that name each (name, version)."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for lock in LOCKS:
-        for line in (ROOT / "container" / "locks" / f"{lock}.txt").read_text().splitlines():
-            if match := re.match(r"([A-Za-z0-9._-]+)==([^ ;]+)", line):
-                found.setdefault((match[1], match[2]), []).append(lock)
-    return dict(sorted(found.items()))
+def locked() -> list[str]:
+    """Return the names of all packages in the locks of images."""
+    text = "".join((ROOT / "container" / "locks" / f"{lock}.txt").read_text() for lock in LOCKS)
+    return sorted(set(re.findall(r"^([A-Za-z0-9._-]+)==", text, re.MULTILINE)))
 
 
 def licence(name: str) -> str:
@@ -48,17 +45,11 @@ def licence(name: str) -> str:
 
 
 def page() -> str:
-    """Return the page: packages by licence, those of images first."""
-    in_images: dict[str, set[str]] = {}
-    for_development: dict[str, set[str]] = {}
-    of_images = {name for (name, _), locks in locked().items() if locks != ["dev"]}
-    for name, _ in locked():
-        group = in_images if name in of_images else for_development
-        group.setdefault(licence(name), set()).add(name)
-    lines = []
-    for title, group in (("In images", in_images), ("Development and tests", for_development)):
-        lines += [f"\n## {title}\n"]
-        lines += [f"- {name}: {', '.join(sorted(names))}" for name, names in sorted(group.items())]
+    """Return the page: packages by licence."""
+    groups: dict[str, list[str]] = {}
+    for name in locked():
+        groups.setdefault(licence(name), []).append(name)
+    lines = [f"- {name}: {', '.join(names)}" for name, names in sorted(groups.items())]
     return HEAD + "\n".join(lines) + "\n"
 
 

@@ -13,22 +13,94 @@ from tests.examples.aws import SAGEMAKER, Aws, violations
 from tests.examples.conftest import Run
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "\n".join((DOCS / name).read_text() for name in ("ESTIMATORS.md", "ENDPOINTS.md"))
+ESTIMATORS = (DOCS / "ESTIMATORS.md").read_text()
+ENDPOINTS = (DOCS / "ENDPOINTS.md").read_text()
+PAGES = ESTIMATORS + ENDPOINTS
 PARTS = re.findall(r"<!-- request: ([\w.]+) -->\n```json\n(.*?)```", PAGES, re.DOTALL)
-SDK2 = re.findall(
-    r"<!-- request: ([\w.]+) -->\n```json\n([^`]*)```\n\n<!-- sdk2 -->\n```python\n(.*?)```",
-    PAGES,
-    re.DOTALL,
-)
-PRELUDE = """
+SDK3 = re.findall(r"<!-- sdk3: (\w+) -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
+SDK2 = re.findall(r"<!-- sdk2 -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
+ROLE = "arn:aws:iam::123456789012:role/training"
+PRELUDE2 = f"""
 from sagemaker.estimator import Estimator
 from sagemaker.inputs import FileSystemInput
 from sagemaker.instance_group import InstanceGroup
 from sagemaker.pytorch import PyTorch
 from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
 
-common = {"image_uri": "an-image", "role": "arn:aws:iam::123456789012:role/training"}
+common = {{"image_uri": "an-image", "role": "{ROLE}"}}
 """
+PRELUDE3 = f"""
+from sagemaker.core.parameter import ContinuousParameter
+from sagemaker.core.training.configs import (
+    Compute, FileSystemDataSource, InputData, InstanceGroup, Networking, OutputDataConfig
+)
+from sagemaker.train.model_trainer import ModelTrainer
+from sagemaker.train.tuner import HyperparameterTuner
+
+common = {{"training_image": "an-image", "role": "{ROLE}"}}
+train = InputData(channel_name="train", data_source="s3://bucket/train/")
+"""
+KEY = "arn:aws:kms:eu-west-1:123456789012:key/0123"
+VPC = {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]}
+SCRIPT = {
+    "sagemaker_program": "train.py",
+    "sagemaker_submit_directory": "s3://bucket/code/sourcedir.tar.gz",
+    "sagemaker_torch_distributed_enabled": "true",
+}
+MLFLOW = "arn:aws:sagemaker:eu-west-1:123456789012:mlflow-app/app-ABCDEFGHIJKL"
+SENT: list[dict[str, Any]] = [
+    {
+        "ResourceConfig": {
+            "InstanceType": "ml.g5.2xlarge",
+            "InstanceCount": 1,
+            "KeepAlivePeriodInSeconds": 1800,
+        }
+    },
+    {
+        "ResourceConfig": {
+            "InstanceGroups": [
+                {"InstanceGroupName": "gpu", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
+                {"InstanceGroupName": "cpu", "InstanceType": "ml.c5.9xlarge", "InstanceCount": 1},
+            ]
+        },
+        "HyperParameters": {**SCRIPT, "sagemaker_distribution_instance_groups": ["gpu"]},
+    },
+    {
+        "InputDataConfig": [
+            {
+                "ChannelName": "train",
+                "DataSource": {
+                    "FileSystemDataSource": {
+                        "FileSystemId": "fs-0123456789abcdef0",
+                        "FileSystemType": "FSxLustre",
+                        "FileSystemAccessMode": "ro",
+                        "DirectoryPath": "/fsx/reviews/train",
+                    }
+                },
+            }
+        ],
+        "VpcConfig": VPC,
+    },
+    {
+        "VpcConfig": VPC,
+        "EnableInterContainerTrafficEncryption": True,
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/models/", "KmsKeyId": KEY},
+        "ResourceConfig": {
+            "InstanceType": "ml.c7i.4xlarge",
+            "InstanceCount": 2,
+            "VolumeKmsKeyId": KEY,
+        },
+    },
+    {
+        "Environment": {"AMPHORA_STOP_SECONDS": "60", "NCCL_DEBUG": "WARN"},
+        "StaticHyperParameters": SCRIPT,
+    },
+    {
+        "Environment": {"MLFLOW_TRACKING_URI": MLFLOW, "MLFLOW_EXPERIMENT_NAME": "reviews"},
+        "HyperParameters": {"report_to": "mlflow", "model_name_or_path": "bert-base-uncased"},
+    },
+]
+"""What the programs of each section have to send, by SDK v3 and by SDK v2."""
 TRAINING: dict[str, Any] = {
     "AlgorithmSpecification": {"TrainingImage": "an-image", "TrainingInputMode": "File"},
     "RoleArn": "arn:aws:iam::123456789012:role/training",
@@ -60,7 +132,7 @@ def whole(operation: str, part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def test_no_block_is_left_out() -> None:
-    assert len(PARTS) == PAGES.count("```json") - PAGES.count("<!-- analysis -->") == 11
+    assert len(PARTS) == PAGES.count("```json") - PAGES.count("<!-- analysis -->") == 4
 
 
 @pytest.mark.parametrize(("operation", "text"), PARTS, ids=[name for name, _ in PARTS])
@@ -99,16 +171,42 @@ def missing(part: Any, asked: Any, at: str = "") -> list[str]:
     return [] if plain(part) == plain(asked) else [f"{at}: {asked!r} is not {part!r}"]
 
 
+def job_of(request: dict[str, Any]) -> dict[str, Any]:
+    """The training job that a request defines."""
+    job: dict[str, Any] = request.get("TrainingJobDefinition", request)
+    resources = job.pop("HyperParameterTuningResourceConfig", None)
+    return job | {"ResourceConfig": resources or job.get("ResourceConfig")}
+
+
 @pytest.mark.heavy
-def test_sdk_v2_asks_for_what_the_page_shows(aws: Aws, run: Run, sdk2: str, tmp_path: Path) -> None:
-    assert len(SDK2) == PAGES.count("<!-- sdk2 -->") == 6
+@pytest.mark.parametrize("version", ["sdk3", "sdk2"])
+def test_both_sdks_send_what_the_page_says(
+    version: str, aws: Aws, run: Run, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    prelude, programs = {
+        "sdk3": (PRELUDE3, [code for _, code in SDK3]),
+        "sdk2": (PRELUDE2, SDK2),
+    }[version]
+    assert len(SDK3) == ESTIMATORS.count("<!-- sdk3") == len(SENT) == len(SDK2) + 1
     program = tmp_path / "shown.py"
-    program.write_text("\n".join([PRELUDE, *(code for *_, code in SDK2)]))
-    done = run(program, python=sdk2)
+    program.write_text("\n".join([prelude, *programs]))
+    done = run(program, python=request.getfixturevalue(version))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     names = ("CreateTrainingJob", "CreateHyperParameterTuningJob")
-    asked = [each for each in aws.requests if each[0] in names]
-    assert [name for name, _ in asked] == [operation.split(".")[0] for operation, *_ in SDK2]
-    for (operation, text, _), (_, request) in zip(SDK2, asked, strict=True):
-        _, _, member = operation.partition(".")
-        assert missing(json.loads(text), request[member] if member else request) == []
+    sent = [(name, params) for name, params in aws.requests if name in names]
+    assert [name for name, _ in sent] == [name for name, _ in SDK3][: len(programs)]
+    for part, (_, params) in zip(SENT, sent, strict=False):
+        assert missing(part, job_of(params)) == []
+
+
+@pytest.mark.heavy
+def test_sdk_v3_deploys_as_the_page_says(aws: Aws, run: Run, sdk3: str, tmp_path: Path) -> None:
+    (code,) = re.findall(r"<!-- sdk3 -->\n```python\n(.*?)```", ENDPOINTS, re.DOTALL)
+    aws.objects["bucket/models/job/output/model.tar.gz"] = b""
+    program = tmp_path / "shown.py"
+    program.write_text(f"from sagemaker.serve.model_builder import ModelBuilder\n{code}")
+    done = run(program, python=sdk3)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert aws.asked("CreateEndpoint")["EndpointName"].startswith("texts")
+    container = aws.asked("CreateModel")["PrimaryContainer"]
+    assert container["ModelDataUrl"] == "s3://bucket/models/job/output/model.tar.gz"

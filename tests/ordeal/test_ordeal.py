@@ -55,5 +55,5 @@ def test_an_unknown_campaign_is_named() -> None:
 def test_the_licences_page_names_what_the_locks_name() -> None:
     page = (ROOT / "docs" / "LICENSES.md").read_text()
     named = set(re.split(r"[,:\s]+", page))
-    missing = [name for name, _ in licences.locked() if name not in named]
+    missing = [name for name in licences.locked() if name not in named]
     assert missing == [], "run `make licences`"

@@ -64,7 +64,7 @@ WORDS = {
 # A phrase may stand on two lines.
 LONGEST_CELL = 170
 """Characters: two lines of a table."""
-MOST_WORDS = 29_000
+MOST_WORDS = 27_000
 """In all pages; a reader has to find a page among them."""
 DECISIONS = [
     path
