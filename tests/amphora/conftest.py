@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import urllib.request
@@ -25,6 +26,14 @@ def tree(tmp_path: Path) -> Tree:
 def scripted(tree: Tree) -> Tree:
     """A tree whose job runs script.py."""
     return tree.configure({"sagemaker_program": "script.py"})
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> dict[str, str]:
+    """Variables with which pip installs into a folder of the test, which Python looks into."""
+    folder = tmp_path / "installed"
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PIP_TARGET": str(folder), "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a user gives and cannot be used: one table of the key, its value and the remedy."""
+"""What a user gives and cannot be used: one table of the error, the key, its value and the remedy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from amphora.common import packages
 from amphora.common.devices import Devices
-from amphora.common.errors import ConfigError
+from amphora.common.errors import CodeError, ConfigError
 from amphora.contract.job import read_job
 from amphora.serving import settings
-from amphora.training import launch
+from amphora.training import entry_point, launch
 from amphora.training.entry_point import ProgramKind, Source
 from amphora.training.limits import Limits
 from tests.support.job_tree import Tree
+from tests.support.package_indexes import ARN
 
 CPU = Devices(cpus=8, efa=False, reason="test")
 
@@ -34,9 +36,30 @@ def server(tree: Tree, environ: Any) -> None:
 
 
 def plan(tree: Tree, environ: Any) -> None:
-    source = Source(root=Path("/code"), kind=ProgramKind.SCRIPT, name="train.py")
-    found = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure().base)})
+    """Plan a job of `program`; other keys in small letters are hyperparameters."""
+    program = environ.get("program", "train.py")
+    kind = ProgramKind.COMMAND if program == "run.sh" else ProgramKind.SCRIPT
+    hyperparameters = {name: value for name, value in environ.items() if name.islower()}
+    found = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure(hyperparameters).base)})
+    source = Source(root=Path("/code"), kind=kind, name=program)
     launch.plan(found, CPU, source, Path("/tmp/errors"), environ)
+
+
+def code(tree: Tree, given: Any) -> None:
+    """Find the code of a job that has these files; `given` begins with its hyperparameters."""
+    hyperparameters, *files = given
+    for name in files:
+        tree.script("set -e\r\nfalse" if name == "windows.sh" else "", name)
+    job = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure(hyperparameters).base)})
+    entry_point.locate(job, {}, tree.base).command  # noqa: B018
+
+
+def index(tree: Tree, arn: Any) -> None:
+    packages.repository({"CA_REPOSITORY_ARN": arn})
+
+
+def program(name: str) -> dict[str, str]:
+    return {"sagemaker_program": name}
 
 
 def limits(tree: Tree, environ: Any) -> None:
@@ -70,6 +93,20 @@ ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
     (switch, "yes", ("sagemaker_mpi_enabled is 'yes'. Give true or false.",)),
     *((plan, {"AMPHORA_NPROC_PER_NODE": value}, (f"AMPHORA_NPROC_PER_NODE is '{value}'", "processes"))
       for value in ("0", "-1", "two", "1.5")),
+    (plan, {"program": "run.sh", "sagemaker_torch_distributed_enabled": "true"}, ("'run.sh' is not a Python program",)),
+    (plan, {"hf_token": "x" * 140_000}, ("one argument: hf_token (140,000 bytes)",)),
+    (plan, {"sagemaker_program": "train.py", "sagemaker_mpi_enabled": "true", "PATH": "/nowhere"}, ("sagemaker_mpi_enabled", "torch_distributed")),
+    (code, [program("train.py"), "project/train.py", "script.py"],
+     ("'train.py'", "existing files: project/train.py, script.py")),
+    (code, [program("package"), "package/__init__.py"], ("package is a folder without __main__.py",)),
+    (code, [program("train.ipynb"), "train.ipynb"], ("jupyter nbconvert --to script train.ipynb",)),
+    *((code, [program(name), "script.py"], (f"sagemaker_program is '{name}'", "train.py")) for name in ("../script.py", "-c")),
+    (code, [program("windows.sh"), "windows.sh"], ("windows.sh has Windows line endings", "sed -i")),
+    (code, [program("a.py") | {"sagemaker_submit_directory": "/gone"}], ("sagemaker_submit_directory is '/gone'", "mount")),
+    (code, [{"sagemaker_submit_directory": "/code"}], ("no entry point is named", "sagemaker_program")),
+    *((index, arn, (f"CA_REPOSITORY_ARN is {arn!r}", "repository/DOMAIN")) for arn in (
+        "team/python", "arn:aws:codeartifact:eu-west-1:111122223333:domain/team", "arn:aws:s3:::team/python",
+        "arn:aws:codeartifact:eu-west-1:1111:repository/team/python", f"{ARN}/pypi")),
     *((limits, {"AMPHORA_STOP_SECONDS": value}, (f"AMPHORA_STOP_SECONDS is '{value}'", SECONDS))
       for value in ("0", "-1", "nan", "inf", "soon", "1e999")),
     (limits, {"AMPHORA_STOP_SECOND": "1", "AMPHORA_HOST_WAIT_SECONDS": "many"},
@@ -94,7 +131,7 @@ ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
 def test_an_error_has_the_key_its_value_and_the_remedy(
     tree: Tree, read: Any, given: Any, words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(CodeError if read is code else ConfigError) as raised:
         read(tree, given)
     for part in words:
         assert part in str(raised.value)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +13,10 @@ from urllib.parse import quote
 import pytest
 
 from amphora.common import logs, packages
-from amphora.common.errors import AmphoraError, CodeError, ConfigError
+from amphora.common.errors import AmphoraError, CodeError
 from amphora.common.packages import Install
 from tests.support.job_tree import Tree
 from tests.support.package_indexes import ABSENT, ARN, DENIED, IndexServer, served, wheel
-from tests.support.servers import ECHO, Running
 
 REQUIREMENTS = Install(requirements="requirements.txt")
 PROBE = "amphora_index_probe"
@@ -34,13 +31,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexServer]:
 
 
 @pytest.fixture
-def pip(tmp_path: Path) -> dict[str, str]:
-    """pip installs into a folder of the test, which Python looks into, and asks nobody else."""
-    folder = tmp_path / "installed"
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+def pip(tmp_path: Path, target: dict[str, str]) -> dict[str, str]:
+    """pip installs into a folder of the test, and asks nobody else."""
     return {
-        "PIP_TARGET": str(folder),
-        "PYTHONPATH": path,
+        **target,
         # What this machine is set to does not count.
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_FIND_LINKS": "",
@@ -76,22 +70,6 @@ class TestCodeArtifact:
         assert index.tokens and not index.seen_in_argv
         assert not any(token in result.stdout + result.stderr for token in index.tokens)
 
-    @pytest.mark.heavy
-    def test_an_endpoint_installs_from_the_repository(
-        self, index: IndexServer, tmp_path: Path, pip: dict[str, str]
-    ) -> None:
-        code = tmp_path / "ml" / "model" / "code"
-        code.mkdir(parents=True)
-        source = f"import {PROBE}\n" + ECHO.replace("42", f"{PROBE}.VALUE").replace("\n    ", "\n")
-        (code / "inference.py").write_text(source)
-        (code / "requirements.txt").write_text("amphora-index-probe==1.0\n")
-        environ = {**pip, **index.aws, "CA_REPOSITORY_ARN": ARN}
-        with Running(tmp_path / "ml", environ) as server:
-            assert server.ready().invoke(1).json()["answer"] == "installed"
-            assert "requirements.txt from CodeArtifact's python of team" in server.log
-            assert not any(token in server.log for token in index.tokens)
-        assert not index.seen_in_argv
-
     def test_pip_gets_a_new_token_each_time_in_a_file_of_its_own(
         self, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -119,15 +97,11 @@ class TestCodeArtifact:
         ("arn", "change", "says"),
         [
             (DENIED, {}, "AccessDenied.*sts:GetServiceBearerToken"),
-            pytest.param(
-                *(ABSENT, {}, "ResourceNotFound.*Check the account, the domain"),
-                marks=pytest.mark.heavy,
-            ),
-            pytest.param(
+            (ABSENT, {}, "ResourceNotFound.*Check the account, the domain"),
+            (
                 ARN,
                 {"AWS_ENDPOINT_URL_CODEARTIFACT": "http://127.0.0.1:1"},
                 "CA_REPOSITORY_ARN: CodeArtifact's python of team .*Could not connect.*VPC",
-                marks=pytest.mark.heavy,
             ),
         ],
     )
@@ -144,26 +118,8 @@ class TestCodeArtifact:
         for name, value in {**index.aws, **change}.items():
             monkeypatch.setenv(name, value)
         environ = {**os.environ, "CA_REPOSITORY_ARN": arn}
-        with (
-            pytest.raises(CodeError, match=says),
-            packages.index(environ, tmp_path, Install()),
-        ):
+        with pytest.raises(CodeError, match=says), packages.index(environ, tmp_path, Install()):
             pass
-
-    @pytest.mark.parametrize(
-        "arn",
-        [
-            "team/python",
-            "arn:aws:codeartifact:eu-west-1:111122223333:domain/team",
-            "arn:aws:codeartifact:eu-west-1:1111:repository/team/python",
-            "arn:aws:s3:::team/python",
-            f"{ARN}/pypi",
-        ],
-    )
-    def test_what_is_no_repository_is_refused_by_name(self, arn: str) -> None:
-        with pytest.raises(ConfigError, match=r"CA_REPOSITORY_ARN is .*repository/DOMAIN") as error:
-            packages.repository({"CA_REPOSITORY_ARN": arn})
-        assert repr(arn) in str(error.value)
 
     def test_a_job_with_a_wrong_name_fails_before_pip_and_doctor_says_so(
         self, scripted: Tree
@@ -172,21 +128,9 @@ class TestCodeArtifact:
         result = scripted.train(CA_REPOSITORY_ARN="team/python")
         assert result.returncode == 2 and scripted.failure
         assert scripted.failure.startswith("ConfigError: CA_REPOSITORY_ARN is 'team/python'")
-        reported = subprocess.run(
-            [sys.executable, "-m", "amphora", "doctor", "--json"],
-            env=scripted.environment(CA_REPOSITORY_ARN="team/python"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        errors = [
-            entry for entry in json.loads(reported.stdout)["findings"] if entry["level"] == "error"
-        ]
-        assert reported.returncode == 1
-        assert any(
-            entry["what"] == "packages" and "CA_REPOSITORY_ARN" in entry["detail"]
-            for entry in errors
-        )
+        code, found = scripted.doctor(CA_REPOSITORY_ARN="team/python")
+        assert (code, found["packages"][0]["level"]) == (1, "error")
+        assert "CA_REPOSITORY_ARN" in found["packages"][0]["detail"]
 
     def test_wheels_alone_need_no_token(self, index: IndexServer, tmp_path: Path) -> None:
         before = len(index.tokens)
@@ -198,7 +142,6 @@ class TestCodeArtifact:
 
 
 class TestPrivateIndexes:
-    @pytest.mark.heavy
     def test_a_password_reaches_the_index_and_no_log(
         self, index: IndexServer, scripted: Tree, pip: dict[str, str]
     ) -> None:
@@ -220,22 +163,6 @@ class TestPrivateIndexes:
         assert "The index refuses the credentials" in scripted.failure[:1024]
         assert f"{index.address}/private/simple/" in scripted.failure
         assert "token-of-an-account" not in result.stdout + result.stderr + scripted.failure
-
-    @pytest.mark.heavy
-    def test_wheels_in_the_code_folder(self, scripted: Tree, pip: dict[str, str]) -> None:
-        wheels = scripted.base / "code" / "wheels"
-        wheel(wheels, PROBE, "by its path")
-        wheel(wheels, "amphora_index_other", "by a link")
-        asking(
-            scripted,
-            f"--no-index\n--find-links wheels\n./wheels/{PROBE}-1.0-py3-none-any.whl\n"
-            "amphora-index-other\n",
-        )
-        scripted.script(
-            f"import {PROBE}, amphora_index_other; print({PROBE}.VALUE, amphora_index_other.VALUE)"
-        )
-        result = scripted.train(**pip)
-        assert "by its path by a link" in result.stdout, result.stderr
 
     @pytest.mark.parametrize("requirements", ["torch==1.0\n", "amphora-index-probe\n"])
     def test_torch_stays_as_the_image_has_it(

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,15 +71,37 @@ class Tree:
     def environment(self, **extra: str) -> dict[str, str]:
         return clean_environ(SAGEMAKER_BASE_DIR=str(self.base), **self.environ) | extra
 
-    def train(self, timeout: float = 240, **environ: str) -> subprocess.CompletedProcess[str]:
+    def train(
+        self, timeout: float = 240, prefix: Sequence[str] = (), **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the job to its end, by a command that `prefix` begins."""
         return subprocess.run(
-            self.command(),
+            [*prefix, *self.command()],
             env=self.environment(**environ),
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
+
+    def doctor(self, **environ: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+        """Run `amphora doctor --json`; return its exit code, and the findings by their subject."""
+        done = subprocess.run(
+            [self.python, "-m", "amphora", "doctor", "--base-dir", str(self.base), "--json"],
+            env=clean_environ(**self.environ) | environ,
+            capture_output=True,
+            text=True,
+            timeout=1000,
+            check=False,
+        )
+        report = json.loads(done.stdout)
+        findings: dict[str, list[dict[str, str]]] = {}
+        for finding in report["findings"]:
+            findings.setdefault(finding["what"], []).append(finding)
+        levels = [finding["level"] for finding in report["findings"]]
+        assert report["errors"] == levels.count("error")
+        assert report["warnings"] == levels.count("warning")
+        return done.returncode, findings
 
     def start(self, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -68,10 +68,14 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     for place in range(len(PIECES)):
         if "broken" in text and place == (1 if "at once" not in text else 0):
-            await response.write(b'data: {"err')
-            while "halves" in text and not Path(os.environ["RECORDED"] + ".read").exists():
-                await asyncio.sleep(0.01)
-            await response.write(b'or": {"message": "the engine has failed"}}\n\n')
+            begun, rest = b'data: {"err', b'or": {"message": "the engine has failed"}}\n\n'
+            if "halves" in text:
+                await response.write(begun)
+                while not Path(os.environ["RECORDED"] + ".read").exists():
+                    await asyncio.sleep(0.01)
+                begun = b""
+            # In one piece, else: what comes in two may be read as two.
+            await response.write(begun + rest)
             break
         choice = _choice(0, is_chat, slice(place, place + 1), True)
         document = {"choices": [choice], "prompt_token_ids": None if place else [7, 8]}

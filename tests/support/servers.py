@@ -194,6 +194,11 @@ class Running:
         self._log.close()
 
 
+def fault(answer: httpx.Response) -> tuple[int, str]:
+    """Return the status of a refusal, and the code of its error."""
+    return answer.status_code, answer.json()["error"]["code"]
+
+
 @contextlib.contextmanager
 def served(base: Path, **environ: str) -> Iterator[Running]:
     """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
@@ -240,7 +245,6 @@ STREAM = (
                 time.sleep(data.get("pause", 0))
                 while "after" in data and not os.path.exists(f"{data['after']}{number}"):
                     time.sleep(0.01)
-            open(os.environ.get("SEEN", os.devnull), "w").write("finished")
         return words()
 
     def output_fn(prediction, accept):

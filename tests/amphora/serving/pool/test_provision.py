@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,6 @@ import pytest
 from tests.support.code_archives import AWS, archive
 from tests.support.package_indexes import wheel
 from tests.support.servers import ECHO, Start
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> dict[str, str]:
-    """pip installs into a folder of the test, which Python looks into."""
-    folder = tmp_path / "installed"
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"PIP_TARGET": str(folder), "PYTHONPATH": path}
 
 
 def test_requirements_are_installed_before_the_model_is_loaded(

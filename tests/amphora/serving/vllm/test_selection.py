@@ -41,30 +41,23 @@ def _select(base: Path, **environ: str) -> Selection:
     return selection.select(_settings(base, environ), environ)
 
 
-def test_a_listed_architecture_is_served_by_vllm(tmp_path: Path) -> None:
-    """The reason names it."""
-    model = _save(tmp_path)
-    assert _select(tmp_path) == Selection(
-        engine="vllm", reason="it lists LlamaForCausalLM", model=str(model)
-    )
-
-
 @pytest.mark.parametrize(
     ("environ", "architecture", "why"),
     [
+        ({}, "LlamaForCausalLM", "it lists LlamaForCausalLM"),
         ({}, "BertForSequenceClassification", "does not list BertForSequenceClassification"),
         ({"HF_TASK": "feature-extraction"}, "LlamaForCausalLM", "HF_TASK is feature-extraction"),
         ({"AMPHORA_GENERATION": "transformers"}, "LlamaForCausalLM", "AMPHORA_GENERATION"),
         ({"SAGEMAKER_SUBMIT_DIRECTORY": "s3://a/b.tar.gz"}, "LlamaForCausalLM", "handlers"),
     ],
 )
-def test_everything_else_is_served_as_without_vllm(
+def test_a_listed_architecture_alone_is_served_by_vllm(
     tmp_path: Path, environ: dict[str, str], architecture: str, why: str
 ) -> None:
     """With the reason."""
     _save(tmp_path, architecture)
     chosen = _select(tmp_path, **environ)
-    assert chosen.engine == "transformers"
+    assert chosen.engine == ("vllm" if why.startswith("it lists") else "transformers")
     assert why in chosen.reason
 
 
@@ -110,20 +103,17 @@ def test_without_vllm_its_variables_and_adapters_are_refused(
     assert _select(tmp_path) == Selection(engine="transformers", reason="")
     with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not installed.*vllm image"):
         _select(tmp_path, SM_VLLM_DTYPE="float16")
-    with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is set.*vLLM alone serves"):
+    named = r"AMPHORA_ADAPTERS is set.*vLLM alone serves adapters by name, and it is not used: "
+    with pytest.raises(ConfigError, match=named):
         _select(tmp_path, AMPHORA_ADAPTERS="2")
+    adapter = model / "adapters/fr/adapter_config.json"
+    adapter.parent.mkdir(parents=True)
+    adapter.write_text("{}")
+    with pytest.raises(ConfigError, match=named):
+        _select(tmp_path)
     (model / "code").mkdir()
     (model / "code/inference.py").write_text("def model_fn(model_dir): ...")
     assert _select(tmp_path, AMPHORA_ADAPTERS="2", OPTION_DTYPE="x").engine == "transformers"
-
-
-def test_variables_of_lmi_are_refused(tmp_path: Path) -> None:
-    """By name, with those that are read."""
-    _save(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"OPTION_TENSOR_PARALLEL_DEGREE: .*SM_VLLM_TENSOR_PARALLEL_SIZE"
-    ):
-        _select(tmp_path, OPTION_TENSOR_PARALLEL_DEGREE="4")
 
 
 def test_a_name_on_the_hub_needs_a_task_or_a_variable(tmp_path: Path) -> None:
@@ -175,6 +165,7 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
     [
         ({"SM_VLLM_MAX_MODEL_LEN": "4096"}, {"--max-model-len": ["4096"]}),
         ({"SM_VLLM_ENFORCE_EAGER": "true"}, {"--enforce-eager": []}),
+        ({"SM_VLLM_ENFORCE_EAGER": "false"}, {}),
         ({"SM_VLLM_LORA_MODULES": '["a=/a", "b=/b"]'}, {"--lora-modules": ["a=/a", "b=/b"]}),
         ({"SM_VLLM_SPECULATIVE_CONFIG": '{"a": 1}'}, {"--speculative-config": ['{"a": 1}']}),
         ({"AMPHORA_DTYPE": "float32"}, {"--dtype": ["float32"]}),
@@ -266,13 +257,12 @@ def test_handlers_of_awss_image_are_refused(
     assert _select(tmp_path).engine == "vllm"
 
 
-def test_a_flag_that_is_false_is_left_out(tmp_path: Path) -> None:
-    """As in AWS's image."""
-    assert _command(tmp_path, SM_VLLM_ENFORCE_EAGER="false") == _command(tmp_path)
-
-
 def test_what_would_change_the_front_is_refused(tmp_path: Path) -> None:
-    """All of it at once."""
+    """All of it at once, by name, with what is read instead."""
+    with pytest.raises(
+        ConfigError, match=r"OPTION_TENSOR_PARALLEL_DEGREE: .*SM_VLLM_TENSOR_PARALLEL_SIZE"
+    ):
+        _select(tmp_path, OPTION_TENSOR_PARALLEL_DEGREE="4")
     with pytest.raises(ConfigError, match=r"SM_VLLM_API_KEY, SM_VLLM_PORT cannot be set"):
         _command(tmp_path, SM_VLLM_PORT="1", SM_VLLM_API_KEY="k")
     with pytest.raises(ConfigError, match=r"AMPHORA_DTYPE is 'int8'"):

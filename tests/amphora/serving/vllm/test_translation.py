@@ -183,8 +183,7 @@ def test_answers_have_the_form_of_their_api(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "inputs"),
-    [("/generate_stream", "x"), ("/invocations", "x"), ("/invocations", CHAT)],
+    ("route", "inputs"), [("/generate_stream", "x"), ("/invocations", "x"), ("/invocations", CHAT)]
 )
 def test_a_stream_is_tgis_events(server: Running, route: str, inputs: Any) -> None:
     """As server-sent events, or lines if the client accepts them."""

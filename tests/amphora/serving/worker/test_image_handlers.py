@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from amphora.serving.worker import handlers, runner
-from tests.support.paths import CODE
-from tests.support.servers import IN_FLOAT32, RECIPE, Running
+from tests.support.servers import IN_FLOAT32, Running
 from tests.support.serving_kit import save
+from tests.support.worker_front import load_runner
 
 Serve = Callable[..., Running]
 LABELS = {0: "neg", 1: "pos", 2: "mixed"}
@@ -96,24 +95,22 @@ def test_a_bad_record_has_an_error_in_its_place(serve: Serve) -> None:
     ],
 )
 def test_a_wrong_variable_ends_the_load_with_its_values(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    environ: dict[str, str],
-    words: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: list[str]
 ) -> None:
     save("BertForSequenceClassification", tmp_path)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    settings = runner.RunnerSettings(
-        model_dir=str(tmp_path), device_kind="cpu", device_index=0, batch_size=32, batch_tokens=99
-    )
     with pytest.raises(Exception, match=words[0]) as caught:
-        runner.load(handlers.resolve(tmp_path / "code", None, CODE), settings)
+        load_runner(tmp_path)
     assert words[1] in str(caught.value)
 
 
-@pytest.mark.heavy
-def test_a_model_folder_without_a_model_ends_the_server_with_the_reason(tmp_path: Path) -> None:
-    with Running(tmp_path, RECIPE) as server:
-        assert server.process.wait(240) == 2
-        assert "There is no config.json in" in server.log.splitlines()[-1]
+def test_a_model_of_transformers_refuses_adapters_by_name(serve: Serve, tmp_path: Path) -> None:
+    """tests/vllm has those that vLLM serves."""
+    server = serve("BertForSequenceClassification", id2label=LABELS)
+    answer = server.http.post("/adapters", json={"name": "x", "src": str(tmp_path)})
+    assert (answer.status_code, "vLLM alone" in answer.text) == (404, True)
+    header = {"X-Amzn-SageMaker-Adapter-Identifier": "x"}
+    named = server.invoke({"inputs": "good"}, **header)
+    assert (named.status_code, "no adapters" in named.text) == (404, True)
+    assert named.json()["error"]["code"] == "model_not_found"

@@ -15,7 +15,7 @@ import pytest
 from amphora.serving.protocol import framing
 from amphora.serving.worker import job_threads
 from amphora.serving.worker.job_threads import Left, Turns
-from tests.support.servers import Running, Start
+from tests.support.servers import Running, Start, fault
 from tests.support.until import until
 from tests.support.worker_front import Front, answers
 
@@ -199,11 +199,8 @@ def test_outside_of_a_job_a_pause_is_none() -> None:
 
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Front]:
-    made = Front(tmp_path, SLICES)
-    yield made
-    made.sock.close()
-    made.thread.join(10)
-    assert not made.thread.is_alive()
+    with Front(tmp_path, SLICES) as made:
+        yield made
 
 
 def test_a_short_request_waits_for_one_slice_of_a_long_one(front: Front) -> None:
@@ -314,5 +311,5 @@ def test_what_was_at_work_beside_one_that_kills_its_worker_is_answered(server: R
         good = [threads.submit(server.invoke, {"slices": 30}) for _ in range(5)]
         until(lambda: server.metric("amphora_batch_size_sum") - before == 5)
         bad = server.invoke({"slices": 20, "crash": 2})
-        assert (bad.status_code, bad.json()["error"]["code"]) == (500, "worker_died")
+        assert fault(bad) == (500, "worker_died")
         assert [entry.result().json()[0] for entry in good] == [30] * 5
