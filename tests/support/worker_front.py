@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from amphora.serving.protocol import framing
+from amphora.serving.protocol import messages
 from amphora.serving.worker import conversation, handlers, runner
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.runner import ModelRunner
@@ -87,29 +87,35 @@ class Front:
             for name, value in requests.items()
         }
         entries = [
-            {"id": name, "size": len(body), "content_type": "application/json",
-             "accept": "application/json", "headers": {}, "session": ""}
+            messages.Entry(
+                id=name, size=len(body), content_type="application/json",
+                accept="application/json", headers={}, session="",
+            )
             for name, body in bodies.items()
         ]  # fmt: skip
-        header = {"op": "batch", "batch": self.number, "items": entries}
-        self.sock.sendall(framing.pack(header, b"".join(bodies.values())))
+        self.tell(messages.Batch(batch=self.number, items=entries), b"".join(bodies.values()))
 
-    def tell(self, **header: Any) -> None:
-        self.sock.sendall(framing.pack(header))
+    def tell(self, message: messages.Message, body: bytes = b"") -> None:
+        self.sock.sendall(messages.pack(message, body))
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """Return the fields of the next message, and its body."""
+        message, body = messages.receive(self.sock)
+        return vars(message), body
 
     def until_idle(self) -> list[tuple[dict[str, Any], bytes]]:
         frames = []
-        while not frames or (frames[-1][0].get("op"), frames[-1][0].get("batch")) != (
+        while not frames or (frames[-1][0].get("state"), frames[-1][0]["batch"]) != (
             "idle",
             self.number,
         ):
-            frames.append(framing.receive(self.sock))
+            frames.append(self.receive())
         return frames
 
-    def until(self, op: str) -> list[tuple[dict[str, Any], bytes]]:
-        frames = [framing.receive(self.sock)]
-        while frames[-1][0].get("op") != op:
-            frames.append(framing.receive(self.sock))
+    def until(self, state: str) -> list[tuple[dict[str, Any], bytes]]:
+        frames = [self.receive()]
+        while frames[-1][0].get("state") != state:
+            frames.append(self.receive())
         return frames
 
 

@@ -12,12 +12,13 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from amphora.serving.pool.sessions import Session
-from amphora.serving.protocol import framing
+from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.messages import Answer, Batch, Cancel, Credit, Entry, Forget
 
 LOG = logging.getLogger("amphora.pool")
 # After this many chunks that its client has read, a worker may send as many more.
-_CREDIT = framing.CHUNKS_AHEAD // 4
+_CREDIT = messages.CHUNKS_AHEAD // 4
 
 
 @dataclass(kw_only=True)
@@ -32,16 +33,16 @@ class Reply:
     chunks: asyncio.Queue[bytes | Exception | None] | None = None
 
     @classmethod
-    def of(cls, header: framing.Header, body: bytes) -> Reply:
-        """Make a reply of a worker's frame."""
+    def of(cls, answer: Answer, body: bytes) -> Reply:
+        """Make a reply of a worker's answer."""
         return cls(
-            status=header["status"],
-            content_type=header["type"],
-            headers=header["headers"],
+            status=answer.status,
+            content_type=answer.type,
+            headers=answer.headers,
             body=body,
-            closes_session=header.get("closed", False),
+            closes_session=answer.closed,
             # With room for the end, or for an error.
-            chunks=asyncio.Queue(framing.CHUNKS_AHEAD + 1) if header.get("more") else None,
+            chunks=asyncio.Queue(messages.CHUNKS_AHEAD + 1) if answer.more else None,
         )
 
 
@@ -79,17 +80,17 @@ class Call:
                 chunks.put_nowait(fault)
 
     @property
-    def entry(self) -> framing.Header:
-        """Return its entry in a batch frame."""
-        return {
-            "id": self.id,
-            "size": len(self.body),
-            "content_type": self.content_type,
-            "accept": self.accept,
-            "headers": self.headers,
-            "path": self.path,
-            "session": self.session.id if self.session else "",
-        }
+    def entry(self) -> Entry:
+        """Return its entry in a batch."""
+        return Entry(
+            id=self.id,
+            size=len(self.body),
+            content_type=self.content_type,
+            accept=self.accept,
+            headers=self.headers,
+            path=self.path,
+            session=self.session.id if self.session else "",
+        )
 
 
 class WorkerConnection:
@@ -140,14 +141,12 @@ class WorkerConnection:
         for call in batch:
             call.batch = self.batch
             self.calls[call.id] = call
-        header = {
-            "op": "batch", "batch": self.batch, "items": [call.entry for call in batch],
-        }  # fmt: skip
-        self._writer.write(framing.pack(header, b"".join(call.body for call in batch)))
+        message = Batch(batch=self.batch, items=[call.entry for call in batch])
+        self._writer.write(messages.pack(message, b"".join(call.body for call in batch)))
 
-    def notify(self, header: framing.Header) -> None:
-        """Send a notice: a cancellation, or a session to forget."""
-        self._writer.write(framing.pack(header))
+    def notify(self, notice: Cancel | Credit | Forget) -> None:
+        """Send a notice."""
+        self._writer.write(messages.pack(notice))
 
     def has_room(self, requests: int, size: int) -> bool:
         """Return whether it can hold one more request in memory besides those at work.
@@ -164,7 +163,7 @@ class WorkerConnection:
         """Count a chunk that the client has read, and sometimes report the count to the worker."""
         call.taken += 1
         if self.takes_turns and call.taken >= _CREDIT:
-            self.notify({"op": "credit", "id": call.id, "count": call.taken})
+            self.notify(Credit(id=call.id, count=call.taken))
             call.taken = 0
 
     def watch(self) -> None:

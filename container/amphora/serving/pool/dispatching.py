@@ -11,8 +11,9 @@ import time
 from collections import deque
 
 from amphora.serving.pool.connections import Call, WorkerConnection
-from amphora.serving.protocol import batching, framing
+from amphora.serving.protocol import batching
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.messages import State
 from amphora.serving.settings import ServerSettings
 from amphora.serving.telemetry import Metrics
 
@@ -110,25 +111,24 @@ class Dispatcher:
         for call in batch:
             self._metrics.queued_seconds.observe(connection.sent_at - call.arrived)
 
-    def note(self, connection: WorkerConnection, header: framing.Header) -> None:
-        """Apply a worker's report of its state: `idle`, `open` to more requests besides those at
-        work, or `rests` if it waits for clients that read slowly."""
-        self._metrics.calls.inc(header["calls"])
-        self._metrics.tokens.inc(header["tokens"])
-        self._metrics.padding.inc(header["padded"] - header["tokens"])
-        self._metrics.slices.inc(header["slices"])
-        if connection.batch != header["batch"]:
+    def note(self, connection: WorkerConnection, report: State) -> None:
+        """Apply a worker's report of its state."""
+        self._metrics.calls.inc(report.calls)
+        self._metrics.tokens.inc(report.tokens)
+        self._metrics.padding.inc(report.padded - report.tokens)
+        self._metrics.slices.inc(report.slices)
+        if connection.batch != report.batch:
             # The report is older than the last batch.
             connection.watch()
             return
-        connection.is_open = header["op"] != "idle"
-        if header["op"] == "open":
+        connection.is_open = report.state != "idle"
+        if report.state == "open":
             # With long requests at work, its time does not tell how long a batch takes.
             connection.sent_size = 0
             connection.watch()
         else:
             connection.unwatch()
-        if header["op"] == "idle":
+        if report.state == "idle":
             for call in connection.calls.values():
                 call.fail(Fault(500, "handler_failed", "The worker gave no answer."))
             connection.calls = {}

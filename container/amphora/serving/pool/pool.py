@@ -17,9 +17,19 @@ from typing import Any
 from amphora.serving.pool.connections import Call, Reply, WorkerConnection
 from amphora.serving.pool.dispatching import Dispatcher
 from amphora.serving.pool.sessions import HEADER, SessionGone, Sessions
-from amphora.serving.pool.spawner import Loaded, ModelError, Spawner
-from amphora.serving.protocol import framing
+from amphora.serving.pool.spawner import ModelError, Spawner
+from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.messages import (
+    Answer,
+    Begun,
+    Cancel,
+    Chunk,
+    Error,
+    Forget,
+    Loaded,
+    State,
+)
 from amphora.serving.settings import ServerSettings
 from amphora.serving.telemetry import Metrics
 
@@ -124,7 +134,7 @@ class Pool:
                 raise Fault(503, "not_ready", "The model is being restarted.")
             for session in self.sessions.expired():
                 if session.worker in workers:
-                    workers[session.worker].notify({"op": "forget", "session": session.id})
+                    workers[session.worker].notify(Forget(session=session.id))
             call.session = self.sessions.find(header, list(workers))
             assert call.session is not None
             workers[call.session.worker].bound.append(call)
@@ -137,7 +147,7 @@ class Pool:
                 queue.remove(call)
         for connection in self._dispatcher.connections.values():
             if connection.calls.pop(call.id, None) is not None:
-                connection.notify({"op": "cancel", "id": call.id})
+                connection.notify(Cancel(id=call.id))
                 if connection.takes_turns:
                     # A job that waited for its slow client runs once more, to end.
                     connection.expect()
@@ -203,42 +213,44 @@ class Pool:
     async def _listen(self, connection: WorkerConnection) -> None:
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
-                header, body = await framing.read(connection.reader)
-                if header.get("op") == "begun":
-                    connection.begun = header["batch"]
-                elif header.get("op") in ("idle", "open", "rests"):
-                    self._dispatcher.note(connection, header)
+                message, body = await messages.read(connection.reader)
+                if isinstance(message, Begun):
+                    connection.begun = message.batch
+                elif isinstance(message, State):
+                    self._dispatcher.note(connection, message)
                 else:
                     connection.watch()
-                    await self._deliver(connection, header, body)
+                    await self._deliver(connection, message, body)
 
     async def _deliver(
-        self, connection: WorkerConnection, header: framing.Header, body: bytes
+        self, connection: WorkerConnection, message: Answer | Chunk | Error, body: bytes
     ) -> None:
         """Pass an answer, an error or a chunk on to the call that waits for it."""
-        call = connection.calls.get(header["id"])
+        call = connection.calls.get(message.id)
         if call is None:
             return
-        if call.session and header.get("closed"):
-            self.sessions.end(call.session.id)
-        if not header.get("more"):
+        if isinstance(message, Error):
             del connection.calls[call.id]
-        if "error" in header:
-            call.fail(Fault(header["status"], **header["error"]))
-        elif "status" in header:
+            call.fail(Fault(message.status, **message.error))
+            return
+        if call.session and message.closed:
+            self.sessions.end(call.session.id)
+        if not message.more:
+            del connection.calls[call.id]
+        if isinstance(message, Answer):
             if not call.reply.done():
-                call.reply.set_result(Reply.of(header, body))
+                call.reply.set_result(Reply.of(message, body))
         elif not call.reply.cancelled() and call.reply.exception() is None:
             chunks = call.reply.result().chunks
             assert chunks is not None
             if connection.takes_turns:
                 # Its credit is the room in the queue.
-                chunks.put_nowait(body if header["more"] else None)
+                chunks.put_nowait(body if message.more else None)
                 return
             connection.unwatch()
             try:
                 # A full queue stops the reading here, so that the worker waits for a slow client.
-                chunk = body if header["more"] else None
+                chunk = body if message.more else None
                 await asyncio.wait_for(chunks.put(chunk), self.settings.timeout)
             except asyncio.TimeoutError:
                 self.cancel(call)

@@ -16,13 +16,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from amphora.common import devices
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.user_code import UserCode
-from amphora.serving.protocol import framing
+from amphora.serving.protocol import messages
+from amphora.serving.protocol.messages import Failed, Fork, Load, Loaded, RunnerSettings, Serve
 from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
@@ -40,19 +40,6 @@ _FULL = re.compile(
 
 class TooLarge(ModelError):
     """The model does not fit: the kernel killed its process, or the device is out of memory."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The report of a process that has loaded the model."""
-
-    batches: bool
-    description: dict[str, Any]
-    """The result of the handlers' `describe_fn`; empty if there is none."""
-    forkable: bool
-    seconds: float
-    turns: bool = False
-    """Whether a worker takes more requests while others are at work."""
 
 
 class ModelProcess:
@@ -75,27 +62,26 @@ class ModelProcess:
     def load(self) -> Loaded:
         """Load the model. Raises ModelError with the reason, such as the start-up time-out."""
         settings = self._settings
-        order: framing.Header = {
-            "op": "load",
-            "log_level": logging.getLogger("amphora").getEffectiveLevel(),
-            "open_files": settings.worker_open_files,
-            "share": self._share,
-            "code_dir": str(settings.code_dir),
-            "image_code": str(settings.image_code),
-            "program": settings.program,
-            "runner": {
-                "model_dir": str(settings.model_dir),
-                "device_kind": settings.device_kind,
-                "device_index": self._index,
-                "batch_size": settings.batch_size,
-                "batch_tokens": settings.batch_tokens,
-                "model_name": settings.model_name,
-            },
-        }
+        order = Load(
+            log_level=logging.getLogger("amphora").getEffectiveLevel(),
+            open_files=settings.worker_open_files,
+            share=self._share,
+            code_dir=str(settings.code_dir),
+            image_code=str(settings.image_code),
+            program=settings.program,
+            runner=RunnerSettings(
+                model_dir=str(settings.model_dir),
+                device_kind=settings.device_kind,
+                device_index=self._index,
+                batch_size=settings.batch_size,
+                batch_tokens=settings.batch_tokens,
+                model_name=settings.model_name,
+            ),
+        )
         self.control.settimeout(settings.startup_timeout)
         try:
-            self.control.sendall(framing.pack(order))
-            header, _ = framing.receive(self.control)
+            self.control.sendall(messages.pack(order))
+            outcome, _ = messages.receive(self.control)
         except TimeoutError:
             self.end()
             raise ModelError(
@@ -112,24 +98,25 @@ class ModelProcess:
             end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise ModelError(f"The process that loads the model died ({end}).") from error
         self.control.settimeout(None)
-        if "failed" in header:
+        if isinstance(outcome, Failed):
             self.end()
-            kind = TooLarge if _FULL.search(header["failed"]) else ModelError
-            raise kind(f"The model in {settings.model_dir} cannot be served: {header['failed']}")
-        return Loaded(**header)
+            kind = TooLarge if _FULL.search(outcome.reason) else ModelError
+            raise kind(f"The model in {settings.model_dir} cannot be served: {outcome.reason}")
+        assert isinstance(outcome, Loaded)
+        return outcome
 
     def fork(self, threads: int) -> tuple[socket.socket, int]:
         """Fork a worker: return its socket and process id. Raises EOFError, OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self.control.sendall(framing.pack({"op": "fork", "threads": threads}))
+            self.control.sendall(messages.pack(Fork(threads=threads)))
             socket.send_fds(self.control, [b"F"], [theirs.fileno()])
-            header, _ = framing.receive(self.control)
-        return ours, header["pid"]
+            forked, _ = messages.receive(self.control)
+        return ours, forked.pid
 
     def serve(self, threads: int) -> tuple[socket.socket, int]:
         """Turn the process itself into the worker."""
-        self.control.sendall(framing.pack({"op": "serve", "threads": threads}))
+        self.control.sendall(messages.pack(Serve(threads=threads)))
         return self.control, self.process.pid
 
     def end(self) -> None:

@@ -21,7 +21,7 @@ from amphora.common.errors import near
 from amphora.common.variables import Variables
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
-from amphora.serving.protocol import framing, media_types
+from amphora.serving.protocol import media_types, messages, routes
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 from amphora.serving.vllm import server_arguments, translation
@@ -209,7 +209,7 @@ class VllmServer:
         copies = _number(body.get("n")) or 1
         # A chat that names no length may fill the context, which is allowed to a single text.
         longest = min(self.description["max_length"], self._most_written)
-        usual = _COMPLETION_TOKENS if part.route == translation.COMPLETIONS else longest
+        usual = _COMPLETION_TOKENS if part.route == routes.COMPLETIONS else longest
         # vLLM reads one of them.
         length = max(_number(body.get(key)) for key in _LENGTHS) or usual
         if part.inputs is not None and body.get("truncate_prompt_tokens") == -1:
@@ -244,7 +244,7 @@ class VllmServer:
                 return
             events = Events(part, call.accept) if part.inputs is not None else None
             kind = kind if events is None else events.content_type
-            chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(framing.CHUNKS_AHEAD)
+            chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(messages.CHUNKS_AHEAD)
             last = b""
             async for data in response.content.iter_any():
                 if events is not None:

@@ -17,8 +17,20 @@ from typing import Any
 
 from amphora.common import logs
 from amphora.common.devices import CPU, KINDS
-from amphora.serving.protocol import batching, framing, media_types
+from amphora.serving.protocol import batching, media_types, messages
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.messages import (
+    Answer,
+    Batch,
+    Begun,
+    Cancel,
+    Chunk,
+    Credit,
+    Error,
+    Forget,
+    Message,
+    State,
+)
 from amphora.serving.worker.job_threads import Job, TakesLong, Turns
 from amphora.serving.worker.runner import Item, ModelRunner
 
@@ -38,19 +50,16 @@ def serve(sock: socket.socket, runner: ModelRunner) -> None:
     Conversation(sock, runner).serve()
 
 
-def items(runner: ModelRunner, header: framing.Header, body: bytes) -> Iterator[Item]:
-    """Yield the requests of a batch frame."""
+def items(runner: ModelRunner, batch: Batch, body: bytes) -> Iterator[Item]:
+    """Yield the requests of a batch."""
     position = 0
-    for entry in header["items"]:
-        part = body[position : position + entry["size"]]
-        position += entry["size"]
-        session = runner.sessions.setdefault(entry["session"], {}) if entry["session"] else None
-        headers = {"content-type": entry["content_type"], "accept": entry["accept"]}
-        headers.update(entry["headers"])
-        context = runner.context(entry["id"], headers, session, entry.get("path", "/invocations"))
-        yield Item(
-            entry["id"], part, entry["content_type"], entry["accept"], context, entry["session"]
-        )
+    for entry in batch.items:
+        part = body[position : position + entry.size]
+        position += entry.size
+        session = runner.sessions.setdefault(entry.session, {}) if entry.session else None
+        headers = {"content-type": entry.content_type, "accept": entry.accept, **entry.headers}
+        context = runner.context(entry.id, headers, session, entry.path)
+        yield Item(entry.id, part, entry.content_type, entry.accept, context, entry.session)
 
 
 class Conversation:
@@ -89,7 +98,7 @@ class Conversation:
             # New requests and jobs alternate.
             if self._arrived and not (jobs_are_next and self._turns.is_runnable):
                 batch, self._arrived = self._arrived, []
-                self._send_frame({"op": "begun", "batch": self._number})
+                self._send_message(Begun(batch=self._number))
                 self.answer(batch)
                 jobs_are_next = True
             else:
@@ -102,32 +111,27 @@ class Conversation:
 
     def _take_frame(self) -> str:
         """Apply the next frame from the front. Returns the request that it cancels, or ''."""
-        header, body = framing.receive(self._sock)
-        if header["op"] == "batch":
-            self._number = header.get("batch", self._number + 1)
-            self._arrived += items(self._runner, header, body)
-        elif header["op"] == "forget":
-            self._runner.sessions.pop(header["session"], None)
-        elif header["op"] == "credit" and header["id"] in self._credit:
-            self._credit[header["id"]] += header["count"]
-        elif header["op"] == "cancel":
-            self._arrived = [item for item in self._arrived if item.id != header["id"]]
-            if (job := self._jobs.get(header["id"])) is not None:
+        message, body = messages.receive(self._sock)
+        if isinstance(message, Batch):
+            self._number = message.batch
+            self._arrived += items(self._runner, message, body)
+        elif isinstance(message, Forget):
+            self._runner.sessions.pop(message.session, None)
+        elif isinstance(message, Credit) and message.id in self._credit:
+            self._credit[message.id] += message.count
+        elif isinstance(message, Cancel):
+            self._arrived = [item for item in self._arrived if item.id != message.id]
+            if (job := self._jobs.get(message.id)) is not None:
                 self._turns.leave(job)
-            return str(header["id"])
+            return message.id
         return ""
 
-    def _send_frame(self, header: framing.Header, body: bytes = b"") -> None:
-        framing.send(self._sock, header, body)
+    def _send_message(self, message: Message, body: bytes = b"") -> None:
+        messages.send(self._sock, message, body)
         self._sent_at = time.monotonic()
 
     def _announce(self, state: str) -> None:
-        """Report this worker's state to the front, if it has changed, or as a sign of life.
-
-        Args:
-            state: `open` if it takes more requests while jobs are at work, `rests` if all jobs wait
-                for their clients to read on. Without jobs it is `idle`.
-        """
+        """Report this worker's state to the front, if it has changed, or as a sign of life."""
         if self._arrived:
             return
         self._jobs = {name: job for name, job in self._jobs.items() if not job.is_done}
@@ -137,11 +141,11 @@ class Conversation:
         if self._announced == (self._number, state) and not is_silent:
             return
         self._announced = (self._number, state)
-        self._send_frame(
-            {
-                "op": state, "batch": self._number, "tokens": self._tokens,
-                "padded": self._padded, "calls": self._calls, "slices": self._turns.slices,
-            }
+        self._send_message(
+            State(
+                state=state, batch=self._number, tokens=self._tokens, padded=self._padded,
+                calls=self._calls, slices=self._turns.slices,
+            )
         )  # fmt: skip
         self._tokens = self._padded = self._calls = self._turns.slices = 0
 
@@ -291,15 +295,14 @@ class Conversation:
             chunks, body = itertools.chain([next(body, b"")], body), b""
         status, _ = item.context.get_response_status(0)
         content_type = item.context.get_response_content_type(0) or content_type
-        header = {
-            "id": item.id, "status": status, "type": " ".join(content_type.split()),
-            "headers": item.reply_headers, "closed": runner.ends_session(item),
-        }  # fmt: skip
+        answer = Answer(
+            id=item.id, status=status, type=" ".join(content_type.split()),
+            headers=item.reply_headers, closed=runner.ends_session(item), more=chunks is not None,
+        )  # fmt: skip
+        self._send_message(answer, body)
         if chunks is None:
-            self._send_frame(header, body)
             return
-        self._send_frame({**header, "more": True})
-        self._credit[item.id] = framing.CHUNKS_AHEAD
+        self._credit[item.id] = messages.CHUNKS_AHEAD
         try:
             for chunk in chunks:
                 if self._takes_turns:
@@ -312,12 +315,11 @@ class Conversation:
                         cancelled.add(self._take_frame())
                     if item.id in cancelled:
                         break
-                self._send_frame(
-                    {"id": item.id, "more": True}, media_types.as_bytes(chunk, content_type)
-                )
+                data = media_types.as_bytes(chunk, content_type)
+                self._send_message(Chunk(id=item.id, more=True), data)
         finally:
             del self._credit[item.id]
-        self._send_frame({"id": item.id, "more": False, "closed": runner.ends_session(item)})
+        self._send_message(Chunk(id=item.id, more=False, closed=runner.ends_session(item)))
 
     def _stream(self, item: Item, encoded: tuple[Any, str]) -> None:
         """Send a stream, or the error that broke it."""
@@ -332,11 +334,10 @@ class Conversation:
             error = Fault(500, "handler_failed", logs.mask(f"{type(error).__name__}: {error}"))
         if error.status >= 500:
             LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
-        header = {
-            "id": item.id, "status": error.status, "headers": item.reply_headers,
-            "error": {"code": error.code, "message": str(error), "param": error.param},
-        }  # fmt: skip
-        self._send_frame(header)
+        details = {"code": error.code, "message": str(error), "param": error.param}
+        self._send_message(
+            Error(id=item.id, status=error.status, headers=item.reply_headers, error=details)
+        )
 
 
 def _lasts(prediction: Any) -> bool:

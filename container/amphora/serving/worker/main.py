@@ -23,7 +23,8 @@ from typing import Any, cast
 
 from amphora.common import logs
 from amphora.common.errors import AmphoraError
-from amphora.serving.protocol import framing
+from amphora.serving.protocol import messages
+from amphora.serving.protocol.messages import Failed, Forked, Load, Loaded, Serve
 from amphora.serving.worker import conversation, handlers, runner
 
 LOG = logging.getLogger("amphora.worker")
@@ -37,59 +38,59 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     with contextlib.suppress(EOFError):
-        order, _ = framing.receive(control)
-        if order["open_files"] is not None:
+        load, _ = messages.receive(control)
+        if load.open_files is not None:
             # The front has raised its limit; user code gets the usual one.
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (order["open_files"], hard))
-        logs.configure(order["log_level"])
+            resource.setrlimit(resource.RLIMIT_NOFILE, (load.open_files, hard))
+        logs.configure(load.log_level)
         logs.remember(logs.secret_values(os.environ))
         logs.mask_printing()
-        model_runner = _load(control, order)
+        model_runner = _load(control, load)
         while model_runner is not None:
-            order, _ = framing.receive(control)
-            if order["op"] == "serve":
-                _use_threads(order["threads"])
+            order, _ = messages.receive(control)
+            if isinstance(order, Serve):
+                _use_threads(order.threads)
                 conversation.serve(control, model_runner)
             else:
                 _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
-                _fork(control, descriptor, order["threads"], model_runner)
+                _fork(control, descriptor, order.threads, model_runner)
     return 0
 
 
-def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner | None:
+def _load(control: socket.socket, order: Load) -> runner.ModelRunner | None:
     """Resolve the handlers, load the model and report the outcome to the front."""
     started = time.monotonic()
     # Imports leave no garbage, and the collector would take a quarter of their time.
     gc.disable()
     try:
         resolved = handlers.resolve(
-            Path(order["code_dir"]),
-            order["program"],
-            Path(order["image_code"]),
-            Path(order["runner"]["model_dir"]),
+            Path(order.code_dir),
+            order.program,
+            Path(order.image_code),
+            Path(order.runner.model_dir),
         )
         # Imported objects are never freed, and a collection of them takes a tenth of the start.
         gc.freeze()
-        model_runner = runner.load(resolved, runner.RunnerSettings(**order["runner"]))
+        model_runner = runner.load(resolved, order.runner)
     except AmphoraError as error:
         reason = str(error)
     except (Exception, SystemExit) as error:
         LOG.exception("The model could not be loaded.")
         reason = f"{type(error).__name__}: {error}"
     else:
-        message = {
-            "batches": model_runner.handlers.predict_batch_fn is not None,
-            "turns": model_runner.handlers.turns_fn is not None,
-            "description": model_runner.description,
-            "forkable": order["share"] and _is_single_threaded(),
-            "seconds": round(time.monotonic() - started, 3),
-        }
+        loaded = Loaded(
+            batches=model_runner.handlers.predict_batch_fn is not None,
+            turns=model_runner.handlers.turns_fn is not None,
+            description=model_runner.description,
+            forkable=order.share and _is_single_threaded(),
+            seconds=round(time.monotonic() - started, 3),
+        )
         gc.enable()
         _trim()
-        framing.send(control, message)
+        messages.send(control, loaded)
         return model_runner
-    framing.send(control, {"failed": logs.mask(reason)})
+    messages.send(control, Failed(reason=logs.mask(reason)))
     return None
 
 
@@ -119,7 +120,7 @@ def _fork(
     pid = os.fork()
     if pid:
         os.close(descriptor)
-        framing.send(control, {"pid": pid})
+        messages.send(control, Forked(pid=pid))
         return
     status = 1
     try:

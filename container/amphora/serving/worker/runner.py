@@ -16,6 +16,7 @@ from amphora.common import logs, transformers4
 from amphora.common.errors import CodeError
 from amphora.serving.protocol import batching, media_types
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.messages import RunnerSettings
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handler, Handlers
 
@@ -27,18 +28,6 @@ _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _FULL = 507
 """A multi-model endpoint unloads other models and asks again."""
 _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerSettings:
-    """Settings of a model's runner, which are sent to its process as JSON."""
-
-    model_dir: str
-    device_kind: str
-    device_index: int
-    batch_size: int
-    batch_tokens: int
-    model_name: str = "model"
 
 
 @dataclass

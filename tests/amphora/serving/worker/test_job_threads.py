@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from amphora.serving.protocol import framing
+from amphora.serving.protocol import messages
 from amphora.serving.worker import job_threads
 from amphora.serving.worker.job_threads import Left, Turns
 from tests.support.servers import Running, Start, fault
@@ -224,7 +224,7 @@ def test_long_requests_are_not_starved_by_short_ones(front: Front) -> None:
     for number in range(500):
         front.send(**{f"short{number}": {"slices": 1}})
         while f"short{number}" not in answers(frames):
-            frames.append(framing.receive(front.sock))
+            frames.append(front.receive())
         if "long" in answers(frames):
             break
     frames += front.until_idle()
@@ -234,7 +234,7 @@ def test_long_requests_are_not_starved_by_short_ones(front: Front) -> None:
 def test_a_request_that_is_left_costs_no_more_slices(front: Front) -> None:
     front.send(long={"slices": 200, "seconds": 0.05}, kept={"slices": 3})
     front.until("open")
-    front.tell(op="cancel", id="long")
+    front.tell(messages.Cancel(id="long"))
     frames = front.until_idle()
     front.send(count={"slices": 1})
     assert list(answers(frames)) == ["kept"]
@@ -255,15 +255,15 @@ def test_two_streams_that_nobody_reads_hold_up_no_other(front: Front, kind: str)
     front.send(first={kind: 1000}, second={kind: 10})
     frames = front.until("rests")
     sent = sum(header.get("id") == "first" and header.get("more") for header, _ in frames)
-    assert sent == framing.CHUNKS_AHEAD + 1  # the head, and what goes ahead
+    assert sent == messages.CHUNKS_AHEAD + 1  # the head, and what goes ahead
     assert sum(header.get("id") == "second" for header, _ in frames) == 12
     front.send(short={"slices": 1})
     frames = front.until("rests")
     assert list(answers(frames)) == ["short"]
-    front.tell(op="credit", id="first", count=3)
+    front.tell(messages.Credit(id="first", count=3))
     frames = front.until("rests")
     assert sum(header.get("id") == "first" for header, _ in frames) == 3
-    front.tell(op="cancel", id="first")
+    front.tell(messages.Cancel(id="first"))
     front.until_idle()
 
 

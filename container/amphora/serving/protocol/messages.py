@@ -1,0 +1,256 @@
+"""The messages between the front process and its model workers, over a socket pair.
+
+A message is sent as a frame: two lengths, a JSON object and raw bytes. Bodies travel as they are,
+and nothing that came from the network is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_args
+
+_LENGTHS = struct.Struct("!IQ")
+CHUNKS_AHEAD = 64
+"""Chunks of a stream that wait for a client that reads slower than its worker writes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerSettings:
+    """Settings of a model's runner."""
+
+    model_dir: str
+    device_kind: str
+    device_index: int
+    batch_size: int
+    batch_tokens: int
+    model_name: str = "model"
+
+
+# From the front to a new process, and its answers.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Load the model."""
+
+    log_level: int
+    open_files: int | None
+    """The usual soft limit of open files, if the front has raised its own."""
+    share: bool
+    """Whether the process is to be forked."""
+    code_dir: str
+    image_code: str
+    program: str | None
+    runner: RunnerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The model is loaded."""
+
+    batches: bool
+    turns: bool = False
+    """Whether a worker takes more requests while others are at work."""
+    description: dict[str, Any]
+    """The result of the handlers' `describe_fn`; empty if there is none."""
+    forkable: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The model cannot be loaded."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Become a worker."""
+
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork:
+    """Fork a worker, whose socket's descriptor follows."""
+
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forked:
+    """A worker is forked."""
+
+    pid: int
+
+
+# From the front to a worker.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A request of a batch. The bodies follow one another."""
+
+    id: str
+    size: int
+    content_type: str
+    accept: str
+    headers: dict[str, str]
+    path: str = "/invocations"
+    session: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Answer these requests."""
+
+    batch: int
+    """Its number."""
+    items: list[Entry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel:
+    """The client of a request has gone."""
+
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """The client of a stream has read so many more chunks."""
+
+    id: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forget:
+    """A session has ended."""
+
+    session: str
+
+
+# From a worker to the front.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """The work on a batch has begun."""
+
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What the worker does, and what it has done since its last report."""
+
+    state: str
+    """`open` if it takes more requests while jobs are at work, `rests` if all jobs wait for their
+    clients to read on, `idle` without jobs."""
+    batch: int
+    """The last batch that it has received."""
+    tokens: int
+    padded: int
+    calls: int
+    slices: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer, or with `more` the head of a stream."""
+
+    id: str
+    status: int
+    type: str
+    headers: dict[str, str]
+    closed: bool
+    """Whether the handlers have ended the request's session."""
+    more: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A chunk of a stream, or without `more` its end."""
+
+    id: str
+    more: bool
+    closed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """An error, in place of an answer or of the rest of a stream."""
+
+    id: str
+    status: int
+    headers: dict[str, str]
+    error: dict[str, Any]
+    """`code`, `message` and `param` of a Fault."""
+
+
+Message: TypeAlias = (
+    Load | Loaded | Failed | Serve | Fork | Forked | Batch | Cancel | Credit | Forget | Begun
+    | State | Answer | Chunk | Error
+)  # fmt: skip
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def pack(message: Message, body: bytes = b"") -> bytes:
+    """Return a message and its body as a frame."""
+    fields = {"message": type(message).__name__, **vars(message)}
+    text = json.dumps(fields, separators=(",", ":"), default=vars).encode()
+    return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
+
+
+def send(sock: socket.socket, message: Message, body: bytes = b"") -> None:
+    """Send a message from a worker. Raises SystemExit if the front has ended."""
+    try:
+        sock.sendall(pack(message, body))
+    except OSError as error:
+        raise SystemExit(0) from error
+
+
+def receive(sock: socket.socket) -> tuple[Any, bytes]:
+    """Wait for the next message. Raises EOFError if the other side has closed the socket."""
+    size, body_size = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
+    return _parsed(_receive_exactly(sock, size)), _receive_exactly(sock, body_size)
+
+
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+    if size == 0:
+        return b""
+    buffer = bytearray(size)
+    view, position = memoryview(buffer), 0
+    while position < size:
+        try:
+            count = sock.recv_into(view[position:])
+        except ConnectionError:
+            # The front closed it with unread data.
+            count = 0
+        if count == 0:
+            raise EOFError("the front process closed the connection")
+        position += count
+    return bytes(buffer)
+
+
+async def read(reader: asyncio.StreamReader) -> tuple[Any, bytes]:
+    """Wait for the next message in asyncio. Raises EOFError (asyncio.IncompleteReadError)."""
+    size, body_size = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+    message = _parsed(await reader.readexactly(size))
+    return message, await reader.readexactly(body_size) if body_size else b""
+
+
+def _parsed(text: bytes) -> Any:
+    fields = json.loads(text)
+    kind = _KINDS[fields.pop("message")]
+    if kind is Batch:
+        fields["items"] = [Entry(**entry) for entry in fields["items"]]
+    elif kind is Load:
+        fields["runner"] = RunnerSettings(**fields["runner"])
+    return kind(**fields)
