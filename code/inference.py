@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,12 +28,12 @@ with (
     imported_by_call("boto3", "Session"),
 ):
     from recipe.backend import bounds, turns
-    from recipe.backend.requests import answers, payloads
-    from recipe.backend.requests.payloads import Request, UnknownModel
+    from recipe.backend.requests import answers, payloads, routes
+    from recipe.backend.requests.payloads import Prepared, Request, UnknownModel
     from recipe.backend.saved.origin import Origin
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
-    from recipe.inference.apis import description, request_reader, tei
+    from recipe.inference.apis import openai_forms, request_reader, tei
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""
@@ -51,7 +52,7 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
         if request is None:
             log("warm-up: skipped, since this task has no example request")
             break
-        answers.write_answer(predict_fn(request, model), payloads.JSON)
+        answers.write_answer(predict_fn(Call(request), model), payloads.JSON)
     if (engine := registry.engine_of(model)) is not None:
         engine.take_over()
 
@@ -59,7 +60,7 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     """Describe the model, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
-    return description.describe(model, task)
+    return {"model": openai_forms.served_name(), "task": task, **model.describe()}
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
@@ -69,7 +70,27 @@ def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
         engine.start()
 
 
-def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
+@dataclass
+class Call:
+    """A request on its way through these functions, prepared once, by the first that needs it."""
+
+    request: Request
+    _prepared: Prepared | None = None
+
+    def prepared(self, model: ServedTask) -> Prepared:
+        """Return the request as the model's task, or TEI's /tokenize, prepares it.
+
+        Raises:
+            BadRequest: An input or a parameter is wrong, or the model does not answer the API.
+        """
+        if self._prepared is None:
+            model.refuse_other_apis(self.request)
+            tokenizes = self.request.route == routes.TOKENIZE
+            self._prepared = (tei.prepare if tokenizes else model.prepare)(self.request)
+        return self._prepared
+
+
+def input_fn(body: bytes, content_type: str, context: Any = None) -> Call:
     """Read a request in Hugging Face's form, OpenAI's, TEI's or TGI's.
 
     Raises:
@@ -82,25 +103,22 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
             f"{_ADAPTER} is {name!r}, and this model has no adapters: only vLLM serves adapters by "
             "name. Leave the header out."
         )
-    return request_reader.read(body, content_type, getattr(context, "path", "/invocations"))
+    path = getattr(context, "path", "/invocations")
+    return Call(request_reader.read(body, content_type, path))
 
 
-def tokens_fn(data: Request, model: ServedTask) -> list[int]:
+def tokens_fn(data: Call, model: ServedTask) -> list[int]:
     """Return the number of tokens of each text.
 
     Raises:
         BadRequest: A parameter is unknown to the model's task, or the model does not answer the
             request's API.
     """
-    description.refuse_other_apis(model, data)
-    if data.route == tei.TOKENIZE:
-        return [len(text) for text in data.texts]
-    return model.measure(data)
+    return list(data.prepared(model).sizes)
 
 
-def predict_fn(data: Request, model: ServedTask) -> Any:
+def predict_fn(data: Call, model: ServedTask) -> Any:
     """Return an answer for each text, or an iterator over pieces of a streamed generation."""
-    tokens_fn(data, model)
     (prediction,) = predict_batch_fn([data], model)
     if callable(prediction):
         return prediction()
@@ -109,28 +127,26 @@ def predict_fn(data: Request, model: ServedTask) -> Any:
     return prediction
 
 
-def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
+def predict_batch_fn(inputs: Sequence[Call], model: ServedTask) -> list[Any]:
     """Compute all requests together, and return the result of `predict_fn` for each. For a
     prediction that takes many turns, return a function that returns it."""
-    predicted = iter(model.predict([data for data in inputs if data.route != tei.TOKENIZE]))
-    answered = []
-    for request in inputs:
-        if request.route == tei.TOKENIZE:
-            tokenizer = description.tokenizer_of(model)
-            answered.append(partial(tei.tokenized, request, tokenizer))
+    requests = [data.prepared(model) for data in inputs]
+    predicted = iter(model.predict([p for p in requests if p.request.route != routes.TOKENIZE]))
+    answered: list[Any] = []
+    for prepared in requests:
+        if prepared.request.route == routes.TOKENIZE:
+            answered.append(partial(tei.tokenized, prepared, model.tokenizer))
             continue
         prediction = next(predicted)
-        is_later = callable(prediction)
-        answered.append(
-            partial(_later, prediction, request)
-            if is_later
-            else request_reader.in_form(prediction, request)
-        )
+        if callable(prediction):
+            answered.append(partial(_later, prediction, prepared))
+        else:
+            answered.append(request_reader.in_form(prediction, prepared))
     return answered
 
 
-def _later(prediction: Callable[[], Any], request: Request) -> Any:
-    answer = request_reader.in_form(prediction(), request)
+def _later(prediction: Callable[[], Any], prepared: Prepared) -> Any:
+    answer = request_reader.in_form(prediction(), prepared)
     if isinstance(answer, Exception):
         raise answer
     return answer

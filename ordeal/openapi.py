@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from amphora.serving.http.invocations import OPENAI_ROUTES, PREFIX, TEI_ROUTES, TGI_ROUTES
+from amphora.serving.http.invocations import PREFIX
+from amphora.serving.protocol import routes
 
 Schema = dict[str, Any]
 _JSON = "application/json"
@@ -36,24 +37,25 @@ _WRITTEN: dict[str, Schema] = {
 _GENERATED = _object({"inputs": _TEXT}, parameters={"type": "object"}, stream={"type": "boolean"})
 _SENTENCES = _object({"source_sentence": _TEXT, "sentences": _TEXTS})
 _BODIES: dict[str, Schema] = {
-    "/v1/chat/completions": _object(
+    routes.CHAT: _object(
         {"messages": {"type": "array", "items": _MESSAGE, "minItems": 1}}, **_WRITTEN
     ),
-    "/v1/completions": _object({"prompt": _INPUTS}, **_WRITTEN),
-    "/v1/embeddings": _object({"input": _INPUTS}, model=_TEXT),
-    "/v1/rerank": _object({"query": _TEXT, "documents": {"type": "array", "minItems": 1}}),
-    "/v2/rerank": _object({"query": _TEXT, "documents": {"type": "array", "minItems": 1}}),
-    "/v1/responses": _object({"input": {"anyOf": [_TEXT, {"type": "array"}]}}, model=_TEXT),
-    "/embed": _object({"inputs": _INPUTS}),
-    "/embed_all": _object({"inputs": _INPUTS}),
-    "/embed_sparse": _object({"inputs": _INPUTS}),
-    "/rerank": _object({"query": _TEXT, "texts": _TEXTS}),
-    "/predict": _object({"inputs": {"anyOf": [_TEXT, {"type": "array", "minItems": 1}]}}),
-    "/similarity": _object({"inputs": _SENTENCES}),
-    "/tokenize": _object({"inputs": {"anyOf": [_TEXT, _TEXTS]}}),
+    routes.COMPLETIONS: _object({"prompt": _INPUTS}, **_WRITTEN),
+    routes.EMBEDDINGS: _object({"input": _INPUTS}, model=_TEXT),
+    routes.RERANK_1: _object({"query": _TEXT, "documents": {"type": "array", "minItems": 1}}),
+    routes.RERANK_2: _object({"query": _TEXT, "documents": {"type": "array", "minItems": 1}}),
+    routes.RESPONSES: _object({"input": {"anyOf": [_TEXT, {"type": "array"}]}}, model=_TEXT),
+    **dict.fromkeys((routes.SCORE, routes.SCORE_1), _object({"text_1": _TEXTS, "text_2": _TEXTS})),
+    routes.EMBED: _object({"inputs": _INPUTS}),
+    routes.EMBED_ALL: _object({"inputs": _INPUTS}),
+    routes.EMBED_SPARSE: _object({"inputs": _INPUTS}),
+    routes.RERANK: _object({"query": _TEXT, "texts": _TEXTS}),
+    routes.PREDICT: _object({"inputs": {"anyOf": [_TEXT, {"type": "array", "minItems": 1}]}}),
+    routes.SIMILARITY: _object({"inputs": _SENTENCES}),
+    routes.TOKENIZE: _object({"inputs": {"anyOf": [_TEXT, _TEXTS]}}),
     "/decode": _object({"ids": {"anyOf": [_IDS, {"type": "array", "items": _IDS}]}}),
-    "/generate": _GENERATED,
-    "/generate_stream": _GENERATED,
+    routes.GENERATE: _GENERATED,
+    routes.GENERATE_STREAM: _GENERATED,
     "/adapters": _object({"name": _TEXT, "src": _TEXT}),
 }
 _ERROR = {"code": _TEXT, "message": _TEXT, "request_id": _TEXT}
@@ -116,11 +118,11 @@ def describe() -> dict[str, Any]:
     for prefix in ("", PREFIX):
         paths[f"{prefix}/v1/models"] = {"get": listed}
         paths[f"{prefix}/v1/models/{{name}}"] = {"parameters": [name], "get": shown}
-        for route in OPENAI_ROUTES:
+        for route in routes.OPENAI:
             content = {_JSON: {"schema": _BODIES[route]}}
             paths[prefix + route] = {"post": _operation(_INVOKED, "OpenAIError", "*/*", content)}
-    for error, routes in (("TEIError", TEI_ROUTES), ("TGIError", TGI_ROUTES)):
-        for route in routes:
+    for error, group in (("TEIError", routes.TEI), ("TGIError", routes.TGI)):
+        for route in group:
             content = {_JSON: {"schema": _BODIES[route]}}
             paths[route] = {"post": _operation(_INVOKED, error, content=content)}
     return {

@@ -19,7 +19,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 
 from recipe.backend import loaded_model, loading
 from recipe.backend.packed_rows import PackedRows
-from recipe.backend.rows import Reading, TokenRow, padded
+from recipe.backend.padded_rows import pad_rows
+from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.models import flat_attention
 
@@ -82,7 +83,7 @@ def states_of_padded(model: PreTrainedModel, rows: Sequence[TokenRow], longest: 
     for start in range(0, len(rows), _PADDED_TEXTS):
         some = rows[start : start + _PADDED_TEXTS]
         length = min(longest, -(-max(len(row.ids) for row in some) // 8) * 8)
-        hidden = model.base_model(**padded(some, length, pad, model.device)).last_hidden_state
+        hidden = model.base_model(**pad_rows(some, length, pad, model.device)).last_hidden_state
         parts += [own[: len(row.ids)] for row, own in zip(some, hidden, strict=True)]
     return torch.cat(parts)
 

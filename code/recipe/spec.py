@@ -102,6 +102,8 @@ class Served:
     """The Auto classes of transformers whose models have the task's head."""
     adapters: tuple[str, ...] = ()
     """peft's names of the task."""
+    routes: tuple[str, ...] = ()
+    """The routes of APIs that its models may answer; `ServedTask.lacking` are exceptions."""
     form: str = "json"
     """The form of the page at / to try the model with."""
 

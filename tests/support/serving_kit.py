@@ -24,6 +24,11 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ["the film was good", "anna said paris was bad again .", "who", "in the film anna was good"]
 
 
+def predict(model: Any, requests: Sequence[Any]) -> list[Any]:
+    """Return what a served task predicts for requests together."""
+    return list(model.predict([model.prepare(request) for request in requests]))
+
+
 def tokenizer(max_length: int = 48) -> Any:
     """Return a WordPiece tokenizer that spells unknown words and marks the second text of a pair."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers

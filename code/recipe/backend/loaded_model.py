@@ -12,11 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
+from recipe.backend.device_copies import PendingCopy
 from recipe.backend.engines.graph import Forward
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
-from recipe.backend.requests.payloads import BadRequest, Request, Text
-from recipe.backend.rows import Coming, Reading, TokenRow, Values, Wanted
+from recipe.backend.requests.payloads import BadRequest, Inputs, Prepared, Request, Text
+from recipe.backend.rows import Reading, TokenRow, Values, Wanted
 from recipe.tokenization.encoding import cutting, encode, encode_pairs
 
 CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
@@ -68,64 +69,58 @@ class LoadedModel:
         """Return the size of a hidden state; 0 if the configuration does not have it."""
         return int(getattr(self.model.config.get_text_config(), "hidden_size", 0) or 0)
 
-    def encode(self, request: Request) -> list[list[int]]:
-        """Return the token ids of a request's texts and pairs.
+    def encode(self, request: Request, inputs: Inputs) -> Prepared:
+        """Return a row of tokens for each text or pair of a request, in `Prepared.work`.
 
-        Args:
-            request: Receives the token ids and the positions of truncated texts. Its parameters
-                `truncation` and `max_length` are applied.
+        The parameters `truncation` and `max_length` are applied.
 
         Raises:
             BadRequest: A text is too long, and the request forbids truncation.
         """
-        if request.token_ids is None:
-            texts: Sequence[Text] = request.texts
-            read = 0
-            limit, side = self.limit(request.parameters), side_of(request.parameters)
-            bounds.hold(Bound.ROWS, len(texts))
-            ids: list[list[int]] = []
-            types: list[list[int] | None] = []
-            is_paired = not all(isinstance(text, str) for text in texts)
-            if is_paired and request.parameters.get("truncation") == "only_first":
-                raise BadRequest(
-                    "truncation is only_first: of a pair the longer text is cut. Give true."
-                )
-            is_plain = not self.typed and not is_paired
-            for piece in bounds.pieces(texts):
-                with cutting(self.tokenizer, side):
-                    if is_plain:
-                        some = cast("Sequence[str]", texts[piece.start : piece.stop])
-                        heads = [bounds.beginning(self.tokenizer, text, limit) for text in some]
-                        ids += encode(self.tokenizer, heads, limit)
-                    else:
-                        for place in piece:
-                            row, row_types = self._encode_one(texts[place], limit)
-                            ids.append(row)
-                            types.append(row_types)
-                read += sum(map(len, ids[piece.start :]))
-                bounds.hold(Bound.READ, read)
-            if not is_plain:
-                request.type_ids = types
-            request.keep_those_with_tokens(ids, *([request.type_ids] if request.type_ids else []))
-            request.token_ids, texts = ids, request.texts
-            request.truncated = [
-                place
-                for place, row in enumerate(ids)
-                if len(row) == limit and self.is_longer(texts[place], limit)
-            ]
-            refuse_uncut(request, limit)
-        return request.token_ids
+        texts: Sequence[Text] = inputs.values
+        read = 0
+        limit, side = self.limit(request.parameters), side_of(request.parameters)
+        bounds.hold(Bound.ROWS, len(texts))
+        rows: list[TokenRow] = []
+        is_paired = not all(isinstance(text, str) for text in texts)
+        if is_paired and request.parameters.get("truncation") == "only_first":
+            raise BadRequest(
+                "truncation is only_first: of a pair the longer text is cut. Give true."
+            )
+        for piece in bounds.pieces(texts):
+            with cutting(self.tokenizer, side):
+                if self.typed or is_paired:
+                    rows += [self._encode_one(texts[place], limit) for place in piece]
+                else:
+                    some = cast("Sequence[str]", texts[piece.start : piece.stop])
+                    heads = [bounds.beginning(self.tokenizer, text, limit) for text in some]
+                    rows += map(TokenRow, encode(self.tokenizer, heads, limit))
+            read += sum(len(row.ids) for row in rows[piece.start :])
+            bounds.hold(Bound.READ, read)
+        inputs = inputs.with_tokens(request, [row.ids for row in rows])
+        rows = [row for row in rows if row.ids]
+        truncated = [
+            place
+            for place, row in enumerate(rows)
+            if len(row.ids) == limit and self.is_longer(inputs.values[place], limit)
+        ]
+        refuse_uncut(request, truncated, limit)
+        sizes = [len(row.ids) for row in rows]
+        return Prepared(
+            request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,
+            work=rows,
+        )  # fmt: skip
 
-    def _encode_one(self, text: Text, limit: int) -> tuple[list[int], list[int] | None]:
-        """Return the token ids of a text or a pair, and their types."""
+    def _encode_one(self, text: Text, limit: int) -> TokenRow:
+        """Return the tokens of a text or a pair, with their types."""
         if isinstance(text, str):
             head = bounds.beginning(self.tokenizer, text, limit)
             encoded = self.tokenizer(head, truncation=True, max_length=limit)
-            return encoded["input_ids"], encoded.get("token_type_ids")
+            return TokenRow(encoded["input_ids"], encoded.get("token_type_ids"))
         # Which of two long texts keeps one more token depends on all of both.
         bounds.hold_text(*text)
         (row,), types = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
-        return row, types[0] if types is not None else None
+        return TokenRow(row, types[0] if types is not None else None)
 
     def limit(self, parameters: Mapping[str, Any]) -> int:
         """Return the longest input in tokens for a request. It may exceed the tokenizer's limit if
@@ -142,22 +137,17 @@ class LoadedModel:
         decisive = [bounds.beginning(self.tokenizer, part, limit) for part in parts]
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 
-    def rows(self, requests: Sequence[Request], reading: Reading) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[Prepared], reading: Reading) -> list[list[torch.Tensor]]:
         """Compute the texts of all requests together. Return for each request a tensor for each
         of its texts, in float32 on the CPU."""
-        rows = [
-            TokenRow(ids, request.type_ids[place] if request.type_ids else None)
-            for request in requests
-            for place, ids in enumerate(self.encode(request))
-        ]
-        results = iter(self.forward(rows, reading))
-        return [[next(results) for _ in request.texts] for request in requests]
+        results = iter(self.forward([row for some in prepared for row in some.work], reading))
+        return [[next(results) for _ in some.work] for some in prepared]
 
     def forward(self, rows: Sequence[TokenRow], reading: Wanted) -> list[torch.Tensor]:
         """Compute the values of each row, in float32 on the CPU, with a pause after each call."""
         results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         ahead = CALLS_AHEAD.get(self.model.device.type, 0)
-        coming: deque[tuple[list[int], Coming]] = deque()
+        coming: deque[tuple[list[int], PendingCopy]] = deque()
 
         def take_first() -> None:
             places, values = coming.popleft()
@@ -175,7 +165,7 @@ class LoadedModel:
             values = (self.padded if is_even else layout).values(self.model, some, reading)
             width = values.whole.shape[-1]
             bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
-            coming.append((places, Coming(values)))
+            coming.append((places, PendingCopy(values)))
             # The host prepares the next call while the device computes this one.
             if len(coming) > ahead:
                 take_first()
@@ -210,10 +200,10 @@ def side_of(parameters: Mapping[str, Any]) -> str:
     return str(parameters.get("truncation_direction", "right")).lower()
 
 
-def refuse_uncut(request: Request, limit: int) -> None:
+def refuse_uncut(request: Request, truncated: Sequence[int], limit: int) -> None:
     """Raise BadRequest if a text was truncated to `limit` tokens, and the request forbids that."""
-    if request.truncated and request.parameters.get("truncation") in UNCUT:
+    if truncated and request.parameters.get("truncation") in UNCUT:
         raise BadRequest(
-            f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
+            f"Input {truncated[0] + 1} is longer than the {limit} tokens that are read. "
             "Shorten it, or leave truncation out to truncate it."
         )

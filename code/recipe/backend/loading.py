@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,24 +29,18 @@ from recipe.backend.engines import conversion
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
-from recipe.backend.rows import (
-    Pooling,
-    Reading,
-    TokenRow,
-    Wanted,
-    are_close,
-    lay_out,
-    tolerance_of,
-)
+from recipe.backend.rows import Pooling, Reading, TokenRow, Wanted
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static import programs as static
 from recipe.backend.static.buckets import Buckets
 from recipe.backend.static.programs import DEVICES, ProgramInputs, Programs
+from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.compat import positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import packed_encoders
+from recipe.runtime import blocked_weights
 from recipe.tokenization.encoding import types_alone
 
 _WRITERS = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
@@ -97,7 +91,7 @@ def load(
     )
     if architecture in _WRITERS:
         if kind == "cpu" and name != "int8":
-            lay_out(model, environ, functools.partial(_generation_scores, loaded))
+            _use_onednn_layout(model, environ, functools.partial(_generation_scores, loaded))
     else:
         if kind not in DEVICES:
             if reading is Reading.MEAN:
@@ -242,8 +236,34 @@ def _packed(
     )
     # Models of unknown families may use the weights of a layer elsewhere.
     if packed is not None:
-        lay_out(loaded.model, environ, lambda: alone.forward(alone.probes(), reading))
+        _use_onednn_layout(loaded.model, environ, lambda: alone.forward(alone.probes(), reading))
     return replace(loaded, layout=packed)
+
+
+def _use_onednn_layout(
+    model: PreTrainedModel,
+    environ: Mapping[str, str],
+    answers: Callable[[], Sequence[torch.Tensor]],
+) -> None:
+    """Convert the weights of a model's linear layers to the layout of the CPU's kernels, if it has
+    such kernels and the model's answers stay the same. Otherwise log the reason.
+
+    Args:
+        model: A model in its final precision.
+        environ: AMPHORA_BLOCKED_WEIGHTS.
+        answers: Computes the model's values of a few texts.
+
+    Raises:
+        ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
+    """
+    if blocked_weights.why_not(model, model.dtype, environ) is not None:
+        return
+
+    def are_same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+        return are_close(one, other, tolerance_of(other, model.dtype))
+
+    if fault := blocked_weights.use(model, answers, are_same):
+        log(f"weights: in PyTorch's layout: {fault}")
 
 
 def _on_device(

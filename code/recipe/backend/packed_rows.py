@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from recipe.backend.device_copies import to_device
 from recipe.backend.rows import (
     Pooling,
     Reading,
     TokenRow,
     Values,
     Wanted,
-    are_close,
-    places_kept,
-    sent,
-    tolerance_of,
+    kept_positions,
 )
+from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, packed_encoders
@@ -131,7 +130,7 @@ class PackedRows:
             types[:real] = list(itertools.chain.from_iterable(filled))
             parts.append(types)
         # Copy all arrays to the device at once.
-        numbers = sent(torch.from_numpy(np.concatenate(parts)), model.device)
+        numbers = to_device(torch.from_numpy(np.concatenate(parts)), model.device)
         sizes = [len(part) for part in parts]
         longest = max(int(lengths.max()), len(ids) - real)
         return self.computed(model, torch.split(numbers, sizes), longest)[:real], lengths
@@ -165,26 +164,26 @@ class PackedRows:
         if isinstance(reading, Pooling):
             starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
             # sentence-transformers passes hidden states without padding to its pooling like this.
-            vectors = reading.vectors(hidden[None], cu_seq_lens_q=sent(starts, hidden.device))
+            vectors = reading.vectors(hidden[None], cu_seq_lens_q=to_device(starts, hidden.device))
             return Values(vectors)
         if reading is Reading.TOKENS:
             counts = lengths.tolist()
             if any(row.keep is not None for row in rows):
-                places, counts = places_kept(rows, begins)
-                hidden = hidden[sent(places, hidden.device)]
+                places, counts = kept_positions(rows, begins)
+                hidden = hidden[to_device(places, hidden.device)]
             head = getattr(self.family, self.head) if self.head else None
             return Values(hidden if head is None else head(model, hidden), counts)
         of_mean = reading is Reading.MEAN
         if of_mean or self.family.pools_mean(model.config):
             owners = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
             sums = hidden.new_zeros((len(rows), hidden.shape[-1]), dtype=torch.float32)
-            sums.index_add_(0, sent(owners, hidden.device), hidden.float())
-            means = sums / sent(torch.from_numpy(lengths), hidden.device)[:, None]
+            sums.index_add_(0, to_device(owners, hidden.device), hidden.float())
+            means = sums / to_device(torch.from_numpy(lengths), hidden.device)[:, None]
             if of_mean:
                 return Values(means)
             pooled = means.to(hidden.dtype)
         else:
-            pooled = hidden[sent(torch.from_numpy(begins), hidden.device)]
+            pooled = hidden[to_device(torch.from_numpy(begins), hidden.device)]
         return Values(self.family.head(model, pooled))
 
     def _positions(self, config: Any, ids: Any, lengths: Any) -> Any:

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.backend.rows import TokenRow, Values, Wanted, of_padded, padded
+from recipe.backend.device_copies import to_device
+from recipe.backend.rows import (
+    Pooling,
+    Reading,
+    TokenRow,
+    Values,
+    Wanted,
+    kept_positions,
+)
 
 BATCH = 32
 """The most rows of a call."""
@@ -74,9 +83,9 @@ class PaddedRows:
         longest = max(len(row.ids) for row in rows)
         if self.merging == PADDED:
             longest = min(self.most, -(-longest // _STEP) * _STEP)
-        batch = padded(rows, longest, self.pad, model.device)
+        batch = pad_rows(rows, longest, self.pad, model.device)
         inputs = {name: tensor for name, tensor in batch.items() if name in self.inputs}
-        return of_padded(reading, model(**inputs), batch["attention_mask"], rows)
+        return values_from_padded(reading, model(**inputs), batch["attention_mask"], rows)
 
 
 def cheapest_cuts(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -94,3 +103,63 @@ def cheapest_cuts(lengths: Sequence[int]) -> Iterator[list[int]]:
         calls.append(order[begins[end] : end])
         end = begins[end]
     yield from reversed(calls)
+
+
+def pad_rows(
+    rows: Sequence[TokenRow], longest: int, pad: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Return a model's inputs: `input_ids`, `attention_mask` and, if a row has types,
+    `token_type_ids`, each [rows, longest], on the device.
+
+    Args:
+        rows: The rows of one call.
+        longest: Tokens of each row of the tensors.
+        pad: The id of the padding token.
+        device: The model's device.
+    """
+    ids = torch.full((len(rows), longest), pad, dtype=torch.long)
+    batch = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}
+    if any(row.types for row in rows):
+        batch["token_type_ids"] = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
+        batch["attention_mask"][place, : len(row.ids)] = 1
+        if row.types:
+            types = torch.tensor(row.types, dtype=torch.long)
+            batch["token_type_ids"][place, : len(row.ids)] = types
+    return {name: to_device(tensor, device) for name, tensor in batch.items()}
+
+
+def values_from_padded(
+    reading: Wanted, output: Any, mask: Tensor, rows: Sequence[TokenRow]
+) -> Values:
+    """Return the values of each row of a padded batch.
+
+    Args:
+        reading: The values to read.
+        output: The output of a model of transformers.
+        mask: [rows, longest], 1 for tokens and 0 for padding.
+        rows: The rows of the batch, which only values of tokens need.
+    """
+    if isinstance(reading, Pooling):
+        return Values(reading.vectors(output[0], attention_mask=mask))
+    if reading is Reading.LABELS:
+        return Values(output.logits)
+    if reading is Reading.MEAN:
+        states = output.last_hidden_state.float()
+        weights = mask.unsqueeze(-1).float()
+        return Values((states * weights).sum(1) / weights.sum(1))
+    values = token_values(output)
+    if all(row.keep is None and len(row.ids) == values.shape[1] for row in rows):
+        return Values(values.flatten(0, 1), [values.shape[1]] * len(rows))
+    begins = range(0, len(rows) * values.shape[1], values.shape[1])
+    places, counts = kept_positions(rows, begins)
+    return Values(values.flatten(0, 1)[to_device(places, values.device)], counts)
+
+
+def token_values(output: Any) -> Tensor:
+    """Return logits, start and end logits, or hidden states [rows, longest, ...]."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    values: Tensor = output.logits if "logits" in output else output[0]
+    return values

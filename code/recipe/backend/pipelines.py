@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import transformers
@@ -15,7 +15,14 @@ from recipe.backend import bounds, media, precision, turns
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.answers import json_values
 from recipe.backend.requests.bodies import MEDIA_PARTS
-from recipe.backend.requests.payloads import Answers, BadRequest, NotTakenHere, Request
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Inputs,
+    NotTakenHere,
+    Prepared,
+    Request,
+)
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
@@ -27,6 +34,18 @@ _SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-au
 _WORDS = {"text-to-audio", "table-question-answering"}
 _TEXT_KEYS = {"text", "question", "query", "prompt", "candidate_labels", "role", "type", "content"}
 _COUNTS = ("max_new_tokens", "max_length", "num_beams", "num_return_sequences")
+_FORMS = {
+    "table-question-answering": "table",
+    "image-classification": "image",
+    "image-segmentation": "image",
+    "image-feature-extraction": "image",
+    "image-to-text": "image",
+    "depth-estimation": "image",
+    "object-detection": "image",
+    "automatic-speech-recognition": "audio",
+    "audio-classification": "audio",
+}
+"""The form of the page for some tasks; JSON for the others."""
 _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 
 
@@ -104,7 +123,6 @@ class Foreign(ServedTask):
         from PIL import Image
 
         inputs: Any
-        prepared = None
         if self.task in _SOUNDS:
             inputs = {"raw": [0.0] * self.sampling_rate, "sampling_rate": self.sampling_rate}
         elif self.task == "table-question-answering":
@@ -114,33 +132,35 @@ class Foreign(ServedTask):
         elif self.task in ("keypoint-matching", "image-text-to-text"):
             return None
         else:
-            inputs = prepared = Image.new("RGB", (64, 64), "grey")
+            inputs = Image.new("RGB", (64, 64), "grey")
         labels = {"candidate_labels": ["a", "b"]} if self.task.startswith("zero-shot") else {}
-        return Request(
-            texts=[inputs], raw=inputs, single=True, prepared=prepared, parameters=labels
-        )
+        return Request(inputs=[inputs], raw=inputs, single=True, parameters=labels)
 
-    def measure(self, request: Request) -> list[int]:
-        """Return 1 for each input, since its cost in tokens is unknown."""
-        if request.faults and not request.texts:
+    @property
+    def form(self) -> str:
+        return _FORMS.get(self.task, "json")
+
+    def prepare(self, request: Request) -> Prepared:
+        """Return the pipeline's inputs. Each has the size 1, since its tokens are unknown."""
+        if request.faults and not request.inputs:
             raise BadRequest(request.faults[min(request.faults)])
-        if request.prepared is None:
-            inputs = list(request.texts) if request.raw is None else request.raw
-            if isinstance(inputs, dict) and self.task not in _WORDS:
-                inputs = self._without_parameters(inputs, request)
-            request.prepared = self._read(inputs, request.content_type)
+        inputs = list(request.inputs) if request.raw is None else request.raw
+        if isinstance(inputs, dict) and self.task not in _WORDS:
+            inputs, request = self._without_parameters(inputs, request)
+        inputs = self._read(inputs, request.content_type)
         for name in request.parameters:
             if name not in self.parameters:
                 raise BadRequest(
                     f"{self.task} has no parameter {name!r}. It takes "
                     f"{', '.join(sorted(self.parameters)) or 'none'}."
                 )
-        _hold(request.parameters, len(request.texts))
-        return [1] * len(request.texts)
+        _hold(request.parameters, count := len(request.inputs))
+        kept = Inputs(request.inputs, request.faults)
+        return Prepared(request=request, inputs=kept, sizes=[1] * count, work=inputs)
 
-    def _without_parameters(self, inputs: dict[str, Any], request: Request) -> Any:
-        """Return an input of several parts without the pipeline's parameters, which are moved to
-        the request's parameters. Return only the image or audio if nothing else is left.
+    def _without_parameters(self, inputs: dict[str, Any], request: Request) -> tuple[Any, Request]:
+        """Return an input of several parts without the pipeline's parameters, and the request with
+        them. Of the input only the image or audio is returned if nothing else is left.
 
         Raises:
             BadRequest: The input has an unknown part, which the pipeline would ignore.
@@ -151,11 +171,11 @@ class Foreign(ServedTask):
                 'next to it: {"inputs": ..., "parameters": {...}}.'
             )
         moved = {name: inputs[name] for name in inputs if name in self.parameters}
-        request.parameters = {**moved, **request.parameters}
+        request = replace(request, parameters={**moved, **request.parameters})
         rest = {name: value for name, value in inputs.items() if name not in moved}
         if len(rest) == 1 and set(rest) <= {"image", "images", "audio", "video", "videos"}:
-            return next(iter(rest.values()))
-        return rest
+            return next(iter(rest.values())), request
+        return rest, request
 
     def _read(self, inputs: Any, content_type: str) -> Any:
         """Return the pipeline's inputs, with decoded images and audio in place of their bytes."""
@@ -175,13 +195,12 @@ class Foreign(ServedTask):
             return media.sound(inputs, rate)
         return with_images(inputs, media.Pixels())
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return the pipeline's answer to each request, or an exception in its place."""
         answers: list[Any] = []
-        for request in requests:
+        for prepared in requests:
             try:
-                self.measure(request)
-                answer = json_values(self.pipeline(request.prepared, **request.parameters))
+                answer = json_values(self.pipeline(prepared.work, **prepared.parameters))
             except BadRequest as error:
                 answers.append(error)
             except (*_FAULTS, RuntimeError) as error:
@@ -192,7 +211,7 @@ class Foreign(ServedTask):
                 answers.append(BadRequest(f"{self.task} cannot answer this: {why}"))
             else:
                 # A list that answers a single input is one entry, not one for each input.
-                is_one = request.single or not isinstance(answer, list)
+                is_one = prepared.request.single or not isinstance(answer, list)
                 answers.append(Answers([answer], single=True) if is_one else Answers(answer))
         return answers
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.backend.rows import are_close, tolerance_of
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static import programs
+from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.console import log
 from recipe.models import packed_encoders
 from recipe.runtime import device

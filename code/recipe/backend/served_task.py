@@ -3,27 +3,86 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
-from recipe.backend.requests.payloads import Request
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.packed_rows import PackedRows
+from recipe.backend.requests.payloads import BadRequest, Prepared, Request
+from recipe.compat import UNBOUNDED
+from recipe.spec import Served
 
 
 class ServedTask(ABC):
     """A loaded model that answers requests."""
 
+    served = Served(load="")
+    """What the task's spec declares."""
+
+    @property
+    def lacking(self) -> Set[str]:
+        """Return the routes of the spec that this model does not answer."""
+        return frozenset()
+
+    @property
+    def loaded_model(self) -> LoadedModel | None:
+        """Return the task's model; None if a library computes it."""
+        model: LoadedModel | None = getattr(self, "loaded", None)
+        return model
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the model's tokenizer."""
+        return None if self.loaded_model is None else self.loaded_model.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """Return how many tokens of an input are read."""
+        return UNBOUNDED if self.loaded_model is None else self.loaded_model.max_length
+
+    @property
+    def routes(self) -> list[str]:
+        """Return the routes of APIs that the model answers."""
+        return [route for route in self.served.routes if route not in self.lacking]
+
+    @property
+    def form(self) -> str:
+        """Return the form of the page at / to try the model with."""
+        return self.served.form
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is known of `architecture`, `max_length` (in tokens), `example_text` and
+        `padding` (false if texts of different lengths cost no more together than apart)."""
+        described: dict[str, Any] = {"routes": self.routes, "form": self.form}
+        model = self.loaded_model
+        # Packed rows have no padding, and calls of OpenVINO's graph are cut by what padding costs.
+        if model is not None and (model.engine or isinstance(model.layout, PackedRows)):
+            described["padding"] = False
+        if self.max_length < UNBOUNDED:
+            described["max_length"] = self.max_length
+        if (loaded := getattr(self, "loaded", None)) is not None:
+            described["architecture"] = type(loaded.model).__name__
+        return described
+
+    def refuse_other_apis(self, request: Request) -> None:
+        """Raise BadRequest if the model does not answer the request's API."""
+        if request.route and request.route not in self.routes:
+            known = ", ".join(self.routes)
+            answered = f"answers {known}" if known else "answers none of these APIs"
+            raise BadRequest(f"The body is one of {request.route}, but this model {answered}.")
+
     def example(self, text: str) -> Request | None:
         """Return a cheap request with a text, to warm up; None if the task has none."""
-        return Request(texts=[text])
+        return Request(inputs=[text])
 
     @abstractmethod
-    def measure(self, request: Request) -> list[int]:
-        """Read a request's inputs, once, and return the tokens of each.
+    def prepare(self, request: Request) -> Prepared:
+        """Read a request's inputs and prepare them for the model.
 
         Raises:
             BadRequest: A parameter or an input is not one of the task's.
         """
 
     @abstractmethod
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return the prediction for each request, or an exception in its place."""

@@ -11,7 +11,6 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from recipe.backend import pipelines
 from recipe.backend.engines import conversion
 from recipe.backend.engines.graph import Forward
-from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
@@ -66,16 +65,9 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     return task
 
 
-def model_of(task: ServedTask) -> LoadedModel | None:
-    """Return a task's model; None if a library computes it."""
-    model: LoadedModel | None = getattr(getattr(task, "vectors", task), "loaded", None)
-    return model
-
-
 def engine_of(task: ServedTask) -> Forward | None:
     """Return OpenVINO's graph of a task's model; None if PyTorch computes it."""
-    model = model_of(task)
-    return None if model is None else model.engine
+    return None if task.loaded_model is None else task.loaded_model.engine
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:

@@ -55,8 +55,8 @@ def inner_folder(folder: Path, program: str | None) -> Path:
 
 
 def unused_names(path: Path) -> list[str]:
-    """Return the public functions and classes that a file defines, or imports by name, and does not
-    use itself, except as a program. Decorated classes are used by their decorators."""
+    """Return the public names that a file defines, imports or assigns, and does not use itself,
+    except as a program. Decorated classes are used by their decorators."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # Its import reports it.
@@ -67,7 +67,8 @@ def unused_names(path: Path) -> list[str]:
         if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
     ]
     nodes = [node for part in body for node in ast.walk(part)]
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names_in_use = (node for node in nodes if isinstance(node, ast.Name))
+    used = {node.id for node in names_in_use if isinstance(node.ctx, ast.Load)}
     names = [
         node.name
         for node in body
@@ -77,4 +78,6 @@ def unused_names(path: Path) -> list[str]:
     for node in body:
         if isinstance(node, ast.ImportFrom):
             names += [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
     return [name for name in dict.fromkeys(names) if not name.startswith("_") and name not in used]

@@ -56,7 +56,7 @@ def test_a_request_is_read(
     content_type: str, body: str, texts: list[str], top_k: int | None
 ) -> None:
     request = bodies.read_request(body.encode(), content_type)
-    assert (list(request.texts), request.parameters.get("top_k")) == (texts, top_k)
+    assert (list(request.inputs), request.parameters.get("top_k")) == (texts, top_k)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_bad_request_is_told_what_is_right(
 ) -> None:
     with pytest.raises(BadRequest) as caught:
         request = bodies.read_request(body, content_type)
-        request.check_parameters({"top_k"}, "text-classification", nullable={"top_k"})
+        request = request.checked({"top_k"}, "text-classification", nullable={"top_k"})
         request.read(payloads.a_text)
     for word in words:
         assert word in str(caught.value)
@@ -115,15 +115,21 @@ def test_a_bad_record_is_its_own_fault(
     content_type: str, body: bytes, texts: list[str], faults: dict[int, str]
 ) -> None:
     request = bodies.read_request(body, content_type)
-    request.read(payloads.a_text)
-    assert list(request.texts) == texts
-    assert set(request.faults) == set(faults)
+    inputs = request.read(payloads.a_text)
+    assert list(inputs.values) == texts
+    assert set(inputs.faults) == set(faults)
     for place, word in faults.items():
-        assert word in request.faults[place]
+        assert word in inputs.faults[place]
+
+
+def prepared(inputs: payloads.Inputs, request: Any = None) -> payloads.Prepared:
+    return payloads.Prepared(
+        request=request or payloads.Request(inputs=[]), inputs=inputs, sizes=[]
+    )
 
 
 def test_an_error_stands_in_its_records_place_in_every_format() -> None:
-    request = payloads.Request(texts=["a", "b"], faults={0: "bad, first", 2: "worse"})
+    request = prepared(payloads.Inputs(["a", "b"], {0: "bad, first", 2: "worse"}))
     error = {"error": {"code": "bad_request", "message": "bad, first"}}
     woven = payloads.by_records(payloads.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request)
     assert woven == [
@@ -152,18 +158,17 @@ def test_a_csv_is_read_by_the_columns_of_the_training_data(
     content_type: str, body: str, columns: list[str], texts: list[Any]
 ) -> None:
     request = bodies.read_request(body.encode(), content_type)
-    request.read(lambda value: value, columns)
-    assert request.texts == texts
+    assert request.read(lambda value: value, columns).values == texts
 
 
 def test_each_record_has_one_line() -> None:
     body = b'{"inputs": ["a", "b"]}\n"c"\n{"inputs": []}\n{"inputs": ["d", 7]}\n{"inputs": ["e"]}'
     request = bodies.read_request(body, "application/jsonlines")
-    request.read(payloads.a_text)
-    assert request.texts == ["a", "b", "c", "d", "e"]
+    inputs = request.read(payloads.a_text)
+    assert inputs.values == ["a", "b", "c", "d", "e"]
     prediction = payloads.Answers(list(range(5)), truncated=[1, 4])
     prediction.unfinished = [3]
-    woven = payloads.by_records(prediction, request)
+    woven = payloads.by_records(prediction, prepared(inputs, request))
     assert woven[:2] == [[0, 1], 2]
     assert "is empty" in woven[2]["error"]["message"]
     assert woven[3][0] == 3
@@ -187,8 +192,7 @@ def test_a_row_of_an_array_is_a_record(array: Any, texts: list[Any]) -> None:
     out = io.BytesIO()
     np.save(out, array)
     request = bodies.read_request(out.getvalue(), "application/x-npy")
-    request.read(payloads.a_text_or_pair)
-    assert request.texts == texts
+    assert request.read(payloads.a_text_or_pair).values == texts
 
 
 def test_csv_is_cut_by_the_delimiters_of_training_data() -> None:
@@ -274,7 +278,7 @@ def npy(array: object) -> bytes:
 
 
 def test_texts_come_as_an_npy_array_but_nothing_is_unpickled() -> None:
-    assert bodies.read_request(npy(["a", "é"]), "application/x-npy").texts == ["a", "é"]
+    assert bodies.read_request(npy(["a", "é"]), "application/x-npy").inputs == ["a", "é"]
     with pytest.raises(BadRequest, match="float64, not texts"):
         bodies.read_request(npy([1.0]), "application/x-npy")
     with pytest.raises(BadRequest, match="allow_pickle=False"):
@@ -312,7 +316,7 @@ def test_a_parameter_of_another_task_is_named() -> None:
         b'{"inputs": "a", "parameters": {"temperature": 0.5}}', "application/json"
     )
     with pytest.raises(BadRequest, match=r"'temperature'.*text-classification.*takes top_k"):
-        request.check_parameters({"top_k"}, "text-classification")
+        request = request.checked({"top_k"}, "text-classification")
 
 
 @pytest.mark.parametrize("charset", ["utf-8", "latin-1", "utf-16", "utf-16-be"])
@@ -326,7 +330,7 @@ def test_a_parameter_of_another_task_is_named() -> None:
 )
 def test_the_images_handlers_read_every_charset(kind: str, body: str, charset: str) -> None:
     request = bodies.read_request(body.encode(charset), f"{kind}; charset={charset}")
-    assert list(request.texts) == ["Grün", "ÿ"]
+    assert list(request.inputs) == ["Grün", "ÿ"]
 
 
 def test_the_images_handlers_refuse_what_is_no_charset_or_not_in_it() -> None:
@@ -355,16 +359,15 @@ def test_csv_is_read_by_the_columns_that_a_model_was_trained_on(
     body: str, columns: tuple[str, ...], texts: list[Any]
 ) -> None:
     request = bodies.read_request(body.encode(), "text/csv")
-    request.read(payloads.a_text_or_pair, columns)
-    assert list(request.texts) == texts
+    assert list(request.read(payloads.a_text_or_pair, columns).values) == texts
 
 
 def test_rows_without_the_models_columns_are_their_own_fault() -> None:
     body = b"id,sentence1,sentence2\n1,a,b\n2,c\n3,d,e\n"
     request = bodies.read_request(body, "text/csv")
-    request.read(payloads.a_text_or_pair, ("sentence1", "sentence2"))
-    assert list(request.texts) == [("a", "b"), ("d", "e")]
-    assert "row 3" in request.faults[1]
+    inputs = request.read(payloads.a_text_or_pair, ("sentence1", "sentence2"))
+    assert list(inputs.values) == [("a", "b"), ("d", "e")]
+    assert "row 3" in inputs.faults[1]
     unknown = bodies.read_request(body, "text/csv")
     with pytest.raises(BadRequest, match="columns that the model was trained on"):
         unknown.read(payloads.a_text_or_pair, ("premise", "hypothesis"))

@@ -58,7 +58,8 @@ torch.set_num_threads(1)
 from recipe.errors import ModelError
 from recipe.backend import precision
 from recipe.backend.engines import conversion
-from recipe.backend.rows import TokenRow, padded
+from recipe.backend.padded_rows import pad_rows
+from recipe.backend.rows import TokenRow
 from tests.support.packed_batches import KINDS, SMALL, make
 made = {kind: make(kind) for kind in ("roberta", "distilbert", "modernbert")}
 config = transformers.LongformerConfig(
@@ -76,7 +77,7 @@ for kind, forward in forwards.items():
     said[kind] = 0.0
     for lengths in ((1,), (3, 4), (23, 61, 7), (77,), (11,) * 9, (78, 1)):
         rows = [TokenRow(random.integers(4, 50, length).tolist()) for length in lengths]
-        batch = padded(rows, max(lengths), 1, torch.device("cpu"))
+        batch = pad_rows(rows, max(lengths), 1, torch.device("cpu"))
         with torch.no_grad():
             expected = made[kind](**batch).logits
         far = (forward(**batch).logits - expected).abs().max() / expected.abs().max()

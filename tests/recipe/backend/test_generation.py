@@ -12,6 +12,7 @@ import pytest
 
 from recipe.backend.requests.payloads import BadRequest, Document
 from recipe.backend.saved.origin import Origin
+from recipe.errors import ModelError
 from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
 from tests.support import causal_kit, chain
@@ -51,10 +52,9 @@ def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[A
     requests = [
         request_reader.read(json.dumps(body).encode(), "application/json", path) for body in bodies
     ]
-    for request in requests:
-        model.measure(request)
+    prepared = [model.prepare(request) for request in requests]
     answers = []
-    for prediction, request in zip(model.predict(requests), requests, strict=True):
+    for prediction, request in zip(model.predict(prepared), prepared, strict=True):
         answer = request_reader.in_form(prediction, request)
         if isinstance(answer, Document):
             answers.append(answer.value)
@@ -139,9 +139,10 @@ def test_long_prompts_are_cut_on_the_left(chained: Generator, model_dir: Path) -
         json.dumps({"inputs": prompt, "parameters": {"max_new_tokens": 4}}).encode(),
         "application/json", "/invocations",
     )  # fmt: skip
-    assert chained.measure(request) == [64]
-    assert list(request.truncated) == [0]
-    (answers,) = chained.predict([request])
+    prepared = chained.prepare(request)
+    assert prepared.sizes == [64]
+    assert list(prepared.truncated) == [0]
+    (answers,) = chained.predict([prepared])
     assert answers == [[{"generated_text": prompt + "3456"}]]
     (short,) = ask(
         chained, {"inputs": "xx0123", "parameters": {"truncate": 2, "max_new_tokens": 2}}
@@ -197,8 +198,7 @@ def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(model_dir: P
         request = request_reader.read(
             json.dumps(body(seed, True)).encode(), "application/json", "/"
         )
-        model.measure(request)
-        return request
+        return model.prepare(request)
 
     def streamed(seed: int) -> Any:
         return iter(model.predict([read(seed)])[0])
@@ -245,6 +245,12 @@ def test_prompts_may_be_refused_rather_than_cut(tmp_path: Path) -> None:
         ask(model, {"messages": [{"role": "user", "content": "hi"}]})
 
 
+def test_a_chat_template_that_is_none_ends_the_start(tmp_path: Path) -> None:
+    chain.save(tmp_path, template="{% for m in messages %}{{ m['content'] }}")
+    with pytest.raises(ModelError, match=r"cannot be read \(line 1\).*chat_template.jinja"):
+        load(tmp_path)
+
+
 def test_a_bad_line_harms_no_other(chained: Generator) -> None:
     lines = [
         {"inputs": "01", "parameters": {"max_new_tokens": 2}},
@@ -252,8 +258,7 @@ def test_a_bad_line_harms_no_other(chained: Generator) -> None:
         {"inputs": 7, "parameters": {"max_new_tokens": 2}},
     ]
     body = "\n".join(map(json.dumps, lines)).encode()
-    request = request_reader.read(body, "application/jsonlines", "/invocations")
-    chained.measure(request)
+    request = chained.prepare(request_reader.read(body, "application/jsonlines", "/invocations"))
     answer = request_reader.in_form(chained.predict([request])[0], request)
     assert answer[0] == [{"generated_text": "0123"}]
     assert answer[1][0]["generated_text"][-1] == {"role": "assistant", "content": "Ci"}

@@ -91,8 +91,9 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ge
 def ask(model: Generator, path: str = "/v1/completions", **body: Any) -> Any:
     what = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, **body}
     request = request_reader.read(json.dumps(what).encode(), "application/json", path)
-    (prediction,) = model.predict([request])
-    answer = request_reader.in_form(prediction, request)
+    prepared = model.prepare(request)
+    (prediction,) = model.predict([prepared])
+    answer = request_reader.in_form(prediction, prepared)
     return list(answer.events) if body.get("stream") else answer.value
 
 
@@ -110,7 +111,7 @@ def prompt_ids(model: Generator) -> list[int]:
 def details(model: Generator, **parameters: Any) -> Any:
     body = {"inputs": PROMPT, "parameters": {"details": True, **parameters}}
     request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
-    (prediction,) = model.predict([request])
+    (prediction,) = model.predict([model.prepare(request)])
     return prediction[0][0]["details"]["tokens"]
 
 
@@ -160,9 +161,10 @@ def test_details_and_streams_name_special_tokens(model: Generator) -> None:
     written = Completion(prompt=0, place=0, text="a", tokens=[Token(9, "a"), end], finish=END)
     body = {"inputs": PROMPT, "parameters": {"details": True}}
     request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
-    ((entry,),) = shapes.shaped(Answers([[written]]), request, reader)
+    prepared = model.prepare(request)
+    ((entry,),) = shapes.shaped(Answers([[written]]), prepared, reader)
     assert [token["text"] for token in entry["details"]["tokens"]] == ["a", "</s>"]
-    (event,) = shapes.shaped(iter([written]), request, reader)
+    (event,) = shapes.shaped(iter([written]), prepared, reader)
     assert (event["token"]["text"], event["generated_text"]) == ("</s>", "a")
 
 
@@ -190,5 +192,5 @@ def test_what_a_request_leaves_out_is_the_apis_value(model: Generator) -> None:
     assert ask(model, temperature=0.01, top_p=0.01, seed=1)["choices"][0]["text"] == greedy
     body = {"prompt": PROMPT, "max_tokens": 40, "n": 4, "seed": 1}
     request = request_reader.read(json.dumps(body).encode(), "application/json", "/v1/completions")
-    (texts,) = model.predict([request])
+    (texts,) = model.predict([model.prepare(request)])
     assert len({text.text for text in texts[0]}) > 1

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipe.backend import loaded_model, packed_rows
 from recipe.backend.packed_rows import PackedRows
-from recipe.backend.rows import Reading, TokenRow, of_padded
+from recipe.backend.padded_rows import values_from_padded
+from recipe.backend.rows import Reading, TokenRow
 from recipe.models import flat_attention
 from tests.support.packed_batches import KINDS, PAD
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
@@ -60,7 +61,9 @@ def alone(model: Any, row: TokenRow, reading: Reading) -> torch.Tensor:
     if row.types is not None:
         inputs["token_type_ids"] = torch.tensor([row.types])
     mask = torch.ones_like(inputs["input_ids"])
-    (value,) = of_padded(reading, model(**inputs, attention_mask=mask), mask, [row]).split()
+    (value,) = values_from_padded(
+        reading, model(**inputs, attention_mask=mask), mask, [row]
+    ).split()
     return value
 
 

@@ -14,7 +14,7 @@ from recipe.backend.generation import prompt_groups
 from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
-from tests.support.serving_kit import save, tokenizer
+from tests.support.serving_kit import predict, save, tokenizer
 
 WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again", "who"]
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -69,10 +69,10 @@ def alone(model: Generator, asked: Any, new: int) -> str:
     """What `generate` writes after a prompt that has no neighbours."""
     reader: Any = model.loaded.tokenizer
     generating: Any = model.loaded.model
-    model.measure(asked)
-    inputs = {"input_ids": torch.tensor(asked.token_ids)}
+    (prompt,) = model.prepare(asked).work
+    inputs = {"input_ids": torch.tensor([prompt.ids])}
     output = generating.generate(**inputs, max_new_tokens=new, do_sample=False, eos_token_id=3)
-    return added(reader, asked.token_ids[0], output[0])
+    return added(reader, prompt.ids, output[0])
 
 
 def added(reader: Any, prompt: list[int], ids: torch.Tensor) -> str:
@@ -91,10 +91,10 @@ def test_texts_of_a_group_are_those_of_generate_for_each_alone(kind: str, tmp_pa
     prompts = [" ".join(drawn.choices(WORDS, k=count)) for count in (1, 5, 2, 5, 30, 60, 1)]
     asked = {"max_new_tokens": 9, "return_full_text": False}
     expected = [alone(model, request(text, **asked), 9) for text in prompts]
-    answers = model.predict([request(text, **asked) for text in prompts])
+    answers = predict(model, [request(text, **asked) for text in prompts])
     assert [answer[0][0]["generated_text"] for answer in answers] == expected
     # One request's texts keep its order, whichever share a batch.
-    (together,) = model.predict([request(prompts, **asked)])
+    (together,) = predict(model, [request(prompts, **asked)])
     assert [texts[0]["generated_text"] for texts in together] == expected
 
 
@@ -117,10 +117,10 @@ def test_prompts_of_equal_settings_share_a_batch(
         return write(loaded, prompts, *rest)
 
     monkeypatch.setattr(prompt_groups, "write", counted)
-    gpt2.predict([request(word, max_new_tokens=3 + place % 2) for place, word in enumerate(WORDS)])
+    predict(gpt2, [request(word, max_new_tokens=3 + place % 2) for place, word in enumerate(WORDS)])
     assert sizes == [6, 5]
     # Padding would be penalised, too.
-    gpt2.predict([request(WORDS[:3], max_new_tokens=2, repetition_penalty=1.3)])
+    predict(gpt2, [request(WORDS[:3], max_new_tokens=2, repetition_penalty=1.3)])
     assert sizes[2:] == [1, 1, 1]
 
 
@@ -130,7 +130,7 @@ def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
     def draw(*beside: str, seed: int, **more: Any) -> Any:
         own = request("the film", seed=seed, **sampled, **more)
         others = [request(text, max_new_tokens=5) for text in beside]
-        return list(gpt2.predict([*others, own])[-1])
+        return list(predict(gpt2, [*others, own])[-1])
 
     assert draw(seed=7) == draw("anna said", "who was in paris", seed=7)
     assert draw(seed=7) != draw(seed=8)
@@ -144,8 +144,8 @@ def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
     output: Any = generating.generate(input_ids=ids, do_sample=True, max_new_tokens=9)  # type: ignore[operator]
     assert draw(seed=7)[0][0]["generated_text"] == added(reader, ids[0].tolist(), output[0])
     # Equal prompts of a request draw other texts in another batch.
-    (answers,) = gpt2.predict(
-        [request(["the film"] * 40, seed=7, **{**sampled, "max_new_tokens": 1})]
+    (answers,) = predict(
+        gpt2, [request(["the film"] * 40, seed=7, **{**sampled, "max_new_tokens": 1})]
     )
     written = [each[0]["generated_text"] for each in answers]
     assert written[:8] != written[32:]
@@ -159,8 +159,8 @@ def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
     """Else the first token of the vocabulary would be chosen, as the likeliest one."""
     model: Any = gpt2.loaded.model
     good = request("film", max_new_tokens=6, **asked)
-    expected = gpt2.predict([request("film", max_new_tokens=6, **asked)])
-    longest = gpt2.measure(good)[0]
+    expected = predict(gpt2, [request("film", max_new_tokens=6, **asked)])
+    longest = gpt2.prepare(good).sizes[0]
     forward = model.forward
 
     def exceed(**inputs: Any) -> Any:
@@ -172,5 +172,5 @@ def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
     monkeypatch.setattr(model, "forward", exceed)
     longer = request("who said film", max_new_tokens=12, **asked)
     with pytest.raises(ArithmeticError, match="AMPHORA_DTYPE=float32"):
-        gpt2.predict([longer])
-    assert gpt2.predict([good]) == expected
+        predict(gpt2, [longer])
+    assert predict(gpt2, [good]) == expected

@@ -18,7 +18,7 @@ from recipe.backend.saved.origin import Origin
 from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
 from recipe.tasks.text_to_text.serve import GENERAL, TextGenerator
-from tests.support.serving_kit import save
+from tests.support.serving_kit import predict, save
 
 FAMILIES = [
     "T5ForConditionalGeneration",
@@ -104,7 +104,7 @@ def together(jobs: Turns, model: Any, batches: Sequence[Sequence[Request]]) -> l
     for batch in batches:
         places = range(len(answers), len(answers) + len(batch))
         answers += [None] * len(batch)
-        works = zip(places, model.predict(batch), strict=True)
+        works = zip(places, predict(model, batch), strict=True)
         jobs.add([partial(answer, place, later) for place, later in works])
         jobs.give()
     while len(jobs):
@@ -145,8 +145,8 @@ def test_padding_weighs_nothing_where_the_models_settings_weigh_the_source(
     reader.pad_token = plain.split()[0]
     requests = [request(text, **settings) for text in TEXTS]
     expected = [oracle(bart, [text], settings) for text in TEXTS]
-    assert [list(answer) for answer in bart.predict(requests)] == expected
-    (answer,) = bart.predict([request(TEXTS, **settings)])
+    assert [list(answer) for answer in predict(bart, requests)] == expected
+    (answer,) = predict(bart, [request(TEXTS, **settings)])
     assert list(answer) == [entry for (entry,) in expected]
 
 
@@ -179,11 +179,11 @@ def test_a_text_that_ends_early_does_not_wait_for_the_whole_of_one_like_it(
     def answer(text: str, later: Callable[[], Any]) -> None:
         ends.append((text, list(later())))
 
-    jobs.add([partial(answer, long, *bart.predict([request(long, **settings)]))])
+    jobs.add([partial(answer, long, *predict(bart, [request(long, **settings)]))])
     for _ in range(5):
         jobs.give()
     begun = jobs.slices
-    shorts = [bart.predict([request(short, **settings)])[0] for _ in range(2)]
+    shorts = [predict(bart, [request(short, **settings)])[0] for _ in range(2)]
     jobs.add([partial(answer, short, later) for later in shorts])
     while not ends:
         jobs.give()
@@ -213,7 +213,7 @@ def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
     added: list[Job] = []
 
     def ask(place: int, text: str) -> None:
-        (later,) = t5.predict([request(text, **settings)])
+        (later,) = predict(t5, [request(text, **settings)])
         added.extend(jobs.add([lambda: answers.update({place: list(later())})]))
         while not added[-1].turns:
             jobs.give()
@@ -222,7 +222,7 @@ def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
         ask(place, text)
     # The second one's client leaves while it waits, the third one's before it has had a turn.
     jobs.leave(added[1])
-    (unread,) = jobs.add([t5.predict([request(texts[4], **settings)])[0]])
+    (unread,) = jobs.add([predict(t5, [request(texts[4], **settings)])[0]])
     jobs.leave(unread)
     del unread
     ask(5, texts[5])
@@ -265,7 +265,7 @@ def test_what_does_not_fit_together_is_written_apart(
         except torch.OutOfMemoryError as error:
             answers[place] = str(error)
 
-    laters: Iterator[Any] = enumerate(t5.predict(requests))
+    laters: Iterator[Any] = enumerate(predict(t5, requests))
     jobs.add([partial(answer, place, later) for place, later in laters])
     while len(jobs):
         jobs.give()
@@ -278,14 +278,14 @@ def test_a_list_of_more_texts_than_a_call_takes_has_seeds_of_its_own_for_each_ca
 ) -> None:
     settings = {"num_beams": 1, "do_sample": True, "max_new_tokens": 5, "temperature": 2.0}
     texts = [TEXTS[0]] * 40
-    (answer,) = t5.predict([request(texts, seed=2**64 - 5, **settings)])
+    (answer,) = predict(t5, [request(texts, seed=2**64 - 5, **settings)])
     first = oracle(t5, texts[:32], {**settings, "seed": 2**64 - 5})
     rest = oracle(t5, texts[32:], {**settings, "seed": 27})
     assert list(answer) == first + rest
     assert rest != first[:8]
-    (again,) = t5.predict([request(texts, seed=2**64 - 5, **settings)])
+    (again,) = predict(t5, [request(texts, seed=2**64 - 5, **settings)])
     assert list(again) == list(answer)
-    unseeded = [list(t5.predict([request(texts, **settings)])[0]) for _ in range(2)]
+    unseeded = [list(predict(t5, [request(texts, **settings)])[0]) for _ in range(2)]
     assert unseeded[0] != unseeded[1]
 
 
@@ -298,7 +298,7 @@ def test_decoders_prompts_gather_too(
     batches = [[request(text, **settings)] for text in TEXTS]
     with monkeypatch.context() as patch:
         patch.setattr(turns, "_pause", None)
-        expected = [list(model.predict(batch)[0]) for batch in batches]
+        expected = [list(predict(model, batch)[0]) for batch in batches]
     generate = type(model.loaded.model).generate
     sizes: list[int] = []
 

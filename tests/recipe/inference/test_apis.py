@@ -12,7 +12,8 @@ import pytest
 
 from recipe.backend.requests.payloads import BadRequest, Document, UnsupportedContentType
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import description, request_reader
+from recipe.inference.apis import openai_forms, request_reader
+from recipe.task_table import SERVED, resolve
 from recipe.tasks.sentence_embedding import serve as embedder
 from recipe.tasks.text_classification import serve as classifier
 from tests.support.serving_kit import save
@@ -48,9 +49,9 @@ def ranker(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
 
 def ask(model: Any, body: object, path: str = "/invocations") -> Any:
     request = request_reader.read(json.dumps(body).encode(), "application/json", path)
-    description.refuse_other_apis(model, request)
-    model.measure(request)
-    answer = request_reader.in_form(model.predict([request])[0], request)
+    model.refuse_other_apis(request)
+    prepared = model.prepare(request)
+    answer = request_reader.in_form(model.predict([prepared])[0], prepared)
     if isinstance(answer, Exception):
         raise answer
     if isinstance(answer, Document):
@@ -129,6 +130,26 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(answer[0]["score"], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "pairs"),
+    [
+        (TEXTS[0], TEXTS[1], [(0, 1)]),
+        (TEXTS[0], TEXTS[:2], [(0, 0), (0, 1)]),
+        (TEXTS[:2], TEXTS[1:3], [(0, 1), (1, 2)]),
+    ],
+)
+def test_scores_are_those_of_the_pairs(
+    ranker: Any, one: Any, other: Any, pairs: list[tuple[int, int]]
+) -> None:
+    answer = ask(ranker, {"text_1": one, "text_2": other, "model": "any"}, "/score")
+    expected = ask(ranker, {"inputs": [[TEXTS[a], TEXTS[b]] for a, b in pairs]})
+    assert [entry["index"] for entry in answer["data"]] == list(range(len(pairs)))
+    scores = [entry["score"] for entry in answer["data"]]
+    assert scores == pytest.approx([entry["score"] for entry in expected], abs=1e-6)
+    with pytest.raises(BadRequest, match="2 texts in text_1 and 3 in text_2"):
+        ask(ranker, {"text_1": TEXTS[:2], "text_2": TEXTS[:3]}, "/v1/score")
+
+
 def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
     def route(body: object) -> str:
         return request_reader.read(
@@ -147,18 +168,27 @@ def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
         request_reader.read(b'{"messages": NaN}', "application/json", "/invocations")
 
 
+def test_each_task_shows_the_form_of_its_spec() -> None:
+    for name, served in SERVED.items():
+        load = resolve(served.load)
+        task = getattr(load, "__self__", embedder.TokenFeatures)
+        if name != "sentence-similarity":
+            assert (task.served.form, task.served.routes) == (served.form, served.routes), name
+
+
 def test_a_description_says_the_task_the_form_and_the_routes(
     vectors: Any, labels: Any, ranker: Any
 ) -> None:
     environ = {"HF_MODEL_ID": "someone/some-model"}
-    said = description.describe(labels, "text-classification", environ)
-    assert said["model"] == "someone/some-model"
+    assert openai_forms.served_name(environ) == "someone/some-model"
+    assert openai_forms.served_name({**environ, "AMPHORA_MODEL_NAME": "mine"}) == "mine"
+    said = labels.describe()
     assert (said["form"], said["routes"]) == ("pair", ["/predict", "/tokenize"])
     assert said["architecture"] == "BertForSequenceClassification"
     assert said["max_length"] == 48
-    said = description.describe(ranker, "text-classification", {"AMPHORA_MODEL_NAME": "mine"})
-    assert (said["model"], said["form"]) == ("mine", "rank")
+    said = ranker.describe()
+    assert said["form"] == "rank"
     assert "/rerank" in said["routes"]
-    said = description.describe(vectors, "feature-extraction", {})
+    said = vectors.describe()
     assert said["form"] == "similarity"
     assert "/v1/embeddings" in said["routes"]

@@ -318,5 +318,5 @@ def test_an_encoder_decoder_reads_a_long_text_whole_if_asked(kind: str, tmp_path
         body = {"inputs": VARIED, "truncation": truncation, "max_new_tokens": 2}
         text = json.dumps(body).encode()
         request = request_reader.read(text, "application/json", "/invocations")
-        served.measure(request)
-        assert (len(request.token_ids[0]), list(request.truncated)) == (read, cut)
+        prepared = served.prepare(request)
+        assert (prepared.tokens, list(prepared.truncated)) == (read, cut)

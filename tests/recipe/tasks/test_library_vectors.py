@@ -15,7 +15,6 @@ import inference
 from recipe.backend.requests.payloads import BadRequest
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.inference.apis import description
 from recipe.models.pretrained import Source
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from tests.support import serving_kit
@@ -53,7 +52,7 @@ def test_vectors_are_the_librarys(kind: str, tmp_path: Path) -> None:
     model = _saved(kind, tmp_path)
     served = Handlers(tmp_path / "saved")
     route = KINDS[kind]
-    assert description.routes(served.model) == [route, "/tokenize"]
+    assert served.model.routes == [route, "/tokenize"]
     for name, encode in (
         (None, model.encode), ("query", model.encode_query), ("document", model.encode_document),
     ):  # fmt: skip

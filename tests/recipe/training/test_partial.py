@@ -77,7 +77,7 @@ def test_a_stopped_job_of_every_task_serves_its_partial_model(
     card = (tmp_path / "model" / "README.md").read_text()
     assert "A partial model: training stopped after step 2 of" in card
     served = Handlers(tmp_path / "model").model
-    (answer,) = served.predict([served.example("the film was good")])
+    (answer,) = served.predict([served.prepare(served.example("the film was good"))])
     assert answer is not None
 
 
@@ -176,7 +176,7 @@ def test_two_processes_leave_one_model(
     metrics = json.loads((job.base / "output" / "data" / "metrics.json").read_text())
     step = metrics["partial"]["step"]
     served = Handlers(job.base / "model").model
-    (answer,) = served.predict([served.example("the film was good")])
+    (answer,) = served.predict([served.prepare(served.example("the film was good"))])
     assert answer is not None
     if not more or "partitions=2" in more:
         kept = load_file(job.checkpoints / f"checkpoint-{step}" / "model.safetensors")

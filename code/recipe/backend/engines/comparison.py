@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from recipe.backend.engines.graph import Forward
-from recipe.backend.rows import TokenRow, are_close, padded, tolerance_of
+from recipe.backend.padded_rows import pad_rows
+from recipe.backend.rows import TokenRow
+from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.data.column_names import TYPE_IDS
 
 _LONGEST = 4096
@@ -37,7 +39,7 @@ def fault(
     pad = int(exact.config.pad_token_id or 0)
 
     def batch_of(rows: Sequence[TokenRow], length: int) -> dict[str, Tensor]:
-        batch = padded(rows, length, pad, exact.device)
+        batch = pad_rows(rows, length, pad, exact.device)
         return {name: batch[name] for name in inputs if name in batch}
 
     for rows in _drawn(longest, exact.config, TYPE_IDS in inputs):

@@ -37,7 +37,7 @@ def package() -> Any:
 
 
 def wanted_of(output: Any) -> tuple[str, ...]:
-    """Return the names of the values that are read of a model's output (`rows.of_padded`)."""
+    """Return the names of the values that are read of a model's output (see `padded_rows`)."""
     names = [name for name in ("logits", "start_logits", "end_logits") if name in output]
     return tuple(names) or ("last_hidden_state",)
 

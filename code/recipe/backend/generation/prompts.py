@@ -17,6 +17,7 @@ from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import (
     BadRequest,
+    Prepared,
     Request,
     TokenIds,
     a_text,
@@ -56,56 +57,68 @@ class Prompts:
     stop: tuple[str, ...] = ()
     """The stop texts of the model's generation_config."""
 
-    def of(self, request: Request) -> list[Prompt]:
-        """Return the request's prompts, which are made once and kept with it.
+    def prepare(self, request: Request) -> Prepared:
+        """Return a request with its prompts; sizes are the most tokens of each and its text.
 
         Raises:
             BadRequest: Parameters or inputs are wrong, or do not fit into the model.
         """
-        if request.prepared is None:
-            settings = request.settings
-            if settings is None:
-                settings = options.settings_of(request.parameters)
-                if request.streams and (len(request.texts) != 1 or settings.sequences > 1):
-                    raise BadRequest(
-                        "Only one text can be streamed: send one prompt, and no"
-                        " num_return_sequences."
-                    )
-            settings = replace(settings, stop=(*settings.stop, *self.stop))
-            size = embeddings_of(self.loaded.model)
-            if unknown := [token for token, _ in settings.logit_bias if token >= size]:
-                raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
-            request.read(a_prompt, self.loaded.columns)
-            count = len(request.texts)
-            bounds.hold(Bound.ROWS, count)
-            reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"
-            written = count * settings.sequences * (settings.max_new_tokens or 1)
+        settings = request.settings
+        if settings is None:
+            settings = options.settings_of(request.parameters)
+            if request.streams and (len(request.inputs) != 1 or settings.sequences > 1):
+                raise BadRequest(
+                    "Only one text can be streamed: send one prompt, and no num_return_sequences."
+                )
+        settings = replace(settings, stop=(*settings.stop, *self.stop))
+        size = embeddings_of(self.loaded.model)
+        if unknown := [token for token, _ in settings.logit_bias if token >= size]:
+            raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
+        inputs = request.read(a_prompt, self.loaded.columns)
+        count = len(inputs.values)
+        bounds.hold(Bound.ROWS, count)
+        reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"
+        written = count * settings.sequences * (settings.max_new_tokens or 1)
+        bounds.hold(Bound.WRITTEN, written, reason)
+        # As pipelines do, and OpenAI's API does not.
+        may_continue = request.form is None
+        prompts: list[Prompt] = []
+        cut: list[int] = []
+        read = written = 0
+        for place, source in enumerate(inputs.values):
+            prompts.append(self._prompt(source, place, settings, cut, may_continue=may_continue))
+            read += len(prompts[-1].ids)
+            written += settings.sequences * prompts[-1].new
+            bounds.hold(Bound.READ, read)
             bounds.hold(Bound.WRITTEN, written, reason)
-            prepared: list[Prompt] = []
-            cut: list[int] = []
-            read = written = 0
-            for place in range(count):
-                prepared.append(self._prompt(request, place, settings, cut))
-                read += len(prepared[-1].ids)
-                written += settings.sequences * prepared[-1].new
-                bounds.hold(Bound.READ, read)
-                bounds.hold(Bound.WRITTEN, written, reason)
-                turns.pause()
-            request.prepared, request.truncated = prepared, cut
-            request.token_ids = [prompt.ids for prompt in prepared]
-        prompts: list[Prompt] = request.prepared
-        return prompts
+            turns.pause()
+        sizes = [len(prompt.ids) + prompt.new for prompt in prompts]
+        return Prepared(
+            request=request, inputs=inputs, sizes=sizes, tokens=read, truncated=cut, work=prompts
+        )
 
     def _prompt(
-        self, request: Request, place: int, settings: GenerationSettings, cut: list[int]
+        self,
+        source: Any,
+        place: int,
+        settings: GenerationSettings,
+        cut: list[int],
+        *,
+        may_continue: bool,
     ) -> Prompt:
         """Return a prompt of a request; a prompt that has to be cut adds its place to `cut`.
+
+        Args:
+            source: A text, token ids or a conversation.
+            place: Its position among the inputs.
+            settings: The request's.
+            cut: Positions of prompts that were cut.
+            may_continue: Whether the text of an assistant that ends a conversation is continued.
 
         Raises:
             BadRequest: The prompt cannot be read, or does not fit.
         """
         tokenizer: Any = self.loaded.tokenizer
-        source = request.texts[place]
         is_chat = not isinstance(source, (str, TokenIds))
         encode = partial(tokenizer, add_special_tokens=not is_chat, verbose=False)
         continues, text, is_whole = bool(source), source, True
@@ -113,8 +126,7 @@ class Prompts:
             ids = list(check_ids(source, embeddings_of(self.loaded.model)))
         else:
             if is_chat:
-                # As pipelines do, and OpenAI's API does not.
-                continues = request.form is None and source[-1]["role"] == "assistant"
+                continues = may_continue and source[-1]["role"] == "assistant"
                 source = self._templated(source, continues=continues)
             # Only the end of megabytes can count.
             text = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)

@@ -8,10 +8,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from recipe.backend.generation.decoding import LENGTH, Completion, Token
-from recipe.backend.requests.payloads import Answers, Request
+from recipe.backend.requests.payloads import Answers, Prepared
 
 
-def shaped(answer: Any, request: Request, tokenizer: PreTrainedTokenizerBase) -> Any:
+def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return texts, or an iterator over TGI's events, as JSON values.
 
     A request with a `form` of its own makes its answer itself. By default a text includes its
@@ -21,21 +21,21 @@ def shaped(answer: Any, request: Request, tokenizer: PreTrainedTokenizerBase) ->
     Args:
         answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields
             that of a stream after each token.
-        request: The request that is answered.
+        prepared: The request that is answered.
         tokenizer: The model's; it names the special tokens, which add nothing to a text.
     """
-    if request.form is not None:
+    if prepared.request.form is not None:
         return answer
-    has_details = bool(request.parameters.get("details"))
-    full = request.parameters.get("return_full_text")
+    has_details = bool(prepared.parameters.get("details"))
+    full = prepared.parameters.get("return_full_text")
     if full is None:
         full = not (has_details or isinstance(answer, Iterator))
 
     def whole(text: Completion) -> Any:
-        return _with_prompt(request.texts[text.prompt], text.text) if full else text.text
+        return _with_prompt(prepared.inputs.values[text.prompt], text.text) if full else text.text
 
     def details(text: Completion, **more: Any) -> dict[str, Any]:
-        count, seed = len(text.tokens), request.parameters.get("seed")
+        count, seed = len(text.tokens), prepared.parameters.get("seed")
         return {"finish_reason": text.finish, "generated_tokens": count, "seed": seed, **more}
 
     names = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
@@ -50,13 +50,12 @@ def shaped(answer: Any, request: Request, tokenizer: PreTrainedTokenizerBase) ->
         return {"generated_text": whole(text), "details": details(text, prefill=[], tokens=tokens)}
 
     def events() -> Iterator[dict[str, Any]]:
-        size = sum(map(len, request.token_ids or ()))
         for number, text in enumerate(answer, 1):
             yield {
                 "index": number,
                 "token": token(text.tokens[-1]),
                 "generated_text": whole(text) if text.finish else None,
-                "details": details(text, input_length=size) if text.finish else None,
+                "details": details(text, input_length=prepared.tokens) if text.finish else None,
             }
 
     if isinstance(answer, Iterator):

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from email.message import Message
 from typing import Any
 
@@ -66,7 +67,7 @@ def read_request(body: bytes, content_type: str) -> Request:
     if kind.startswith(("image/", "audio/", "video/")):
         if not body:
             raise BadRequest(f"The body is empty. Send the bytes of the {kind.partition('/')[0]}.")
-        return Request(texts=[body], raw=body, single=True, content_type=kind)
+        return Request(inputs=[body], raw=body, single=True, content_type=kind)
     if kind not in _READERS:
         raise UnsupportedContentType(
             f"Content-Type {content_type!r} is not supported. Send {', '.join(_READERS)}, or an "
@@ -86,11 +87,11 @@ def read_request(body: bytes, content_type: str) -> Request:
             raise BadRequest(f"The body is not text in {charset}: {error}.") from error
     named = header.get_param("header")
     request = _read_csv(body, named) if kind == CSV else _READERS[kind](body)
-    if not request.texts and not request.faults:
+    if not request.inputs and not request.faults:
         raise BadRequest(f"The request holds no text. {EXAMPLE}")
     # In valid UTF-8 only JSON's escapes make half of a surrogate pair. NPY is not UTF-8.
     if kind == NPY or _ESCAPED_HALF.search(body):
-        check_encodable([request.texts, dict(request.parameters)])
+        check_encodable([request.inputs, dict(request.parameters)])
     return request
 
 
@@ -174,7 +175,7 @@ def of_document(document: object) -> Request:
         inputs = inputs["inputs"]
     is_list = isinstance(inputs, list) and not is_conversation(inputs)
     return Request(
-        texts=[_unwrapped(value) for value in (inputs if is_list else [inputs])],
+        inputs=[_unwrapped(value) for value in (inputs if is_list else [inputs])],
         parameters=parameters,
         single=not is_list,
         raw=inputs,
@@ -212,7 +213,7 @@ def _request_of(
         else:
             texts += record
     return Request(
-        texts=texts, parameters=parameters or {}, records=True, faults=faults, groups=groups
+        inputs=texts, parameters=parameters or {}, records=True, faults=faults, groups=groups
     )
 
 
@@ -226,7 +227,7 @@ def _read_json_lines(body: bytes) -> Request:
         groups.append(None)
         try:
             request = of_document(parsed(line))
-            if not request.texts:
+            if not request.inputs:
                 raise BadRequest("The list of inputs is empty.")
         except BadRequest as error:
             records.append(f"Line {number}: {error}")
@@ -237,10 +238,10 @@ def _read_json_lines(body: bytes) -> Request:
                 f"Lines {first[0]} and {number} have different parameters. Send only lines with "
                 "equal parameters in one request (batch transform: BatchStrategy=SingleRecord)."
             )
-        records.append(request.texts)
-        groups[-1] = None if request.single else len(request.texts)
+        records.append(request.inputs)
+        groups[-1] = None if request.single else len(request.inputs)
     request = _request_of(records, first[1] if first else None, groups if any(groups) else ())
-    if request.faults and not request.texts:
+    if request.faults and not request.inputs:
         raise BadRequest(request.faults[0])
     return request
 
@@ -273,9 +274,7 @@ def _read_csv(body: bytes, header: Any = None) -> Request:
             return _of_rows(rows, parts if len(parts) > 1 else columns[0], cells)
         return None
 
-    request = _read_usual_columns(tables, header)
-    request.by_columns = by_columns
-    return request
+    return replace(_read_usual_columns(tables, header), by_columns=by_columns)
 
 
 def _rows_of(text: str, delimiter: str) -> list[list[str]]:
@@ -390,12 +389,12 @@ def _read_npy(body: bytes) -> Request:
         )
     # A row is a record: of two columns a pair.
     rows = array.reshape(-1) if array.ndim < 2 or array.shape[1] == 1 else array
-    return Request(texts=rows.tolist())
+    return Request(inputs=rows.tolist())
 
 
 def _read_plain(body: bytes) -> Request:
     text = text_of(body)
-    return Request(texts=[text] if text.strip() else [], single=True)
+    return Request(inputs=[text] if text.strip() else [], single=True)
 
 
 _READERS: Mapping[str, Callable[[bytes], Request]] = {

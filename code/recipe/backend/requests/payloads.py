@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe.backend.requests.parameters import RULES, Rule, are_ids
@@ -44,12 +43,14 @@ class TokenIds(tuple[int, ...]):
     """An input that was sent as token ids."""
 
 
-def refuse(wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Raise BadRequest with the faults of a body, `wrong`, and its first invalid key, if any."""
-    if wrong:
+def refuse(
+    wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule], missing: Sequence[str]
+) -> None:
+    """Raise BadRequest if a body has faults, `wrong`, or lacks keys, with the first invalid key."""
+    if wrong or missing:
         keys = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
-        missing = re.match(r"(\w+) is not there", wrong[-1])
-        raise BadRequest(". ".join(wrong) + ".", keys[0] if keys else missing and missing[1])
+        messages = [*wrong, *(f"{name} is not there" for name in missing)]
+        raise BadRequest(". ".join(messages) + ".", next(iter([*keys, *missing[-1:]]), None))
 
 
 def texts_or_ids(value: Any) -> list[Any]:
@@ -78,13 +79,13 @@ class UnknownModel(BadRequest):
     code = "model_not_found"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request as read from its body, and what its task has computed of it so far."""
+    """A request as read from its body. The task that answers it reads `Inputs`, and makes
+    `Prepared` of these."""
 
-    texts: Sequence[Any]
-    """The inputs: values of JSON until a task has `read` them, then what the task makes of each,
-    such as a `Text`."""
+    inputs: Sequence[Any]
+    """Values of JSON, texts, or the bytes of a file."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     single: bool = False
     """Whether the body has one input that is not in a list."""
@@ -94,49 +95,42 @@ class Request:
     raw: Any = None
     """The inputs as in the JSON body, or the bytes of an image or audio file."""
     content_type: str = ""
-    token_ids: list[list[int]] | None = None
-    """The token ids of the texts, once they are known."""
-    type_ids: list[list[int] | None] | None = None
-    """The type ids of the tokens of each text; None if the model does not need them."""
-    truncated: Sequence[int] = ()
-    """Positions of the texts that were truncated."""
-    faults: dict[int, str] = field(default_factory=dict)
+    faults: Mapping[int, str] = field(default_factory=dict)
     """Error messages of invalid records, by their positions in the answer."""
     groups: Sequence[int | None] = ()
     """Of records, how many inputs each has in a list; None for one outside of a list. Empty if none
     has a list."""
     by_columns: Callable[[Sequence[str]], Request | None] | None = None
     """Reads a CSV body again by columns of these names; returns None if its header lacks one."""
-    is_read: bool = False
     route: str = ""
     """The route of the API (OpenAI, TEI, TGI) to which the body belongs; empty for other bodies."""
     settings: Any = None
     """Settings of generation, if the body is one of OpenAI's API."""
-    form: Callable[[Any, Request], Any] | None = None
+    form: Callable[[Any, Prepared], Any] | None = None
     """Converts the task's answer to that of the API; None leaves it unchanged."""
-    prepared: Any = None
-    """The inputs as the task has prepared them for its model."""
 
     @property
     def streams(self) -> bool:
         """Return whether the answer is a stream."""
         return bool(self.parameters.get("stream"))
 
-    def rename_parameters(self, names: Mapping[str, str]) -> None:
-        """Rename parameters that have other names in other servers, by `names` {theirs: ours}.
+    def renamed(self, names: Mapping[str, str]) -> Request:
+        """Return the request with the names of this server for parameters that have other names in
+        other servers, by `names` {theirs: ours}.
 
         Raises:
             BadRequest: A parameter is given by both names.
         """
         if both := [old for old, new in names.items() if {old, new} <= set(self.parameters)]:
             raise BadRequest(f"{both[0]} and {names[both[0]]} mean the same: give one of them.")
-        if not names.keys().isdisjoint(self.parameters):
-            self.parameters = {names.get(k, k): value for k, value in self.parameters.items()}
+        if names.keys().isdisjoint(self.parameters):
+            return self
+        parameters = {names.get(k, k): value for k, value in self.parameters.items()}
+        return replace(self, parameters=parameters)
 
-    def check_parameters(
-        self, known: Set[str], task: str, nullable: Set[str] = frozenset()
-    ) -> None:
-        """Check the parameters, and drop those that are null unless they are `nullable`.
+    def checked(self, known: Set[str], task: str, nullable: Set[str] = frozenset()) -> Request:
+        """Return the request with valid parameters, without those that are null unless they are
+        `nullable`.
 
         Raises:
             BadRequest: A parameter is not `known` to the task, or has an invalid value.
@@ -148,15 +142,21 @@ class Request:
             if value is not None and not RULES[name].is_right(value):
                 shown = json.dumps(value)[:60]
                 raise BadRequest(f"{name} is {shown}. Give {RULES[name].words}, or leave it out.")
-        if None in self.parameters.values():
-            self.parameters = {
-                name: value
-                for name, value in self.parameters.items()
-                if value is not None or name in nullable
-            }
+        if None not in self.parameters.values():
+            return self
+        parameters = self.parameters.items()
+        kept = {k: value for k, value in parameters if value is not None or k in nullable}
+        return replace(self, parameters=kept)
 
-    def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> None:
-        """Replace each input by what `reader` returns for it. A second call does nothing.
+    def flattened(self, name: str) -> Request:
+        """Return the request with the entries of the parameter `name`, an object, as parameters."""
+        if name not in self.parameters:
+            return self
+        flat = {k: value for k, value in self.parameters.items() if k != name}
+        return replace(self, parameters={**self.parameters[name], **flat})
+
+    def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> Inputs:
+        """Return what `reader` makes of each input.
 
         Args:
             reader: Raises BadRequest for an invalid input.
@@ -166,50 +166,78 @@ class Request:
         Raises:
             BadRequest: All records are invalid, or an input that is not a record is.
         """
-        if self.is_read:
-            return
-        self.is_read = True
-        if columns and self.by_columns is not None:
-            table = self.by_columns(columns)
-            if table is not None:
-                self.texts, self.faults = table.texts, table.faults
-        count = len(self.texts) + len(self.faults)
-        places = [place for place in range(count) if place not in self.faults]
-        faults, inputs = dict(self.faults), []
-        for place, value in zip(places, self.texts, strict=True):
+        table = self.by_columns(columns) if columns and self.by_columns is not None else None
+        source = table or self
+        faults, values = dict(source.faults), []
+        for place, value in zip(_valid(source.inputs, source.faults), source.inputs, strict=True):
             try:
-                inputs.append(reader(value))
+                values.append(reader(value))
             except BadRequest as error:
                 if not self.records:
                     raise
                 faults[place] = str(error)
-        if not inputs:
+        if not values:
             raise BadRequest(faults[min(faults)] if faults else f"There is no text. {EXAMPLE}")
-        self.texts, self.faults = inputs, faults
+        return Inputs(values, faults)
 
-    def keep_those_with_tokens(self, *made: list[Any]) -> None:
-        """Drop inputs without tokens, such as "" for a tokenizer without special tokens: the model
-        would compute them from nothing, or from the padding.
+
+def _valid(values: Sequence[Any], faults: Mapping[int, str]) -> list[int]:
+    """Return the positions of valid inputs in the answer."""
+    return [place for place in range(len(values) + len(faults)) if place not in faults]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a request as its task reads them, without invalid records."""
+
+    values: Sequence[Any]
+    """What the task makes of each input, such as a `Text`."""
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """Error messages of invalid records, by their positions in the answer."""
+
+    def with_tokens(self, request: Request, tokens: Sequence[Sequence[int]]) -> Inputs:
+        """Return the inputs that have tokens. From one without, such as "" for a tokenizer without
+        special tokens, the model would compute nothing, or the padding.
 
         Args:
-            made: Lists with an entry for each input, first its tokens. The entries of dropped
-                inputs are removed.
+            request: The request.
+            tokens: The tokens of each input.
 
         Raises:
             BadRequest: There is such an input, and it is not one of several records.
         """
-        empty = {place for place, tokens in enumerate(made[0]) if not tokens}
+        empty = {place for place, ids in enumerate(tokens) if not ids}
         if not empty:
-            return
-        count = len(self.texts) + len(self.faults)
-        places = [place for place in range(count) if place not in self.faults]
+            return self
+        places = _valid(self.values, self.faults)
         message = "has no token: it is empty, or has nothing that the model's tokenizer knows"
-        if not self.records or len(empty) == len(self.texts):
+        if not request.records or len(empty) == len(self.values):
             raise BadRequest(f"Input {places[min(empty)] + 1} {message}.")
-        self.faults |= {places[place]: f"The input {message}." for place in empty}
-        self.texts = [text for place, text in enumerate(self.texts) if place not in empty]
-        for values in made:
-            values[:] = [value for place, value in enumerate(values) if place not in empty]
+        faults = {places[place]: f"The input {message}." for place in empty}
+        kept = [text for place, text in enumerate(self.values) if place not in empty]
+        return replace(self, values=kept, faults={**self.faults, **faults})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A request whose inputs its task has prepared for the model."""
+
+    request: Request
+    """With checked parameters."""
+    inputs: Inputs
+    sizes: Sequence[int]
+    """The tokens of each row of the model; with those that may be generated."""
+    tokens: int = 0
+    """The tokens of all inputs, which answers of some APIs name."""
+    truncated: Sequence[int] = ()
+    """Positions of the inputs that were truncated."""
+    work: Any = None
+    """What the task's model computes, such as rows of tokens."""
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the request's parameters."""
+        return self.request.parameters
 
 
 def is_conversation(value: Any) -> bool:
@@ -293,20 +321,20 @@ class Answers(list[Any]):
         return self[0] if self.single else list(self)
 
 
-def by_records(prediction: Any, request: Request) -> Any:
+def by_records(prediction: Any, prepared: Prepared) -> Any:
     """Return `prediction` with an entry for each record: an error instead of an invalid one, and a
     list for one with a list of inputs."""
-    if not isinstance(prediction, Answers) or not (request.faults or request.groups):
+    faults, groups = prepared.inputs.faults, prepared.request.groups
+    if not isinstance(prediction, Answers) or not (faults or groups):
         return prediction
-    count = len(prediction) + len(request.faults)
-    places = [place for place in range(count) if place not in request.faults]
+    places = _valid(prediction, faults)
     entries = {
         place: {"error": {"code": "bad_request", "message": message}}
-        for place, message in request.faults.items()
+        for place, message in faults.items()
     } | dict(zip(places, prediction, strict=True))
-    groups = request.groups or [None] * count
+    groups = groups or [None] * len(entries)
     records = [record for record, size in enumerate(groups) for _ in range(size or 1)]
-    inputs = iter(range(count))
+    inputs = iter(range(len(entries)))
     woven = Answers(
         [
             entries[next(inputs)] if size is None else [entries[next(inputs)] for _ in range(size)]
@@ -315,7 +343,7 @@ def by_records(prediction: Any, request: Request) -> Any:
         sorted({records[places[place]] for place in prediction.truncated}),
     )
     woven.unfinished = sorted({records[places[place]] for place in prediction.unfinished})
-    woven.failed = sorted({records[place] for place in request.faults})
+    woven.failed = sorted({records[place] for place in faults})
     return woven
 
 

@@ -17,19 +17,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.backend.rows import (
-    Pooling,
-    Reading,
-    TokenRow,
-    Values,
-    Wanted,
-    of_padded,
-    of_tokens,
-    padded,
-    tolerance_of,
-)
+from recipe.backend.padded_rows import pad_rows, token_values, values_from_padded
+from recipe.backend.rows import Pooling, Reading, TokenRow, Values, Wanted
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static.buckets import NAME, Bucket, Buckets
+from recipe.backend.tolerances import tolerance_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
@@ -104,7 +96,7 @@ class Programs:
     def _call(self, bucket: Bucket, rows: Sequence[TokenRow]) -> Iterator[Tensor]:
         """Compute at most `bucket.rows` rows. Copies of the last row fill the bucket."""
         filled = [*rows, *[rows[-1]] * (bucket.rows - len(rows))]
-        batch = padded(filled, bucket.length, self._inputs.pad, torch.device("cpu"))
+        batch = pad_rows(filled, bucket.length, self._inputs.pad, torch.device("cpu"))
         if not self._inputs.has_types:
             batch.pop(TYPE_IDS, None)
         elif TYPE_IDS not in batch:
@@ -258,7 +250,7 @@ def call_of(
         taken = {name: tensor for name, tensor in batch.items() if name in inputs}
         output = model(**taken)
         if reading is Reading.TOKENS:
-            return of_tokens(output)
-        return of_padded(reading, output, batch.get(POOLED, batch[MASK]), ()).whole
+            return token_values(output)
+        return values_from_padded(reading, output, batch.get(POOLED, batch[MASK]), ()).whole
 
     return call

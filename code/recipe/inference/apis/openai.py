@@ -25,6 +25,7 @@ from recipe.backend.requests.parameters import (
     whole,
 )
 from recipe.backend.requests.payloads import BadRequest, Request, refuse, texts_or_ids
+from recipe.backend.requests.routes import CHAT, COMPLETIONS, EMBEDDINGS
 from recipe.inference.apis.openai_forms import (
     ChatChoices,
     CompletionChoices,
@@ -32,7 +33,6 @@ from recipe.inference.apis.openai_forms import (
     TextsForm,
 )
 
-CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 _CHAT_TOKENS, _COMPLETION_TOKENS = 1024, 16
 """Default numbers of new tokens; the second is the API's default."""
 
@@ -125,7 +125,7 @@ def read(path: str, document: Any) -> Request:
     Raises:
         BadRequest: Keys are unknown or unsupported, or have wrong values; the message names all.
     """
-    rules, needed, make = _ROUTES[path]
+    rules, needed, make = ROUTES[path]
     if not isinstance(document, dict):
         raise BadRequest(f'The body is not an object. Send {{"model": "...", "{needed}": ...}}.')
     body = {name: value for name, value in document.items() if value is not None}
@@ -136,9 +136,7 @@ def read(path: str, document: Any) -> Request:
             f"{', '.join(map(repr, unknown))} {'is' if len(unknown) == 1 else 'are'} not supported;"
             f" {path} takes {', '.join(sorted(rules))}"
         )
-    if needed not in body:
-        wrong.append(f"{needed} is not there")
-    refuse(wrong, body, rules)
+    refuse(wrong, body, rules, [needed] if needed not in body else [])
     return make(body)
 
 
@@ -191,7 +189,7 @@ def _chat(body: Mapping[str, Any]) -> Request:
     messages = [_message(place, message) for place, message in enumerate(body["messages"])]
     form = TextsForm(body=body, settings=settings, writer=ChatChoices())
     streams = {"stream": True} if body.get("stream") else {}
-    return Request(texts=[messages], parameters=streams, settings=settings, form=form)
+    return Request(inputs=[messages], parameters=streams, settings=settings, form=form)
 
 
 def _message(place: int, message: Any) -> dict[str, Any]:
@@ -223,7 +221,7 @@ def _completion(body: Mapping[str, Any]) -> Request:
     echoed = prompts if body.get("echo") else None
     form = TextsForm(body=body, settings=settings, writer=CompletionChoices(echoed))
     streams = {"stream": True} if body.get("stream") else {}
-    return Request(texts=prompts, parameters=streams, settings=settings, form=form)
+    return Request(inputs=prompts, parameters=streams, settings=settings, form=form)
 
 
 def _embeddings(body: Mapping[str, Any]) -> Request:
@@ -233,10 +231,10 @@ def _embeddings(body: Mapping[str, Any]) -> Request:
     parameters: dict[str, Any] = {"normalize": True}
     if "dimensions" in body:
         parameters["dimensions"] = body["dimensions"]
-    return Request(texts=texts, parameters=parameters, form=EmbeddingsForm(body))
+    return Request(inputs=texts, parameters=parameters, form=EmbeddingsForm(body))
 
 
-_ROUTES: Mapping[str, tuple[Mapping[str, Rule], str, Callable[[Mapping[str, Any]], Request]]] = {
+ROUTES: Mapping[str, tuple[Mapping[str, Rule], str, Callable[[Mapping[str, Any]], Request]]] = {
     CHAT: (_CHAT_RULES, "messages", _chat),
     COMPLETIONS: (_COMPLETION_RULES, "prompt", _completion),
     EMBEDDINGS: (_EMBEDDING_RULES, "input", _embeddings),

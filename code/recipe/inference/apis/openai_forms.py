@@ -14,7 +14,7 @@ import numpy as np
 
 from recipe.backend.generation.decoding import LENGTH, Completion
 from recipe.backend.generation.options import GenerationSettings
-from recipe.backend.requests.payloads import Answers, Document, EventStream, Request
+from recipe.backend.requests.payloads import Answers, Document, EventStream, Prepared
 
 _REASONS = {LENGTH: "length"}
 
@@ -96,10 +96,10 @@ class TextsForm:
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def __call__(self, prediction: Any, request: Request) -> Any:
+    def __call__(self, prediction: Any, prepared: Prepared) -> Any:
         """Return the API's answer of `Answers` of completions, or of an iterator over one."""
         if isinstance(prediction, Iterator):
-            return EventStream(self._chunks(prediction, request))
+            return EventStream(self._chunks(prediction, prepared))
         choices: list[dict[str, Any]] = []
         generated = 0
         # Without sampling, one text is returned as all `n` choices.
@@ -110,10 +110,10 @@ class TextsForm:
                 choice = self.writer.choice(shown, prompt)
                 choices.append(_entry(len(choices), choice, _REASONS.get(text.finish, "stop")))
                 generated += len(text.tokens)
-        body = self._head(self.writer.kind, request)
-        return Document({**body, "choices": choices, "usage": _usage(request, generated)})
+        body = self._head(self.writer.kind)
+        return Document({**body, "choices": choices, "usage": _usage(prepared, generated)})
 
-    def _head(self, kind: str, request: Request) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, Any]:
         return {
             "id": self.writer.prefix + self.id,
             "object": kind,
@@ -122,14 +122,14 @@ class TextsForm:
             "system_fingerprint": None,
         }
 
-    def _chunks(self, texts: Iterator[Completion], request: Request) -> Iterator[Any]:
+    def _chunks(self, texts: Iterator[Completion], prepared: Prepared) -> Iterator[Any]:
         copies = self.body.get("n", 1) // self.settings.sequences
         usage = (self.body.get("stream_options") or {}).get("include_usage", False)
         choices: dict[int, ShownText] = {}
         generated = 0
 
         def chunk(index: int, choice: Mapping[str, Any], reason: str | None = None) -> Any:
-            body = self._head(self.writer.chunk, request)
+            body = self._head(self.writer.chunk)
             entry = _entry(index, choice, reason)
             return {**body, "choices": [entry], **({"usage": None} if usage else {})}
 
@@ -150,8 +150,8 @@ class TextsForm:
                     reason = _REASONS.get(written.finish, "stop")
                     yield chunk(index, self.writer.piece(""), reason)
         if usage:
-            body = self._head(self.writer.chunk, request)
-            yield {**body, "choices": [], "usage": _usage(request, generated)}
+            body = self._head(self.writer.chunk)
+            yield {**body, "choices": [], "usage": _usage(prepared, generated)}
         yield "[DONE]"
 
 
@@ -159,12 +159,11 @@ def _entry(index: int, choice: Mapping[str, Any], reason: str | None) -> dict[st
     return {"index": index, **choice, "logprobs": None, "finish_reason": reason}
 
 
-def _usage(request: Request, generated: int) -> dict[str, int]:
-    prompts = sum(map(len, request.token_ids or []))
+def _usage(prepared: Prepared, generated: int) -> dict[str, int]:
     return {
-        "prompt_tokens": prompts,
+        "prompt_tokens": prepared.tokens,
         "completion_tokens": generated,
-        "total_tokens": prompts + generated,
+        "total_tokens": prepared.tokens + generated,
     }
 
 
@@ -174,7 +173,7 @@ class EmbeddingsForm:
 
     body: Mapping[str, Any]
 
-    def __call__(self, prediction: Answers, request: Request) -> Document:
+    def __call__(self, prediction: Answers, prepared: Prepared) -> Document:
         """Return the vectors as lists, or in base64 as little-endian float32."""
         is_packed = self.body.get("encoding_format") == "base64"
         data = [
@@ -189,8 +188,7 @@ class EmbeddingsForm:
             }
             for place, vector in enumerate(prediction)
         ]
-        count = sum(map(len, request.token_ids or []))
-        usage = {"prompt_tokens": count, "total_tokens": count}
+        usage = {"prompt_tokens": prepared.tokens, "total_tokens": prepared.tokens}
         name = served_name()
         body = {"object": "list", "data": data, "model": name, "usage": usage}
         return Document(body, prediction.truncated)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from recipe.backend.requests import bodies, payloads
-from recipe.backend.requests.payloads import BadRequest, Request, UnsupportedContentType
+from recipe.backend.requests import bodies, payloads, routes
+from recipe.backend.requests.payloads import BadRequest, Prepared, Request, UnsupportedContentType
 from recipe.inference.apis import openai, tei, tgi
 
-_OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS)
-_TEI = (
-    tei.EMBED, tei.EMBED_ALL, tei.EMBED_SPARSE, tei.RERANK, tei.RERANK_DOCUMENTS, tei.RERANK_2,
-    tei.PREDICT, tei.SIMILARITY, tei.TOKENIZE,
-)  # fmt: skip
-_READERS = {
-    **dict.fromkeys(_OPENAI, openai.read),
-    **dict.fromkeys(_TEI, tei.read),
-    **dict.fromkeys(tgi.ROUTES, tgi.read),
+_READERS: Mapping[str, Callable[[str, Any], Request]] = {
+    **dict.fromkeys(openai.ROUTES, openai.read),
+    **dict.fromkeys((*routes.TEI, *routes.RANKING), tei.read),
+    **dict.fromkeys(routes.TGI, tgi.read),
 }
 # Routes by a key of their bodies, for bodies without `inputs`.
 _KEYS = {
-    "messages": openai.CHAT,
-    "prompt": openai.COMPLETIONS,
-    "input": openai.EMBEDDINGS,
+    "messages": routes.CHAT,
+    "prompt": routes.COMPLETIONS,
+    "input": routes.EMBEDDINGS,
 }
 _MARKS = tuple(f'"{name}"'.encode() for name in (*_KEYS, "documents"))
 
@@ -47,9 +44,8 @@ def read(body: bytes, content_type: str, path: str) -> Request:
         route, document = "", None
     if not route:
         return bodies.read_request(body, content_type)
-    request = _READERS[route](route, document)
-    request.route = route
-    bodies.check_encodable([request.texts, dict(request.parameters)])
+    request = replace(_READERS[route](route, document), route=route)
+    bodies.check_encodable([request.inputs, dict(request.parameters)])
     return request
 
 
@@ -62,26 +58,27 @@ def route_of(document: dict[str, Any]) -> str:
     if "inputs" in document:
         return ""
     if {"query", "documents"} <= set(document):
-        return tei.RERANK_DOCUMENTS
-    routes = [route for key, route in _KEYS.items() if key in document]
+        return routes.RERANK_1
+    named = [route for key, route in _KEYS.items() if key in document]
     # `input` without `model` may name a text in Hugging Face's form.
-    if routes == [openai.EMBEDDINGS] and "model" not in document:
+    if named == [routes.EMBEDDINGS] and "model" not in document:
         return ""
-    if len(routes) > 1:
+    if len(named) > 1:
         keys = " and ".join(key for key in _KEYS if key in document)
         raise BadRequest(f"The body has {keys}, which belong to different APIs: keep one.")
-    return routes[0] if routes else ""
+    return named[0] if named else ""
 
 
-def in_form(prediction: Any, request: Request) -> Any:
+def in_form(prediction: Any, prepared: Prepared) -> Any:
     """Return a task's answer in the form of the request's API, or an exception unchanged."""
+    request = prepared.request
     if isinstance(prediction, Exception):
         return prediction
-    if request.route in tgi.ROUTES:
+    if request.route in routes.TGI:
         return tgi.in_form(prediction)
     if request.form is None:
-        return payloads.by_records(prediction, request)
+        return payloads.by_records(prediction, prepared)
     try:
-        return request.form(prediction, request)
+        return request.form(prediction, prepared)
     except BadRequest as error:
         return error

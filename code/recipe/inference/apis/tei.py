@@ -1,8 +1,9 @@
 """The API of TEI (text-embeddings-inference): embed, rerank, predict and similarity; and reranking
-as in Jina's API and vLLM."""
+as in Jina's API, scores as in vLLM's."""
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,16 +25,26 @@ from recipe.backend.requests.payloads import (
     Answers,
     BadRequest,
     Document,
+    Inputs,
+    Prepared,
     Request,
     refuse,
     texts_or_ids,
 )
+from recipe.backend.requests.routes import (
+    EMBED,
+    EMBED_ALL,
+    EMBED_SPARSE,
+    PREDICT,
+    RERANK,
+    RERANK_1,
+    RERANK_2,
+    SCORE,
+    SCORE_1,
+    SIMILARITY,
+    TOKENIZE,
+)
 from recipe.inference.apis.openai_forms import served_name
-
-EMBED, EMBED_ALL, RERANK, PREDICT = "/embed", "/embed_all", "/rerank", "/predict"
-EMBED_SPARSE = "/embed_sparse"
-SIMILARITY, RERANK_DOCUMENTS, RERANK_2 = "/similarity", "/v1/rerank", "/v2/rerank"
-TOKENIZE = "/tokenize"
 
 _LENGTHS: Mapping[str, Rule] = {"truncate": FLAG, "truncation_direction": SIDE}
 
@@ -53,7 +64,7 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
     EMBED_ALL: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
     EMBED_SPARSE: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
     TOKENIZE: {"inputs": TEXT_OR_TEXTS, "add_special_tokens": FLAG},
-    RERANK_DOCUMENTS: {
+    RERANK_1: {
         "query": TEXT,
         "documents": Rule(
             lambda value: isinstance(value, list) and are_texts([_text(part) for part in value]),
@@ -63,6 +74,13 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
         "user": TEXT,
         "top_n": whole(1),
         "return_documents": FLAG,
+        **_LENGTHS,
+    },
+    SCORE: {
+        "text_1": TEXT_OR_TEXTS,
+        "text_2": TEXT_OR_TEXTS,
+        "model": TEXT,
+        "user": TEXT,
         **_LENGTHS,
     },
     EMBED: {
@@ -111,8 +129,8 @@ _KEPT = ("prompt_name", "truncation_direction", "dimensions")
 """Keys that are parameters of the same name."""
 _NEEDED = {
     EMBED: {"inputs"}, EMBED_ALL: {"inputs"}, RERANK: {"query", "texts"}, PREDICT: {"inputs"},
-    SIMILARITY: {"inputs"}, RERANK_DOCUMENTS: {"query", "documents"}, EMBED_SPARSE: {"inputs"},
-    TOKENIZE: {"inputs"},
+    SIMILARITY: {"inputs"}, RERANK_1: {"query", "documents"}, EMBED_SPARSE: {"inputs"},
+    TOKENIZE: {"inputs"}, SCORE: {"text_1", "text_2"},
 }  # fmt: skip
 
 
@@ -124,7 +142,9 @@ def read(path: str, document: Any) -> Request:
     """
     has_documents = isinstance(document, dict) and "documents" in document
     if path == RERANK_2 or (path == RERANK and has_documents):
-        path = RERANK_DOCUMENTS
+        path = RERANK_1
+    if path == SCORE_1:
+        path = SCORE
     rules = _RULES[path]
     if not isinstance(document, dict):
         raise BadRequest(f"The body is not an object with {', '.join(sorted(_NEEDED[path]))}.")
@@ -138,8 +158,7 @@ def read(path: str, document: Any) -> Request:
         wrong.append(
             f"{path} does not take {', '.join(unknown)}; it takes {', '.join(sorted(rules))}"
         )
-    wrong += [f"{name} is not there" for name in sorted(_NEEDED[path] - set(body))]
-    refuse(wrong, body, rules)
+    refuse(wrong, body, rules, sorted(_NEEDED[path] - set(body)))
     parameters = {name: body[name] for name in _KEPT if name in body}
     if path == EMBED:
         parameters["normalize"] = body.get("normalize", True)
@@ -151,13 +170,13 @@ def read(path: str, document: Any) -> Request:
 
 
 def _embed(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
+    return Request(inputs=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
 
 
 def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     inputs = {"query": body["query"], "texts": [_text(part) for part in body["documents"]]}
 
-    def form(prediction: Answers, request: Request) -> Document:
+    def form(prediction: Answers, prepared: Prepared) -> Document:
         results = [
             {"index": entry["index"], "relevance_score": entry["score"]}
             | (
@@ -167,19 +186,43 @@ def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Re
             )
             for entry in prediction[: body.get("top_n")]
         ]
-        count = sum(map(len, request.token_ids or []))
         head = {"id": f"rerank-{uuid.uuid4().hex}", "model": served_name()}
-        return Document(
-            {**head, "usage": {"total_tokens": count}, "results": results}, prediction.truncated
-        )
+        usage = {"total_tokens": prepared.tokens}
+        return Document({**head, "usage": usage, "results": results}, prediction.truncated)
 
-    return Request(texts=[inputs], raw=inputs, single=True, parameters=parameters, form=form)
+    return Request(inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=form)
 
 
 def _rerank(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     parameters["return_text"] = body.get("return_text", False)
     inputs = {"query": body["query"], "texts": body["texts"]}
-    return Request(texts=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document)
+    return Request(
+        inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document
+    )
+
+
+def _score(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    """Read pairs as vLLM does: one text with each of several, or two lists of one length."""
+    one, other = (
+        [body[name]] if isinstance(body[name], str) else body[name] for name in ("text_1", "text_2")
+    )
+    if len(one) not in (1, len(other)):
+        raise BadRequest(
+            f"There are {len(one)} texts in text_1 and {len(other)} in text_2.", "text_1"
+        )
+    pairs = list(zip(one * len(other) if len(one) == 1 else one, other, strict=True))
+
+    def form(prediction: Answers, prepared: Prepared) -> Document:
+        scores = [
+            {"index": index, "object": "score", "score": entry["score"]}
+            for index, entry in enumerate(prediction)
+        ]
+        usage = {"prompt_tokens": prepared.tokens, "total_tokens": prepared.tokens}
+        head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        body = {**head, "model": served_name(), "data": scores, "usage": usage}
+        return Document(body, prediction.truncated)
+
+    return Request(inputs=pairs, parameters=parameters, form=form)
 
 
 def _predict(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
@@ -189,36 +232,45 @@ def _predict(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     texts = [part[0] if isinstance(part, list) and len(part) == 1 else part for part in sequences]
     parameters["top_k"] = None
 
-    def form(prediction: Answers, request: Request) -> Document:
+    def form(prediction: Answers, prepared: Prepared) -> Document:
         entries = list(prediction)
         return Document(entries[0] if is_single else entries, prediction.truncated)
 
-    return Request(texts=texts, parameters=parameters, form=form)
+    return Request(inputs=texts, parameters=parameters, form=form)
 
 
 def _similarity(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     inputs = body["inputs"]
-    return Request(texts=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document)
+    return Request(
+        inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document
+    )
 
 
 def _tokenize(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     parameters["add_special_tokens"] = body.get("add_special_tokens", True)
-    return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters)
+    return Request(inputs=texts_or_ids(body["inputs"]), parameters=parameters)
 
 
-def tokenized(request: Request, tokenizer: Any) -> Document:
+def prepare(request: Request) -> Prepared:
+    """Return a request of /tokenize, measured by the characters of its texts."""
+    sizes = [len(text) for text in request.inputs]
+    return Prepared(request=request, inputs=Inputs(request.inputs), sizes=sizes)
+
+
+def tokenized(prepared: Prepared, tokenizer: Any) -> Document:
     """Return the tokens of each text, as TEI's /tokenize: special ones have no place in the text.
 
     Raises:
         TooCostly: The texts are too long.
     """
-    bounds.hold(bounds.Bound.ROWS, len(request.texts))
+    texts = prepared.inputs.values
+    bounds.hold(bounds.Bound.ROWS, len(texts))
     tokens = []
-    for text in request.texts:
+    for text in texts:
         bounds.hold_text(text)
         encoded = tokenizer(
             text,
-            add_special_tokens=request.parameters["add_special_tokens"],
+            add_special_tokens=prepared.parameters["add_special_tokens"],
             return_offsets_mapping=True,
             return_special_tokens_mask=True,
             verbose=False,
@@ -242,12 +294,12 @@ def tokenized(request: Request, tokenizer: Any) -> Document:
     return Document(tokens)
 
 
-def as_document(prediction: Answers, request: Request) -> Document:
+def as_document(prediction: Answers, prepared: Prepared) -> Document:
     """Return the answers as a JSON list."""
     return Document(list(prediction), prediction.truncated)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Request]] = {
     EMBED: _embed, EMBED_ALL: _embed, EMBED_SPARSE: _embed, RERANK: _rerank, PREDICT: _predict,
-    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents, TOKENIZE: _tokenize,
+    SIMILARITY: _similarity, RERANK_1: _rerank_documents, TOKENIZE: _tokenize, SCORE: _score,
 }  # fmt: skip

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from recipe.backend.requests import bodies
 from recipe.backend.requests.payloads import BadRequest, Document, EventStream, Request
-
-GENERATE, GENERATE_STREAM = "/generate", "/generate_stream"
-ROUTES = (GENERATE, GENERATE_STREAM)
+from recipe.backend.requests.routes import GENERATE_STREAM
 
 
 def read(path: str, document: Any) -> Request:
@@ -26,8 +25,7 @@ def read(path: str, document: Any) -> Request:
     if request.streams:
         raise BadRequest(f"{GENERATE_STREAM} streams: leave stream out.", "stream")
     streams = {"stream": True} if path == GENERATE_STREAM else {}
-    request.parameters = {"return_full_text": False, **request.parameters, **streams}
-    return request
+    return replace(request, parameters={"return_full_text": False, **request.parameters, **streams})
 
 
 def in_form(prediction: Any) -> Document | EventStream:

@@ -200,8 +200,7 @@ class TaskPipeline:
             inputs = {name: parameters.pop(name) for name in names if name in parameters}
         document = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
         request = bodies.read_request(document, payloads.JSON)
-        self._answerer.measure(request)
-        (answer,) = self._answerer.predict([request])
+        (answer,) = self._answerer.predict([self._answerer.prepare(request)])
         if isinstance(answer, Exception):
             raise answer
         return as_values(answer)

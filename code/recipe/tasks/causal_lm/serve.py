@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import AutoModelForCausalLM
 
 from recipe.backend import loading, turns
@@ -14,16 +15,41 @@ from recipe.backend.generation import calls, prompt_groups, shapes
 from recipe.backend.generation.gathering import Gathering, Piece
 from recipe.backend.generation.prompts import Prompt, Prompts
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, Request
+from recipe.backend.requests import routes
+from recipe.backend.requests.payloads import Answers, Prepared, Request
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED
+from recipe.console import log
+from recipe.errors import ModelError
+from recipe.tasks.causal_lm.spec import SPECS
+
+
+def check_template(tokenizer: Any, place: str) -> None:
+    """Raise ModelError if a tokenizer's chat template is not a template: no chat could be answered.
+
+    Args:
+        tokenizer: The tokenizer.
+        place: The model's folder or name.
+    """
+    try:
+        if tokenizer.chat_template:
+            message = {"role": "user", "content": "Hello"}
+            tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+    except TemplateSyntaxError as error:
+        raise ModelError(
+            f"The chat template of {place} cannot be read (line {error.lineno}): {error}.",
+            "Correct it in chat_template.jinja or tokenizer_config.json, or leave it out.",
+        ) from error
+    except (TemplateError, TypeError, ValueError) as error:
+        log(f"chat template: it refuses a message of a user alone: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generator(ServedTask):
     """A saved causal language model that continues texts."""
 
+    served = SPECS[0].served["text-generation"]
     loaded: LoadedModel
     prompts: Prompts
     merges: bool = False
@@ -34,6 +60,7 @@ class Generator(ServedTask):
     def load(cls, origin: Origin) -> Generator:
         """Load the causal language model that `origin` names."""
         loaded = loading.load(origin, AutoModelForCausalLM)
+        check_template(loaded.tokenizer, origin.place)
         if loaded.positions < UNBOUNDED:
             # The tokenizer's limit is that of its training texts.
             loaded = replace(loaded, max_length=loaded.positions)
@@ -50,18 +77,30 @@ class Generator(ServedTask):
         return cls(loaded=loaded, prompts=Prompts(loaded, stop), merges=merges)
 
     def example(self, text: str) -> Request:
-        return Request(texts=[text], parameters={"max_new_tokens": 2})
+        return Request(inputs=[text], parameters={"max_new_tokens": 2})
 
     @property
-    def has_template(self) -> bool:
-        """Return whether conversations can be answered."""
-        return bool(self.loaded.tokenizer.chat_template)
+    def lacking(self) -> Set[str]:
+        """Return the route of chats, if there is no chat template."""
+        return frozenset() if self.loaded.tokenizer.chat_template else {routes.CHAT}
 
-    def measure(self, request: Request) -> list[int]:
-        """Return the most tokens of each prompt and its text together."""
-        return [len(prompt.ids) + prompt.new for prompt in self.prompts.of(request)]
+    @property
+    def form(self) -> str:
+        return "text" if self.lacking else "chat"
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def describe(self) -> dict[str, Any]:
+        limit = self.max_length
+        limits = {"max_input_tokens": limit - 1, "max_total_tokens": limit}
+        return super().describe() | (limits if limit < UNBOUNDED else {})
+
+    def refuse_other_apis(self, request: Request) -> None:
+        if request.route != routes.CHAT:  # without a chat template, `prepare` says what to do
+            super().refuse_other_apis(request)
+
+    def prepare(self, request: Request) -> Prepared:
+        return self.prompts.prepare(request)
+
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return an answer for each request.
 
         An answer is a list of texts in the form of pipelines and TGI (`shapes`), or of `Completion`
@@ -69,21 +108,21 @@ class Generator(ServedTask):
         predictions take turns, an answer that is not a stream is a function that returns it.
         """
         answers: list[Any] = []
-        for request in requests:
-            prompts = self.prompts.of(request)
-            if request.streams:
+        for prepared in requests:
+            prompts = prepared.work
+            if prepared.request.streams:
                 events = prompt_groups.events(self.loaded, prompts, self.merges)
-                answers.append(shapes.shaped(events, request, self.loaded.tokenizer))
+                answers.append(shapes.shaped(events, prepared, self.loaded.tokenizer))
                 continue
             pieces = [*prompt_groups.pieces(self.loaded, prompts, self.merges)]
             for piece in pieces:
                 self.gathering.add(piece)
-            answers.append(partial(self._answer, request, pieces))
+            answers.append(partial(self._answer, prepared, pieces))
         if turns.are_taken():
             return answers
         return [one() if isinstance(one, partial) else one for one in answers]
 
-    def _answer(self, request: Request, pieces: Sequence[Piece[Prompt]]) -> Any:
+    def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Prompt]]) -> Any:
         texts = self.gathering.results(pieces, partial(prompt_groups.write, self.loaded))
-        answers = Answers(texts, request.truncated, request.single)
-        return shapes.shaped(answers, request, self.loaded.tokenizer)
+        answers = Answers(texts, prepared.truncated, prepared.request.single)
+        return shapes.shaped(answers, prepared, self.loaded.tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recipe.backend.requests import routes
 from recipe.spec import (
     COMPLETION_NAMES,
     MESSAGES_NAMES,
@@ -60,6 +61,7 @@ SPECS = (
                 load="tasks.causal_lm.serve:Generator.load",
                 architectures=("AutoModelForCausalLM",),
                 adapters=("CAUSAL_LM",),
+                routes=(routes.CHAT, routes.COMPLETIONS, *routes.TGI),
                 form="text",
             ),
         },

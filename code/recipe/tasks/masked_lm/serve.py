@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from transformers import AutoModelForMaskedLM
 from recipe.backend import bounds, loaded_model, loading, pipelines, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.tasks.masked_lm.spec import SPECS
 
 PARAMETERS = {"top_k", "targets", "tokenizer_kwargs"} | loaded_model.PARAMETERS
 _TOP_K = 5
@@ -26,6 +27,7 @@ _TOP_K = 5
 class MaskFiller(ServedTask):
     """A saved masked language model that answers texts with a mask in them."""
 
+    served = SPECS[0].served["fill-mask"]
     loaded: LoadedModel
     pipeline: Any
     """transformers' own, which knows how targets become tokens."""
@@ -47,40 +49,39 @@ class MaskFiller(ServedTask):
         return cls(loaded=loaded, pipeline=pipelines.around("fill-mask", loaded))
 
     def example(self, text: str) -> Request:
-        return Request(texts=[f"{self.loaded.tokenizer.mask_token} {text}"])
+        return Request(inputs=[f"{self.loaded.tokenizer.mask_token} {text}"])
 
-    def measure(self, request: Request) -> list[int]:
-        if request.prepared is None:
-            request.check_parameters(PARAMETERS, "fill-mask")
-            nested = request.parameters.get("tokenizer_kwargs", {})
-            request.parameters = {**nested, **request.parameters}
-            request.check_parameters(PARAMETERS, "fill-mask")
-            request.read(a_text, self.loaded.columns)
-            mask = self.loaded.tokenizer.mask_token_id
-            every = self.loaded.encode(request)
-            rows = [
-                TokenRow(ids, types, [place for place, token in enumerate(ids) if token == mask])
-                for ids, types in zip(every, request.type_ids or [None] * len(every), strict=True)
-            ]
-            for place, row in enumerate(rows):
-                if not row.keep:
-                    raise BadRequest(
-                        f"Input {place + 1} has no {self.loaded.tokenizer.mask_token} among its "
-                        f"first {self.loaded.max_length} tokens. Write it where a word is missing."
-                    )
-            targets = None
-            if "targets" in request.parameters:
-                targets = self._targets(request.parameters["targets"])
-            choices = len(self.loaded.tokenizer) if targets is None else len(targets)
-            count = min(request.parameters.get("top_k", _TOP_K), choices)
-            # The text stands in each entry, and is made of its tokens for each.
-            filled = [len(row.keep or ()) * count for row in rows]
-            values = sum(n * (3 + len(row.ids)) for n, row in zip(filled, rows, strict=True))
-            reason = f"{sum(filled):,} tokens for masks, each in its whole text"
-            bounds.hold(Bound.ANSWER, values, reason)
-            sizes = [len(row.ids) + n for n, row in zip(filled, rows, strict=True)]
-            request.prepared = rows, targets, sizes
-        return list(request.prepared[2])
+    def describe(self) -> dict[str, Any]:
+        example = f"Paris is the {self.loaded.tokenizer.mask_token} of France."
+        return super().describe() | {"example_text": example}
+
+    def prepare(self, request: Request) -> Prepared:
+        request = request.checked(PARAMETERS, "fill-mask").flattened("tokenizer_kwargs")
+        request = request.checked(PARAMETERS, "fill-mask")
+        mask = self.loaded.tokenizer.mask_token_id
+        prepared = self.loaded.encode(request, request.read(a_text, self.loaded.columns))
+        rows = [
+            replace(row, keep=[place for place, token in enumerate(row.ids) if token == mask])
+            for row in prepared.work
+        ]
+        for place, row in enumerate(rows):
+            if not row.keep:
+                raise BadRequest(
+                    f"Input {place + 1} has no {self.loaded.tokenizer.mask_token} among its "
+                    f"first {self.loaded.max_length} tokens. Write it where a word is missing."
+                )
+        targets = None
+        if "targets" in request.parameters:
+            targets = self._targets(request.parameters["targets"])
+        choices = len(self.loaded.tokenizer) if targets is None else len(targets)
+        count = min(request.parameters.get("top_k", _TOP_K), choices)
+        # The text stands in each entry, and is made of its tokens for each.
+        filled = [len(row.keep) * count for row in rows]
+        values = sum(n * (3 + len(row.ids)) for n, row in zip(filled, rows, strict=True))
+        reason = f"{sum(filled):,} tokens for masks, each in its whole text"
+        bounds.hold(Bound.ANSWER, values, reason)
+        sizes = [len(row.ids) + n for n, row in zip(filled, rows, strict=True)]
+        return replace(prepared, sizes=sizes, work=(rows, targets))
 
     def _targets(self, named: str | list[str]) -> list[int]:
         """Return the tokens that a request's `targets` stand for.
@@ -103,21 +104,19 @@ class MaskFiller(ServedTask):
             raise BadRequest("targets: the model has no token for any of them.")
         return list(tokens)
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request the best tokens for each text: `score` (a probability), `token`,
         `token_str` and the `sequence` with it; of several masks a list for each."""
-        for request in requests:
-            self.measure(request)
-        rows = [row for request in requests for row in request.prepared[0]]
+        rows = [row for prepared in requests for row in prepared.work[0]]
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
-        for request in requests:
-            rows, targets, _ = request.prepared
-            count = request.parameters.get("top_k", _TOP_K)
+        for prepared in requests:
+            rows, targets = prepared.work
+            count = prepared.parameters.get("top_k", _TOP_K)
             entries = [self._fill(row, next(logits), targets, count) for row in rows]
             # transformers' pipeline answers a list of one text as that text.
-            single = len(entries) == 1 and not request.records
-            answers.append(Answers(entries, request.truncated, single))
+            single = len(entries) == 1 and not prepared.request.records
+            answers.append(Answers(entries, prepared.truncated, single))
         return answers
 
     def _fill(

@@ -11,11 +11,12 @@ import torch
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.tasks.multiple_choice.model import ScorerOfChoices, pairs_of
+from recipe.tasks.multiple_choice.spec import SPECS
 from recipe.tokenization.encoding import encode_pairs
 
 _KEYS = frozenset({"question", "choices"})
@@ -31,6 +32,7 @@ Question = tuple[str, str, list[str]]
 class Chooser(ServedTask):
     """A saved model of multiple choice."""
 
+    served = SPECS[0].served["multiple-choice"]
     loaded: LoadedModel
 
     @classmethod
@@ -43,30 +45,31 @@ class Chooser(ServedTask):
         return cls(loaded=loading.load(origin, ScorerOfChoices, reading=Reading.LABELS))
 
     def example(self, text: str) -> Request:
-        return Request(texts=[{"question": text, "choices": ["a", "b"]}])
+        return Request(inputs=[{"question": text, "choices": ["a", "b"]}])
 
-    def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each question with each choice."""
-        if request.prepared is None:
-            request.check_parameters(set(), "multiple-choice")
-            request.read(a_question)
-            rows = sum(len(choices) for _, _, choices in request.texts)
-            bounds.hold(Bound.ROWS, rows)
-            bounds.hold(Bound.ANSWER, 2 * rows)
-            prepared, truncated, read = [], [], 0
-            limit = self.loaded.max_length
-            for place, question in enumerate(request.texts):
-                pairs = pairs_of(*question)
-                prepared.append(self._rows(pairs))
-                read += sum(len(row.ids) for row in prepared[-1])
-                bounds.hold(Bound.READ, read)
-                if any(
-                    len(row.ids) == limit and self.loaded.is_longer(pair, limit)
-                    for row, pair in zip(prepared[-1], pairs, strict=True)
-                ):
-                    truncated.append(place)
-            request.prepared, request.truncated = prepared, truncated
-        return [len(row.ids) for rows in request.prepared for row in rows]
+    def prepare(self, request: Request) -> Prepared:
+        """Return the rows of each question with each choice."""
+        request = request.checked(set(), "multiple-choice")
+        inputs = request.read(a_question)
+        rows = sum(len(choices) for _, _, choices in inputs.values)
+        bounds.hold(Bound.ROWS, rows)
+        bounds.hold(Bound.ANSWER, 2 * rows)
+        prepared, truncated, read = [], [], 0
+        limit = self.loaded.max_length
+        for place, question in enumerate(inputs.values):
+            pairs = pairs_of(*question)
+            prepared.append(self._rows(pairs))
+            read += sum(len(row.ids) for row in prepared[-1])
+            bounds.hold(Bound.READ, read)
+            if any(
+                len(row.ids) == limit and self.loaded.is_longer(pair, limit)
+                for row, pair in zip(prepared[-1], pairs, strict=True)
+            ):
+                truncated.append(place)
+        sizes = [len(row.ids) for some in prepared for row in some]
+        return Prepared(
+            request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=prepared
+        )
 
     def _rows(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         rows = []
@@ -79,23 +82,21 @@ class Chooser(ServedTask):
             rows.append(TokenRow(ids[0], types[0] if types else None))
         return rows
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request `{"choice", "index", "scores"}` for each question.
 
         Scores are the softmax over the choices, in their order.
         """
-        for request in requests:
-            self.measure(request)
-        every_row = [row for request in requests for rows in request.prepared for row in rows]
+        every_row = [row for prepared in requests for rows in prepared.work for row in rows]
         logits = iter(self.loaded.forward(every_row, Reading.LABELS))
         answers: list[Any] = []
-        for request in requests:
+        for prepared in requests:
             entries = []
-            for (_, _, choices), rows in zip(request.texts, request.prepared, strict=True):
+            for (_, _, choices), rows in zip(prepared.inputs.values, prepared.work, strict=True):
                 scores = torch.stack([next(logits)[0] for _ in rows]).softmax(-1)
                 best = int(scores.argmax())
                 entries.append({"choice": choices[best], "index": best, "scores": scores.tolist()})
-            answers.append(Answers(entries, request.truncated, request.single))
+            answers.append(Answers(entries, prepared.truncated, prepared.request.single))
         return answers
 
 

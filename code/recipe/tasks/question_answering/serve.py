@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from transformers import AutoModelForQuestionAnswering
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.tasks.question_answering.spec import SPECS
 
 PARAMETERS = {
     "top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
@@ -44,6 +45,7 @@ class Window:
 class QuestionAnswerer(ServedTask):
     """A saved extractive question answering model."""
 
+    served = SPECS[0].served["question-answering"]
     loaded: LoadedModel
 
     @property
@@ -67,28 +69,28 @@ class QuestionAnswerer(ServedTask):
         return cls(loaded=loaded)
 
     def example(self, text: str) -> Request:
-        return Request(texts=[{"question": "Is it?", "context": text}])
+        return Request(inputs=[{"question": "Is it?", "context": text}])
 
-    def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each part of each context, with its question."""
-        if request.prepared is None:
-            request.check_parameters(PARAMETERS, "question-answering")
-            bounds.hold(Bound.ROWS, len(request.texts))
-            if not request.is_read and not request.records:
-                request.texts = [part for value in request.texts for part in _spread(value)]
-            request.read(question_and_context)
-            bounds.hold(Bound.ROWS, len(request.texts))
-            most = request.parameters.get("top_k", 1)
-            bounds.hold(Bound.ANSWER, 4 * len(request.texts) * min(most, Bound.ANSWER.most))
-            prepared, rows, read = [], 0, 0
-            for question, context in request.texts:
-                prepared.append(self._windows(question, context, request.parameters))
-                rows += len(prepared[-1])
-                read += sum(len(window.row.ids) for window in prepared[-1])
-                bounds.hold(Bound.ROWS, rows)
-                bounds.hold(Bound.READ, read)
-            request.prepared = prepared
-        return [len(window.row.ids) for windows in request.prepared for window in windows]
+    def prepare(self, request: Request) -> Prepared:
+        """Return the windows of each context, with its question."""
+        request = request.checked(PARAMETERS, "question-answering")
+        bounds.hold(Bound.ROWS, len(request.inputs))
+        if not request.records:
+            spread = [part for value in request.inputs for part in _spread(value)]
+            request = replace(request, inputs=spread)
+        inputs = request.read(question_and_context)
+        bounds.hold(Bound.ROWS, len(inputs.values))
+        most = request.parameters.get("top_k", 1)
+        bounds.hold(Bound.ANSWER, 4 * len(inputs.values) * min(most, Bound.ANSWER.most))
+        prepared, rows, read = [], 0, 0
+        for question, context in inputs.values:
+            prepared.append(self._windows(question, context, request.parameters))
+            rows += len(prepared[-1])
+            read += sum(len(window.row.ids) for window in prepared[-1])
+            bounds.hold(Bound.ROWS, rows)
+            bounds.hold(Bound.READ, read)
+        sizes = [len(window.row.ids) for windows in prepared for window in windows]
+        return Prepared(request=request, inputs=inputs, sizes=sizes, work=prepared)
 
     def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
         """Return a context in parts that overlap, each with the question and short enough for the
@@ -146,27 +148,25 @@ class QuestionAnswerer(ServedTask):
             raise BadRequest(f"A context is empty. {_EXAMPLE}")
         return windows
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request, for each question `{"score", "start", "end", "answer"}`, where
         start and end are characters of the context; with `top_k` a list of the best."""
-        for request in requests:
-            self.measure(request)
         rows = [
             window.row
-            for request in requests
-            for windows_of_part in request.prepared
+            for prepared in requests
+            for windows_of_part in prepared.work
             for window in windows_of_part
         ]
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
-        for request in requests:
+        for prepared in requests:
             entries = []
-            for (_, context), windows in zip(request.texts, request.prepared, strict=True):
+            for (_, context), windows in zip(prepared.inputs.values, prepared.work, strict=True):
                 scored = [(window, next(logits).numpy()) for window in windows]
-                entries.append(self._answer(context, scored, request.parameters))
+                entries.append(self._answer(context, scored, prepared.parameters))
             # As Hugging Face's pipeline: a list of one question is answered as that question.
-            single = len(entries) == 1 and not request.records
-            answers.append(Answers(entries, request.truncated, single))
+            single = len(entries) == 1 and not prepared.request.records
+            answers.append(Answers(entries, prepared.truncated, single))
         return answers
 
     def _answer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,14 @@ from recipe.backend import bounds, loaded_model, precision, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import side_of
 from recipe.backend.padded_rows import BATCH
-from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.requests import routes
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED, in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.tasks.sentence_embedding.spec import SPECS
 from recipe.tokenization.encoding import cutting
 
 SPARSE, MULTI_VECTOR = "SparseEncoder", "MultiVectorEncoder"
@@ -30,6 +32,7 @@ _SIDES = ("query", "document")
 class LibraryVectors(ServedTask):
     """A sparse encoder (SPLADE) or one of late interaction (ColBERT)."""
 
+    served = SPECS[0].served["sparse-embedding"]
     kind: str
     """The class of sentence-transformers: SPARSE or MULTI_VECTOR."""
     model: Any
@@ -73,52 +76,57 @@ class LibraryVectors(ServedTask):
         """Return how many tokens of a text are read."""
         return int(self.model.max_seq_length or UNBOUNDED)
 
-    def measure(self, request: Request) -> list[int]:
-        request.check_parameters(_PARAMETERS, self.kind)
-        request.read(a_text, ())
+    @property
+    def lacking(self) -> Set[str]:
+        """Return the route of the other kind."""
+        return {routes.EMBED_ALL if self.kind == SPARSE else routes.EMBED_SPARSE}
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.model.tokenizer
+
+    def prepare(self, request: Request) -> Prepared:
+        request = request.checked(_PARAMETERS, self.kind)
+        inputs = request.read(a_text)
         name, known = request.parameters.get("prompt_name"), {*_SIDES, *self.model.prompts}
         if name is not None and name not in known:
             raise BadRequest(f"The prompt_name {name!r} is not one of {', '.join(sorted(known))}.")
-        if request.token_ids is None:
-            bounds.hold(Bound.ROWS, len(request.texts))
-            for text in request.texts:
-                bounds.hold_text(text)
-            request.token_ids = self.model.tokenizer(list(request.texts), verbose=False)[
-                "input_ids"
-            ]
-            lengths = [len(ids) for ids in request.token_ids]
-            request.truncated = [at for at, n in enumerate(lengths) if n > self.max_length]
-            loaded_model.refuse_uncut(request, self.max_length)
-        read = [min(len(ids), self.max_length) for ids in request.token_ids]
-        bounds.hold(Bound.READ, sum(read))
+        bounds.hold(Bound.ROWS, len(inputs.values))
+        for text in inputs.values:
+            bounds.hold_text(text)
+        tokens = self.model.tokenizer(list(inputs.values), verbose=False)["input_ids"]
+        lengths = [len(ids) for ids in tokens]
+        truncated = [place for place, n in enumerate(lengths) if n > self.max_length]
+        loaded_model.refuse_uncut(request, truncated, self.max_length)
+        sizes = [min(length, self.max_length) for length in lengths]
+        bounds.hold(Bound.READ, read := sum(sizes))
         if self.kind == MULTI_VECTOR:
             width = self.model.get_embedding_dimension()
-            bounds.hold(
-                Bound.ANSWER, sum(read) * width, f"{sum(read):,} tokens of {width:,} numbers"
-            )
-        return read
+            bounds.hold(Bound.ANSWER, read * width, f"{read:,} tokens of {width:,} numbers")
+        return Prepared(
+            request=request, inputs=inputs, sizes=sizes, tokens=read, truncated=truncated
+        )
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Answer each text with `[{"index", "value"}, ...]`, the tokens' numbers and weights that
         are not 0, or with a vector for each of its tokens.
         """
-        return [self._answer(request) for request in requests]
+        return [self._answer(prepared) for prepared in requests]
 
     @torch.inference_mode()
-    def _answer(self, request: Request) -> Answers:
-        self.measure(request)
-        name = request.parameters.get("prompt_name")
+    def _answer(self, prepared: Prepared) -> Answers:
+        name = prepared.parameters.get("prompt_name")
         # A query may be read otherwise than a document, whether or not it has a prompt.
         options = {
             "task": name if name in _SIDES else None,
             "prompt_name": name if name in self.model.prompts else None,
         }
-        with cutting(self.model.tokenizer, side_of(request.parameters)):
+        with cutting(self.model.tokenizer, side_of(prepared.parameters)):
             encoded = self.model.encode(
-                list(request.texts), batch_size=BATCH, show_progress_bar=False, **options
+                list(prepared.inputs.values), batch_size=BATCH, show_progress_bar=False, **options
             )
         if self.kind == MULTI_VECTOR:
-            return Answers([vectors.float().tolist() for vectors in encoded], request.truncated)
+            return Answers([vectors.float().tolist() for vectors in encoded], prepared.truncated)
         rows = (row.coalesce() for row in encoded)
         return Answers(
             [
@@ -130,5 +138,5 @@ class LibraryVectors(ServedTask):
                 ]
                 for row in rows
             ],
-            request.truncated,
+            prepared.truncated,
         )

@@ -17,6 +17,8 @@ from recipe.backend.requests import ranking
 from recipe.backend.requests.payloads import (
     Answers,
     BadRequest,
+    Inputs,
+    Prepared,
     Request,
     TokenIds,
     a_text,
@@ -27,6 +29,7 @@ from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
+from recipe.tasks.sentence_embedding.spec import SPECS
 from recipe.tasks.sentence_embedding.vectors import SentenceVectors
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
@@ -65,27 +68,38 @@ class Means:
         """Return the numbers of a vector."""
         return self.loaded.width
 
-    def count(self, request: Request) -> list[int]:
+    def encode(self, request: Request, inputs: Inputs) -> Prepared:
         """Return the tokens of each text."""
-        return [len(ids) for ids in self.loaded.encode(request)]
+        return self.loaded.encode(request, inputs)
 
-    def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[Prepared]) -> list[list[torch.Tensor]]:
         """Return the means."""
-        return self.loaded.rows(requests, Reading.MEAN)
+        return self.loaded.rows(prepared, Reading.MEAN)
 
 
 @dataclass(frozen=True)
 class Embedder(ServedTask):
     """A saved encoder that answers texts with a vector for each."""
 
+    served = SPECS[0].served["sentence-similarity"]
     vectors: Means | SentenceVectors
 
-    def measure(self, request: Request) -> list[int]:
-        request.rename_parameters(_SAME)
-        request.check_parameters(self.vectors.parameters, "feature-extraction")
-        compared = (
-            ranking.parts(request.texts[0]) if request.single and not request.is_read else None
-        )
+    @property
+    def loaded_model(self) -> LoadedModel | None:
+        return self.vectors.loaded
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.vectors.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        return self.vectors.max_length
+
+    def prepare(self, request: Request) -> Prepared:
+        request = request.renamed(_SAME)
+        request = request.checked(self.vectors.parameters, "feature-extraction")
+        compared = ranking.parts(request)
         if compared is not None:
             source, texts, ranked = compared
             if ranked:
@@ -93,14 +107,13 @@ class Embedder(ServedTask):
                     'The model makes vectors: send {"source_sentence": ..., "sentences": [...]} '
                     "for how alike texts are; a query is ranked by a cross-encoder."
                 )
-            request.texts, request.is_read = [source, *texts], True
-            request.raw = Ranking(texts, ranked=False)
-        request.read(self._text, self.vectors.columns)
-        if not isinstance(request.raw, Ranking):
-            count, width = len(request.texts), self.vectors.width
+            inputs: Inputs = Ranking([source, *texts], texts=texts, ranked=False)
+        else:
+            inputs = request.read(self._text, self.vectors.columns)
+            count, width = len(inputs.values), self.vectors.width
             width = min(width, request.parameters.get("truncate_dim", width))
             bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
-        return self.vectors.count(request)
+        return self.vectors.encode(request, inputs)
 
     def _text(self, value: Any) -> str:
         """Return a text, or the one that token ids were made of.
@@ -120,22 +133,22 @@ class Embedder(ServedTask):
             )
         return text
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request a vector for each text; of `{"source_sentence", "sentences"}` the
         cosine of each sentence's vector to the source's."""
         answers: list[Any] = []
-        for request, rows in zip(requests, self.vectors.rows(requests), strict=True):
+        for prepared, rows in zip(requests, self.vectors.rows(requests), strict=True):
             try:
-                vectors = self._finished(rows, request.parameters)
+                vectors = self._finished(rows, prepared.parameters)
             except BadRequest as error:
                 answers.append(error)
                 continue
-            if isinstance(request.raw, Ranking):
+            if isinstance(prepared.inputs, Ranking):
                 source, *others = [_normalized(vector) for vector in vectors]
                 cosines = [float(source @ other) for other in others]
-                answers.append(request.raw.answers(cosines, request))
+                answers.append(prepared.inputs.answers(cosines, prepared))
             else:
-                answers.append(Answers([vector.tolist() for vector in vectors], request.truncated))
+                answers.append(Answers([vector.tolist() for vector in vectors], prepared.truncated))
         return answers
 
     def _finished(
@@ -163,6 +176,7 @@ class Embedder(ServedTask):
 class TokenFeatures(ServedTask):
     """A saved encoder that answers texts with the last hidden state of each of their tokens."""
 
+    served = SPECS[0].served["feature-extraction"]
     loaded: LoadedModel
 
     @property
@@ -170,37 +184,33 @@ class TokenFeatures(ServedTask):
         """Return what answers clients' APIs, which know vectors only."""
         return Embedder(Means(self.loaded))
 
-    def measure(self, request: Request) -> list[int]:
+    def prepare(self, request: Request) -> Prepared:
         if request.form is not None:
-            return self.embedder.measure(request)
-        request.rename_parameters({"truncate": "truncation"})
+            return self.embedder.prepare(request)
+        request = request.renamed({"truncate": "truncation"})
         known = {"truncation", "truncation_direction", "max_length", "tokenize_kwargs"}
-        request.check_parameters(known, "feature-extraction")
-        if nested := request.parameters.get("tokenize_kwargs"):
-            flat = {k: v for k, v in request.parameters.items() if k != "tokenize_kwargs"}
-            request.parameters = {**nested, **flat}
-            request.check_parameters(known - {"tokenize_kwargs"}, "tokenize_kwargs")
-        request.read(a_text, self.loaded.columns)
-        counts = [len(ids) for ids in self.loaded.encode(request)]
-        tokens, width = sum(counts), self.loaded.width
+        request = request.checked(known, "feature-extraction").flattened("tokenize_kwargs")
+        request = request.checked(known - {"tokenize_kwargs"}, "tokenize_kwargs")
+        prepared = self.loaded.encode(request, request.read(a_text, self.loaded.columns))
+        tokens, width = prepared.tokens, self.loaded.width
         bounds.hold(Bound.ANSWER, tokens * width, f"{tokens:,} tokens, a vector of {width:,} each")
-        return counts
+        return prepared
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request a matrix of [1, tokens, hidden size] for each text, special
         tokens included, as transformers' pipeline answers; of a text in no list that matrix alone.
         """
-        plain = [request for request in requests if request.form is None]
+        plain = [some for some in requests if some.request.form is None]
         answers: dict[int, Any] = {}
-        for request, states in zip(plain, self.loaded.rows(plain, Reading.TOKENS), strict=True):
+        for some, states in zip(plain, self.loaded.rows(plain, Reading.TOKENS), strict=True):
             matrices = []
             for state in states:
                 turns.pause()
                 matrices.append([state.tolist()])
-            answers[id(request)] = Answers(matrices, request.truncated, request.single)
-        others = [request for request in requests if request.form is not None]
+            answers[id(some)] = Answers(matrices, some.truncated, some.request.single)
+        others = [some for some in requests if some.request.form is not None]
         answers |= zip(map(id, others), self.embedder.predict(others), strict=True)
-        return [answers[id(request)] for request in requests]
+        return [answers[id(some)] for some in requests]
 
 
 def _normalized(vector: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,12 @@ from transformers import AutoModel, PreTrainedModel
 
 from recipe.backend import bounds, loaded_model, loading, precision, turns
 from recipe.backend.bounds import Bound
+from recipe.backend.device_copies import to_device
 from recipe.backend.engines import conversion
 from recipe.backend.loaded_model import LoadedModel, side_of
 from recipe.backend.padded_rows import BATCH
-from recipe.backend.requests.payloads import BadRequest, Request
-from recipe.backend.rows import Pooling, TokenRow, sent
+from recipe.backend.requests.payloads import BadRequest, Inputs, Prepared, Request
+from recipe.backend.rows import Pooling, TokenRow
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.static import programs as static
@@ -149,63 +150,66 @@ class SentenceVectors:
         # Versions before 5.3 know the older name only.
         return int((get or self.model.get_sentence_embedding_dimension)() or 0)
 
-    def count(self, request: Request) -> list[int]:
-        """Count the tokens of each text with its prompt, and note the texts that are truncated.
+    def encode(self, request: Request, inputs: Inputs) -> Prepared:
+        """Count the tokens of each text with its prompt. `work` has what is read of the texts.
 
         Raises:
             BadRequest: The model does not have the `prompt_name`, a prompt is named twice, or a
                 text is too long and may not be truncated.
         """
-        if request.token_ids is None:
-            name, prompts = request.parameters.get("prompt_name"), self.model.prompts
-            if name is not None and "prompt" in request.parameters:
-                raise BadRequest("prompt and prompt_name are both there. Give one.")
-            if name is not None and name not in prompts:
-                known = f"has {', '.join(sorted(prompts))}" if prompts else "has none"
-                raise BadRequest(
-                    f"The prompt_name {name!r} is not one of the model, which {known}."
-                )
-            prompt = self._prompt(request.parameters)
-            tokenizer, limit = self.model.tokenizer, self.max_length
-            side = side_of(request.parameters)
-            bounds.hold(Bound.ROWS, len(request.texts))
-            # Of a prompt that fills what is read, nothing else would be read.
-            bounds.hold_text(prompt)
-            request.token_ids, heads, read = [], [], 0
-            for piece in bounds.pieces(request.texts, len(prompt)):
-                with cutting(tokenizer, side):
-                    some = [
-                        bounds.beginning(tokenizer, prompt + text, limit)
-                        for text in request.texts[piece.start : piece.stop]
-                    ]
-                heads += [text[len(prompt) :] for text in some]
-                request.token_ids += tokenizer(some, verbose=False)["input_ids"]
-                read += sum(min(limit, len(ids)) for ids in request.token_ids[piece.start :])
-                bounds.hold(Bound.READ, read)
-            request.texts = heads
-            request.keep_those_with_tokens(request.token_ids)
-            lengths = [len(ids) for ids in request.token_ids]
-            request.truncated = [place for place, n in enumerate(lengths) if n > limit]
-            loaded_model.refuse_uncut(request, limit)
-            request.token_ids = [ids[:limit] for ids in request.token_ids]
-        return [len(ids) for ids in request.token_ids]
+        name, prompts = request.parameters.get("prompt_name"), self.model.prompts
+        if name is not None and "prompt" in request.parameters:
+            raise BadRequest("prompt and prompt_name are both there. Give one.")
+        if name is not None and name not in prompts:
+            known = f"has {', '.join(sorted(prompts))}" if prompts else "has none"
+            raise BadRequest(f"The prompt_name {name!r} is not one of the model, which {known}.")
+        prompt = self._prompt(request.parameters)
+        tokenizer, limit = self.model.tokenizer, self.max_length
+        side = side_of(request.parameters)
+        bounds.hold(Bound.ROWS, len(inputs.values))
+        # Of a prompt that fills what is read, nothing else would be read.
+        bounds.hold_text(prompt)
+        heads: list[str] = []
+        token_ids: list[list[int]] = []
+        read = 0
+        for piece in bounds.pieces(inputs.values, len(prompt)):
+            with cutting(tokenizer, side):
+                some = [
+                    bounds.beginning(tokenizer, prompt + text, limit)
+                    for text in inputs.values[piece.start : piece.stop]
+                ]
+            heads += [text[len(prompt) :] for text in some]
+            token_ids += tokenizer(some, verbose=False)["input_ids"]
+            read += sum(min(limit, len(ids)) for ids in token_ids[piece.start :])
+            bounds.hold(Bound.READ, read)
+        inputs = inputs.with_tokens(request, token_ids)
+        heads = [head for head, ids in zip(heads, token_ids, strict=True) if ids]
+        lengths = [len(ids) for ids in token_ids if ids]
+        truncated = [place for place, length in enumerate(lengths) if length > limit]
+        loaded_model.refuse_uncut(request, truncated, limit)
+        sizes = [min(limit, length) for length in lengths]
+        return Prepared(
+            request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,
+            work=heads,
+        )  # fmt: skip
 
-    def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[Prepared]) -> list[list[torch.Tensor]]:
         """Return the vectors of each request's texts, at full width and not normalized. Requests of
         one prompt go through the model together."""
-        alike: dict[tuple[str, str], list[Request]] = {}
-        for request in requests:
-            self.count(request)
-            key = self._prompt(request.parameters), side_of(request.parameters)
-            alike.setdefault(key, []).append(request)
+        alike: dict[tuple[str, str], list[Prepared]] = {}
+        for some in prepared:
+            key = self._prompt(some.parameters), side_of(some.parameters)
+            alike.setdefault(key, []).append(some)
         rows: dict[int, list[torch.Tensor]] = {}
         for group in alike.values():
-            texts = [text for request in group for text in request.texts]
-            vectors = iter(self.encode(texts, group[0].parameters))
-            rows |= {id(request): [next(vectors) for _ in request.texts] for request in group}
-        return [rows[id(request)] for request in requests]
+            texts = [text for some in group for text in some.work]
+            vectors = iter(self.vectors(texts, group[0].parameters))
+            rows |= {id(some): [next(vectors) for _ in some.work] for some in group}
+        return [rows[id(some)] for some in prepared]
 
-    def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> Sequence[torch.Tensor]:
+    def vectors(
+        self, texts: Sequence[str], parameters: Mapping[str, Any]
+    ) -> Sequence[torch.Tensor]:
         """Return the vector [width] of each text, all with one request's prompt and side."""
         tokens = self._tokens(texts, parameters)
         if self.loaded is None:
@@ -232,7 +236,7 @@ class SentenceVectors:
             }
             parts.append(self.model(batch)["sentence_embedding"])
         back = order.argsort()
-        return torch.cat(parts)[sent(back, parts[0].device)]
+        return torch.cat(parts)[to_device(back, parts[0].device)]
 
     def _tokens(
         self, texts: Sequence[str], parameters: Mapping[str, Any]

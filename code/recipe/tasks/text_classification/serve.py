@@ -3,7 +3,7 @@ answer a query, of a cross-encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,13 @@ from transformers import AutoModelForSequenceClassification
 from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests import ranking
+from recipe.backend.requests import ranking, routes
 from recipe.backend.requests.payloads import (
     Answers,
     BadRequest,
+    Inputs,
     Label,
+    Prepared,
     Request,
     Text,
     a_text_or_pair,
@@ -27,6 +29,7 @@ from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.tasks.text_classification.spec import SPECS
 
 PARAMETERS = {
     "top_k", "function_to_apply", "return_all_scores", "return_text", "threshold",
@@ -37,6 +40,7 @@ PARAMETERS = {
 class Classifier(ServedTask):
     """A saved classifier that answers texts and pairs."""
 
+    served = SPECS[0].served["text-classification"]
     loaded: LoadedModel
     activation: str
     """sigmoid, softmax or none: makes scores of the outputs, unless a request names another."""
@@ -52,18 +56,34 @@ class Classifier(ServedTask):
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:
-        return Request(texts=[text if len(self.loaded.columns) < 2 else (text, text)])
+        return Request(inputs=[text if len(self.loaded.columns) < 2 else (text, text)])
 
-    def measure(self, request: Request) -> list[int]:
-        request.check_parameters(PARAMETERS, "text-classification", nullable={"top_k"})
+    @property
+    def lacking(self) -> Set[str]:
+        """Return the routes of rankings, if the model has several labels."""
+        return frozenset() if self.ranks else {*routes.RANKING}
+
+    @property
+    def ranks(self) -> bool:
+        """Return whether the model has one label, by which texts can be ranked."""
+        return bool(self.loaded.model.config.num_labels == 1)
+
+    @property
+    def form(self) -> str:
+        return "rank" if self.ranks else self.served.form
+
+    def prepare(self, request: Request) -> Prepared:
+        request = request.checked(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
-        ranking.expand(request, self.text_or_pair, self.loaded.columns, labels)
+        inputs: Inputs | None = ranking.pairs(request, labels)
+        if inputs is None:
+            inputs = request.read(self.text_or_pair, self.loaded.columns)
         chosen = 1
         if not {"top_k", "threshold", "return_all_scores"}.isdisjoint(request.parameters):
             chosen = min(request.parameters.get("top_k") or labels, labels)
-        bounds.hold(Bound.ANSWER, 2 * chosen * len(request.texts))
+        bounds.hold(Bound.ANSWER, 2 * chosen * len(inputs.values))
         threshold = request.parameters.get("threshold")
-        if threshold is not None and isinstance(request.raw, Ranking):
+        if threshold is not None and isinstance(inputs, Ranking):
             raise BadRequest("threshold is for labels, and this request asks for a ranking.")
         applied = request.parameters.get("function_to_apply", "sigmoid")
         if threshold == "tuned" and applied not in ("sigmoid", "default"):
@@ -76,7 +96,7 @@ class Classifier(ServedTask):
                 'threshold is "tuned", but the model has no label_thresholds in its config.json '
                 "(training with tune_thresholds=True writes them). Give a number from 0 to 1."
             )
-        return [len(ids) for ids in self.loaded.encode(request)]
+        return self.loaded.encode(request, inputs)
 
     def text_or_pair(self, value: Any) -> Text:
         """Return an input's text or pair; a pair may have the names of the columns in training.
@@ -97,7 +117,7 @@ class Classifier(ServedTask):
             )
         return text
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request an answer for each text: its best label; with `top_k` a list of
         its best labels, all of them if it is null; with `threshold` a list of those that reach it.
         Of `{"query", "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the
@@ -108,25 +128,26 @@ class Classifier(ServedTask):
         itself; and of a cross-encoder what its own configuration names.
         """
         answers = []
-        for request, rows in zip(requests, self.loaded.rows(requests, Reading.LABELS), strict=True):
+        logits = self.loaded.rows(requests, Reading.LABELS)
+        for prepared, rows in zip(requests, logits, strict=True):
             turns.pause()
-            name = request.parameters.get("function_to_apply", "default")
+            name = prepared.parameters.get("function_to_apply", "default")
             name = self.activation if name == "default" else name
             if name == "sigmoid":
                 rows = [row.sigmoid() for row in rows]
             elif name == "softmax":
                 rows = [row.softmax(-1) for row in rows]
-            if isinstance(request.raw, Ranking):
-                answers.append(request.raw.answers([float(row[0]) for row in rows], request))
+            inputs, raw = prepared.inputs, prepared.request.raw
+            if isinstance(inputs, Ranking):
+                answers.append(inputs.answers([float(row[0]) for row in rows], prepared))
                 continue
             # The pipeline answers a text in no list by a list of one label; a pair, or an object
             # with a text, by the label.
-            chooses = not {"top_k", "threshold"}.isdisjoint(request.parameters)
-            is_bare = (
-                chooses or isinstance(request.raw, dict) or not isinstance(request.texts[0], str)
-            )
-            entries = [self._labels(row, request.parameters) for row in rows]
-            answers.append(Answers(entries, request.truncated, single=request.single and is_bare))
+            chooses = not {"top_k", "threshold"}.isdisjoint(prepared.parameters)
+            is_bare = chooses or isinstance(raw, dict) or not isinstance(inputs.values[0], str)
+            entries = [self._labels(row, prepared.parameters) for row in rows]
+            single = prepared.request.single and is_bare
+            answers.append(Answers(entries, prepared.truncated, single))
         return answers
 
     def _labels(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:

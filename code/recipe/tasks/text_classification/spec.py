@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recipe.backend.requests import routes
 from recipe.spec import (
     LABEL,
     PAIR_LABEL_NAMES,
@@ -43,6 +44,7 @@ SPECS = (
                 load="tasks.text_classification.serve:Classifier.load",
                 architectures=("AutoModelForSequenceClassification",),
                 adapters=("SEQ_CLS",),
+                routes=(routes.PREDICT, *routes.RANKING, routes.TOKENIZE),
                 form="pair",
             ),
             "zero-shot-classification": Served(

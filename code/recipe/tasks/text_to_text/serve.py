@@ -24,12 +24,13 @@ from recipe.backend.generation.gathering import Gathering, Piece, Source
 from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
-from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
 from recipe.models.packed_encoders import IS_OLDER
 from recipe.tasks.text_to_text.languages import is_multilingual, languages, token_of
+from recipe.tasks.text_to_text.spec import SPECS
 
 GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
 _NAMES = {GENERAL: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}
@@ -51,6 +52,7 @@ _MOST_TOKENS = 4096
 class TextGenerator(ServedTask):
     """A saved encoder-decoder model."""
 
+    served = SPECS[0].served["summarization"]
     loaded: LoadedModel
     task: str
     """GENERAL, SUMMARIES or TRANSLATIONS."""
@@ -104,42 +106,41 @@ class TextGenerator(ServedTask):
         parameters: dict[str, Any] = {"max_new_tokens": 2, "num_beams": 1, "min_length": 0}
         if self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
             parameters["tgt_lang"] = self.defaults.get("tgt_lang") or self.languages[0]
-        return Request(texts=[text], parameters=parameters)
+        return Request(inputs=[text], parameters=parameters)
 
-    def measure(self, request: Request) -> list[int]:
-        """Return the most tokens of each text and what is generated for it, together."""
-        if request.prepared is None:
-            request.check_parameters(
-                PARAMETERS | (_LANGUAGES if self.languages else set()), self.task
-            )
-            request.read(a_text, self.loaded.columns)
-            options = self._options(request.parameters)
-            tokenizer: Any = self.loaded.tokenizer
-            limit = self.loaded.limit({"truncation": request.parameters.get("truncation")})
-            prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
-            source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
-            self._hold_written(len(request.texts), options)
-            bounds.hold(Bound.ROWS, len(request.texts))
-            bounds.hold_text(prefix)
-            lengths: list[int] = []
-            token_ids: list[list[int]] = []
-            for piece in bounds.pieces(request.texts, len(prefix)):
-                if self.languages:
-                    # Other requests may have set theirs in the meantime.
-                    tokenizer.src_lang = source or self.defaults["tokenizer_src_lang"]
-                some = request.texts[piece.start : piece.stop]
-                texts = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
-                whole = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
-                lengths += map(len, whole)
-                token_ids += tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
-                bounds.hold(Bound.READ, sum(map(len, token_ids)))
-            request.keep_those_with_tokens(token_ids, lengths)
-            request.truncated = [place for place, count in enumerate(lengths) if count > limit]
-            loaded_model.refuse_uncut(request, limit)
-            request.token_ids = token_ids
-            request.prepared = options
-        new = request.prepared.get("max_new_tokens") or request.prepared["max_length"]
-        return [len(ids) + new for ids in request.token_ids or ()]
+    def prepare(self, request: Request) -> Prepared:
+        """Return the tokens of each text, and the arguments of `generate`."""
+        request = request.checked(PARAMETERS | (_LANGUAGES if self.languages else set()), self.task)
+        inputs = request.read(a_text, self.loaded.columns)
+        options = self._options(request.parameters)
+        tokenizer: Any = self.loaded.tokenizer
+        limit = self.loaded.limit({"truncation": request.parameters.get("truncation")})
+        prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
+        source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
+        self._hold_written(len(inputs.values), options)
+        bounds.hold(Bound.ROWS, len(inputs.values))
+        bounds.hold_text(prefix)
+        whole: list[list[int]] = []
+        token_ids: list[list[int]] = []
+        for piece in bounds.pieces(inputs.values, len(prefix)):
+            if self.languages:
+                # Other requests may have set theirs in the meantime.
+                tokenizer.src_lang = source or self.defaults["tokenizer_src_lang"]
+            some = inputs.values[piece.start : piece.stop]
+            texts = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
+            whole += tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
+            token_ids += tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+            bounds.hold(Bound.READ, sum(map(len, token_ids)))
+        inputs = inputs.with_tokens(request, token_ids)
+        lengths = [len(ids) for ids, kept in zip(whole, token_ids, strict=True) if kept]
+        token_ids = [ids for ids in token_ids if ids]
+        truncated = [place for place, count in enumerate(lengths) if count > limit]
+        loaded_model.refuse_uncut(request, truncated, limit)
+        new = options.get("max_new_tokens") or options["max_length"]
+        return Prepared(
+            request=request, inputs=inputs, sizes=[len(ids) + new for ids in token_ids],
+            tokens=sum(map(len, token_ids)), truncated=truncated, work=(token_ids, options),
+        )  # fmt: skip
 
     def _hold_written(self, texts: int, options: Mapping[str, Any]) -> None:
         """Raise TooCostly if a request may generate too much."""
@@ -219,25 +220,24 @@ class TextGenerator(ServedTask):
             return {}
         return {"forced_bos_token_id": token_of(tokenizer, target)}
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return the generated texts of each request, under the task's name.
 
         With num_return_sequences there is a list for each input. Texts of equal parameters are
         generated together. If predictions take turns, an answer is a function that returns it.
         """
         later: list[Callable[[], Answers]] = []
-        for request in requests:
-            self.measure(request)
-            pieces = [*self._pieces(request)]
+        for prepared in requests:
+            pieces = [*self._pieces(prepared)]
             for piece in pieces:
                 self.gathering.add(piece)
-            later.append(partial(self._answer, request, pieces))
+            later.append(partial(self._answer, prepared, pieces))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _pieces(self, request: Request) -> Iterator[Piece[Source]]:
+    def _pieces(self, prepared: Prepared) -> Iterator[Piece[Source]]:
         """Cut a request's texts into pieces that are generated together."""
         generation: Any = self.loaded.model.generation_config
-        options = request.prepared
+        token_ids, options = prepared.work
         beams = options.get("num_beams", generation.num_beams) or 1
         rows = max(beams, options.get("num_return_sequences", generation.num_return_sequences) or 1)
         # A step takes no longer than one of as many texts with the usual beams.
@@ -246,7 +246,7 @@ class TextGenerator(ServedTask):
         if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
             # Penalties on tokens of the source would apply to its padding, too.
             size = 1
-        sources = [Source(place, ids) for place, ids in enumerate(request.token_ids or [])]
+        sources = [Source(place, ids) for place, ids in enumerate(token_ids)]
         alike: Any = object()
         # What is drawn for one text depends on what is drawn for its neighbours.
         if options.get("seed") is None:
@@ -255,18 +255,18 @@ class TextGenerator(ServedTask):
                 alike = json.dumps(options, sort_keys=True)
         return gathering.pieces(sources, alike, size)
 
-    def _answer(self, request: Request, pieces: Sequence[Piece[Source]]) -> Answers:
+    def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Source]]) -> Answers:
         """Return a request's answer, once its pieces are generated."""
-        texts = self.gathering.results(pieces, partial(self._write, request.prepared))
+        texts = self.gathering.results(pieces, partial(self._write, prepared.work[1]))
         name = _NAMES[self.task]
         clean: Callable[[str], str] = str
-        if request.parameters.get("clean_up_tokenization_spaces"):
+        if prepared.parameters.get("clean_up_tokenization_spaces"):
             tokenizer: Any = self.loaded.tokenizer
             clean = tokenizer.clean_up_tokenization
         entries: list[Any] = [[{name: clean(text)} for text in some] for some in texts]
         if all(len(some) == 1 for some in entries):
-            return Answers([entry for (entry,) in entries], request.truncated)
-        return Answers(entries, request.truncated, request.single)
+            return Answers([entry for (entry,) in entries], prepared.truncated)
+        return Answers(entries, prepared.truncated, prepared.request.single)
 
     @torch.inference_mode()
     def _write(

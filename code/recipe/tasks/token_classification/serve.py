@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from recipe.backend import bounds, loading, pipelines, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.answers import json_values
-from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Inputs, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
+from recipe.tasks.token_classification.spec import SPECS
 
 PARAMETERS = {
     "aggregation_strategy", "ignore_labels", "stride", "is_split_into_words", "delimiter",
@@ -28,6 +29,7 @@ PARAMETERS = {
 class Tagger(ServedTask):
     """A saved token classifier that answers texts."""
 
+    served = SPECS[0].served["token-classification"]
     loaded: LoadedModel
     pipeline: Any
     """transformers' own: it cuts texts into chunks, and makes entities of the scores that are
@@ -42,55 +44,55 @@ class Tagger(ServedTask):
         pipeline.gather_pre_entities = _pausing(pipeline.gather_pre_entities)
         return cls(loaded=loaded, pipeline=pipeline)
 
-    def measure(self, request: Request) -> list[int]:
-        if request.prepared is None:
-            self._read(request)
-            limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
-            before, _, _ = self.pipeline._sanitize_parameters(**request.parameters)
-            bounds.hold(Bound.ROWS, len(request.texts))
-            specials, shared = len(tokenizer("")["input_ids"]), request.parameters.get("stride")
-            delimiter = len(request.parameters.get("delimiter", " "))
-            chunks: list[list[Any]] = []
-            rows = read = 0
-            for text in request.texts:
+    def prepare(self, request: Request) -> Prepared:
+        request, inputs = self._read(request)
+        limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
+        before, _, _ = self.pipeline._sanitize_parameters(**request.parameters)
+        bounds.hold(Bound.ROWS, len(inputs.values))
+        specials, shared = len(tokenizer("")["input_ids"]), request.parameters.get("stride")
+        delimiter = len(request.parameters.get("delimiter", " "))
+        chunks: list[list[Any]] = []
+        rows = read = 0
+        for text in inputs.values:
+            turns.pause()
+            if not isinstance(text, str):
+                size = sum(map(bounds.size_of, text)) + delimiter * len(text)
+                bounds.hold(Bound.TEXT, size)
+            elif shared is None:
+                text = bounds.beginning(tokenizer, text, limit)
+            else:
+                bounds.hold_text(text)
+                bounds.hold_windows(tokenizer, text, limit - specials, shared)
+            of_text = []
+            for chunk in self.pipeline.preprocess(text, **before):
+                of_text.append(_without_padding(chunk))
                 turns.pause()
-                if not isinstance(text, str):
-                    size = sum(map(bounds.size_of, text)) + delimiter * len(text)
-                    bounds.hold(Bound.TEXT, size)
-                elif shared is None:
-                    text = bounds.beginning(tokenizer, text, limit)
-                else:
-                    bounds.hold_text(text)
-                    bounds.hold_windows(tokenizer, text, limit - specials, shared)
-                of_text = []
-                for chunk in self.pipeline.preprocess(text, **before):
-                    of_text.append(_without_padding(chunk))
-                    turns.pause()
-                chunks.append(of_text)
-                rows += len(of_text)
-                read += sum(chunk["input_ids"].shape[1] for chunk in of_text)
-                bounds.hold(Bound.ROWS, rows)
-                bounds.hold(Bound.READ, read)
-            request.prepared = chunks
-            if "stride" not in request.parameters:
-                request.truncated = [
-                    place
-                    for place, (text, (chunk,)) in enumerate(
-                        zip(request.texts, chunks, strict=True)
-                    )
-                    if chunk["input_ids"].shape[1] >= limit
-                    and (
-                        self.loaded.is_longer(text, limit)
-                        if isinstance(text, str)
-                        else len(tokenizer(text, is_split_into_words=True, verbose=False).input_ids)
-                        > limit
-                    )
-                ]
-        return [sum(c["input_ids"].shape[1] for c in chunks) for chunks in request.prepared]
+            chunks.append(of_text)
+            rows += len(of_text)
+            read += sum(chunk["input_ids"].shape[1] for chunk in of_text)
+            bounds.hold(Bound.ROWS, rows)
+            bounds.hold(Bound.READ, read)
+        truncated = []
+        if "stride" not in request.parameters:
+            truncated = [
+                place
+                for place, (text, (chunk,)) in enumerate(zip(inputs.values, chunks, strict=True))
+                if chunk["input_ids"].shape[1] >= limit
+                and (
+                    self.loaded.is_longer(text, limit)
+                    if isinstance(text, str)
+                    else len(tokenizer(text, is_split_into_words=True, verbose=False).input_ids)
+                    > limit
+                )
+            ]
+        sizes = [sum(c["input_ids"].shape[1] for c in some) for some in chunks]
+        return Prepared(
+            request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=chunks
+        )
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: Request) -> tuple[Request, Inputs]:
         """Check the parameters and read the inputs: texts, or lists of words."""
-        request.check_parameters(PARAMETERS, "token-classification")
+        request = request.checked(PARAMETERS, "token-classification")
         parameters, limit = request.parameters, self.loaded.max_length
         splits = parameters.get("is_split_into_words")
         if "delimiter" in parameters and not splits:
@@ -105,22 +107,21 @@ class Tagger(ServedTask):
                 return value
             raise BadRequest("With is_split_into_words an input is a list of words.")
 
-        if splits and all(isinstance(word, str) for word in request.texts):
-            request.texts = [list(request.texts)]
-        request.read(words_of if splits else a_text, () if splits else self.loaded.columns)
+        if splits and all(isinstance(word, str) for word in request.inputs):
+            request = replace(request, inputs=[list(request.inputs)])
+        columns = () if splits else self.loaded.columns
+        return request, request.read(words_of if splits else a_text, columns)
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request a list of entities for each text, as transformers' pipeline makes
         them: `entity`, `score` (a probability), `index` (of the token), `word`, `start` and `end`
         (characters); with an aggregation_strategy `entity_group` in the place of entity and index.
         Tokens labelled O, or as `ignore_labels` says, are left out, as are special tokens."""
-        for request in requests:
-            self.measure(request)
         rows = []
         for chunk in [
             chunk
-            for request in requests
-            for chunks_of_part in request.prepared
+            for prepared in requests
+            for chunks_of_part in prepared.work
             for chunk in chunks_of_part
         ]:
             types = chunk["token_type_ids"][0].tolist() if "token_type_ids" in chunk else []
@@ -128,25 +129,25 @@ class Tagger(ServedTask):
             rows.append(TokenRow(chunk["input_ids"][0].tolist(), types if is_typed else None))
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
-        for request in requests:
-            _, _, after = self.pipeline._sanitize_parameters(**request.parameters)
+        for prepared in requests:
+            _, _, after = self.pipeline._sanitize_parameters(**prepared.parameters)
             if "ignore_labels" in after:
                 after["ignore_labels"] = frozenset(after["ignore_labels"])
-            scores = [[next(logits) for _ in chunks] for chunks in request.prepared]
+            scores = [[next(logits) for _ in chunks] for chunks in prepared.work]
             try:
-                entities = self._entities(request, scores, after)
+                entities = self._entities(prepared, scores, after)
             except bounds.TooCostly as error:
                 answers.append(error)
             else:
-                answers.append(Answers(entities, request.truncated, request.single))
+                answers.append(Answers(entities, prepared.truncated, prepared.request.single))
         return answers
 
     def _entities(
-        self, request: Request, logits: Sequence[Sequence[Any]], options: Mapping[str, Any]
+        self, prepared: Prepared, logits: Sequence[Sequence[Any]], options: Mapping[str, Any]
     ) -> list[Any]:
         """Return the entities of each text. Raise TooCostly if they are too many for an answer."""
         entities, count = [], 0
-        for chunks, scores in zip(request.prepared, logits, strict=True):
+        for chunks, scores in zip(prepared.work, logits, strict=True):
             scored = [
                 {**chunk, "logits": values.unsqueeze(0)}
                 for chunk, values in zip(chunks, scores, strict=True)

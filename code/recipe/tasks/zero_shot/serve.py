@@ -14,11 +14,12 @@ from transformers import AutoModelForSequenceClassification
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.tasks.text_classification.spec import SPECS
 from recipe.tokenization.encoding import beginning_of_two
 
 PARAMETERS = {"candidate_labels", "hypothesis_template", "multi_label"}
@@ -29,6 +30,7 @@ _TEMPLATE = "This example is {}."
 class ZeroShot(ServedTask):
     """A saved model of entailment that answers texts with labels."""
 
+    served = SPECS[0].served["zero-shot-classification"]
     loaded: LoadedModel
     entails: int
     """The output for entailment of the second text by the first."""
@@ -54,50 +56,49 @@ class ZeroShot(ServedTask):
         return cls(loaded=loaded, entails=int(entails[0]))
 
     def example(self, text: str) -> Request:
-        return Request(texts=[text], parameters={"candidate_labels": ["a", "b"]})
+        return Request(inputs=[text], parameters={"candidate_labels": ["a", "b"]})
 
-    def measure(self, request: Request) -> list[int]:
-        """Return the tokens of each text with each label."""
-        if request.prepared is None:
-            request.check_parameters(PARAMETERS, "zero-shot-classification")
-            request.read(a_text)
-            template = request.parameters.get("hypothesis_template", _TEMPLATE)
-            try:
-                fields = [
-                    field[1:] for field in Formatter().parse(template) if field[1] is not None
-                ]
-            except ValueError:
-                fields = []
-            names = [name for name, *_ in fields]
-            # Nobody needs a field with a width, or an attribute, here.
-            if (names != [""] and set(names) != {"0"}) or any(
-                form or conversion for _, form, conversion in fields
+    def prepare(self, request: Request) -> Prepared:
+        """Return the rows of each text with each label."""
+        request = request.checked(PARAMETERS, "zero-shot-classification")
+        inputs = request.read(a_text)
+        template = request.parameters.get("hypothesis_template", _TEMPLATE)
+        try:
+            fields = [field[1:] for field in Formatter().parse(template) if field[1] is not None]
+        except ValueError:
+            fields = []
+        names = [name for name, *_ in fields]
+        # Nobody needs a field with a width, or an attribute, here.
+        if (names != [""] and set(names) != {"0"}) or any(
+            form or conversion for _, form, conversion in fields
+        ):
+            raise BadRequest(
+                f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
+                f" in {_TEMPLATE!r}, or {{0}} in several places."
+            )
+        labels, count = _labels(request), len(inputs.values)
+        pairs = count * len(labels)
+        bounds.hold(Bound.ROWS, pairs, f"{count:,} texts x {len(labels):,} labels")
+        bounds.hold(Bound.ANSWER, 2 * pairs)
+        size = len(labels) * len(template) + len(names) * sum(map(len, labels))
+        bounds.hold(Bound.TEXT, size, "the hypotheses of all labels")
+        hypotheses = [template.format(label) for label in labels]
+        limit, read = self.loaded.max_length, 0
+        prepared, truncated = [], []
+        for place, text in enumerate(inputs.values):
+            rows = self._rows(text, hypotheses)
+            prepared.append(rows)
+            read += sum(len(row.ids) for row in rows)
+            bounds.hold(Bound.READ, read)
+            if any(
+                len(row.ids) == limit and self.loaded.is_longer((text, other), limit)
+                for row, other in zip(rows, hypotheses, strict=True)
             ):
-                raise BadRequest(
-                    f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
-                    f" in {_TEMPLATE!r}, or {{0}} in several places."
-                )
-            labels, count = _labels(request), len(request.texts)
-            pairs = count * len(labels)
-            bounds.hold(Bound.ROWS, pairs, f"{count:,} texts x {len(labels):,} labels")
-            bounds.hold(Bound.ANSWER, 2 * pairs)
-            size = len(labels) * len(template) + len(names) * sum(map(len, labels))
-            bounds.hold(Bound.TEXT, size, "the hypotheses of all labels")
-            hypotheses = [template.format(label) for label in labels]
-            limit, read = self.loaded.max_length, 0
-            prepared, truncated = [], []
-            for place, text in enumerate(request.texts):
-                rows = self._rows(text, hypotheses)
-                prepared.append(rows)
-                read += sum(len(row.ids) for row in rows)
-                bounds.hold(Bound.READ, read)
-                if any(
-                    len(row.ids) == limit and self.loaded.is_longer((text, other), limit)
-                    for row, other in zip(rows, hypotheses, strict=True)
-                ):
-                    truncated.append(place)
-            request.prepared, request.truncated = prepared, truncated
-        return [len(row.ids) for rows in request.prepared for row in rows]
+                truncated.append(place)
+        sizes = [len(row.ids) for rows in prepared for row in rows]
+        return Prepared(
+            request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=prepared
+        )
 
     def _rows(self, text: str, hypotheses: Sequence[str]) -> list[TokenRow]:
         """Return a text with each hypothesis. Raise BadRequest if a hypothesis leaves no room for
@@ -123,25 +124,23 @@ class ZeroShot(ServedTask):
             rows += [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
         return rows
 
-    def predict(self, requests: Sequence[Request]) -> list[Any]:
+    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request `{"sequence", "labels", "scores"}` for each text, the best label
         first.
 
         Scores are a softmax over the labels; with `multi_label` each is the label's own probability
         against its contradiction.
         """
-        for request in requests:
-            self.measure(request)
-        every_row = [row for request in requests for rows in request.prepared for row in rows]
+        every_row = [row for prepared in requests for rows in prepared.work for row in rows]
         logits = iter(self.loaded.forward(every_row, Reading.LABELS))
         answers = []
-        for request in requests:
-            labels = _labels(request)
+        for prepared in requests:
+            labels = _labels(prepared.request)
             entries = []
-            for text, rows in zip(request.texts, request.prepared, strict=True):
+            for text, rows in zip(prepared.inputs.values, prepared.work, strict=True):
                 turns.pause()
                 outputs = torch.stack([next(logits) for _ in rows])
-                if request.parameters.get("multi_label") or len(labels) == 1:
+                if prepared.parameters.get("multi_label") or len(labels) == 1:
                     contradicts = -1 if self.entails == 0 else 0
                     scores = outputs[:, [contradicts, self.entails]].softmax(-1)[:, 1]
                 else:
@@ -151,7 +150,7 @@ class ZeroShot(ServedTask):
                 entries.append(
                     {"sequence": text, "labels": names, "scores": ranked.values.tolist()}
                 )
-            answers.append(Answers(entries, request.truncated, request.single))
+            answers.append(Answers(entries, prepared.truncated, prepared.request.single))
         return answers
 
 

@@ -18,14 +18,13 @@ from starlette.routing import Route
 from amphora import __version__
 from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.invocations import (
-    CLIENT_ROUTES,
-    OPENAI_ROUTES,
     PREFIX,
     Invocations,
     check_route,
     route_of,
 )
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
+from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 
@@ -51,7 +50,7 @@ class ClientRoutes:
     @property
     def paths(self) -> list[str]:
         """Return the routes that take a body."""
-        return [*CLIENT_ROUTES, *(PREFIX + path for path in OPENAI_ROUTES)]
+        return [*routes.CLIENTS, *(PREFIX + path for path in routes.OPENAI)]
 
     @property
     def routes(self) -> list[Route]:
@@ -80,7 +79,7 @@ class ClientRoutes:
         else:
             body = await self._invocations.body(request)
             name = request.headers.get(TARGET_MODEL, "")
-            if not name and path in OPENAI_ROUTES:
+            if not name and path in routes.OPENAI:
                 try:
                     name = json.loads(body).get("model") or ""
                 except (ValueError, AttributeError, RecursionError):

@@ -20,7 +20,7 @@ from starlette.types import ExceptionHandler
 from amphora.serving.pool import sessions
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
-from amphora.serving.protocol import media_types
+from amphora.serving.protocol import media_types, routes
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import MIB, ServerSettings
 
@@ -39,15 +39,6 @@ _MOST_ATTRIBUTES = 1024
 # Clients that retry at once instead of after Retry-After would be refused thousands of times a
 # second, by the process that also sends the answers.
 _REFUSAL_SECONDS = 0.1
-OPENAI_ROUTES = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v2/rerank",
-    "/v1/responses",
-)  # fmt: skip
-TEI_ROUTES = (
-    "/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity", "/tokenize",
-)  # fmt: skip
-TGI_ROUTES = ("/generate", "/generate_stream")
-CLIENT_ROUTES = (*OPENAI_ROUTES, *TEI_ROUTES, *TGI_ROUTES)
 PREFIX = "/openai"
 """Before the routes of OpenAI's API where SageMaker's own client for it calls them."""
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
@@ -332,7 +323,7 @@ def _follow_attribute(request: Request, answered: Sequence[str]) -> None:
     """
     pairs = (pair.partition("=") for pair in request.headers.get(_ATTRIBUTES, "").split(","))
     named = {name.strip(): value.strip() for name, _, value in pairs}.get("route", "")
-    if not answered or not named.startswith("/") or route_of(request) in CLIENT_ROUTES:
+    if not answered or not named.startswith("/") or route_of(request) in routes.CLIENTS:
         return
     named = named.removeprefix(PREFIX)
     if named not in ("/invocations", *answered):
@@ -348,9 +339,9 @@ def _absent(path: str, answered: Sequence[str]) -> Fault:
 
 def check_route(path: str, pool: Backend) -> None:
     """Raise Fault (404) if a model is loaded and does not answer a client's route."""
-    routes = pool.description.get("routes", [])
-    if pool.is_ready and path in CLIENT_ROUTES and path not in routes:
-        raise _absent(path, routes)
+    answered = pool.description.get("routes", [])
+    if pool.is_ready and path in routes.CLIENTS and path not in answered:
+        raise _absent(path, answered)
 
 
 def error_body(
@@ -368,10 +359,10 @@ def error_body(
     if path.startswith(("/v1/", "/v2/")):
         other = "invalid_request_error" if status < 500 else "server_error"
         error.update({"type": _OPENAI_ERRORS.get(status, other), "param": param})
-    elif path in TEI_ROUTES:
+    elif path in routes.TEI:
         other = "Validation" if status < 500 else "Backend"
         document = {"error": message, "error_type": _TEI_ERRORS.get(status, other), **error}
-    elif path in TGI_ROUTES:
+    elif path in routes.TGI:
         other = "validation" if status < 500 else "generation"
         kind = _TEI_ERRORS.get(status, other).lower()
         document = {"error": message, "error_type": kind, **error}

@@ -21,6 +21,7 @@ import aiohttp
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.spawner import ModelError
 from amphora.serving.pool.user_code import UserCode
+from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.telemetry import Metrics
@@ -237,14 +238,13 @@ class Engine:
             await self._place(name, folder)
         await self._try(self.name)
         message = {"model": self.name, "messages": [{"role": "user", "content": "Hello"}]}
-        status, _ = await self.answer(translation.CHAT, {**message, "max_tokens": 1}, limit)
-        chat = [translation.CHAT, translation.RESPONSES] if status == 200 else []
+        status, _ = await self.answer(routes.CHAT, {**message, "max_tokens": 1}, limit)
+        chat = [routes.CHAT, routes.RESPONSES] if status == 200 else []
         longest = models[0]["max_model_len"]
         self.description = {
             "model": self.name,
             "task": "text-generation",
-            "routes": [*chat, translation.COMPLETIONS, translation.GENERATE,
-                       translation.GENERATE_STREAM],
+            "routes": [*chat, routes.COMPLETIONS, *routes.TGI],
             "form": "chat" if chat else "text",
             "max_length": longest,
             "max_input_tokens": longest - 1,
@@ -270,7 +270,7 @@ class Engine:
         """Generate a token by the model or an adapter. Raises ModelError if vLLM refuses."""
         body = {"model": name, "prompt": "Hello", "max_tokens": 1}
         limit = self._settings.startup_timeout
-        status, answer = await self.answer(translation.COMPLETIONS, body, limit)
+        status, answer = await self.answer(routes.COMPLETIONS, body, limit)
         if status != 200:
             raise ModelError(f"{name} does not answer: {error_of(answer)['message']}")
 

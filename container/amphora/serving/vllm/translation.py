@@ -11,9 +11,8 @@ from typing import Any
 
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.routes import CHAT, COMPLETIONS, GENERATE_STREAM, RESPONSES, TGI
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-GENERATE, GENERATE_STREAM = "/generate", "/generate_stream"
 EVENTS = "text/event-stream"
 ROUTES = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
 """The routes of OpenAI's API by the key that each requires."""
@@ -137,7 +136,7 @@ def _of_document(route: str, body: bytes) -> Part:
         document = {"inputs": document}
     if not isinstance(document, dict):
         raise bad_request('Send {"inputs": ..., "parameters": {...}}.', "inputs")
-    is_tgi = route in (GENERATE, GENERATE_STREAM)
+    is_tgi = route in TGI
     if "requestType" in document:
         raise bad_request("A model that vLLM serves has no sessions.", "requestType")
     if "inputs" not in document:

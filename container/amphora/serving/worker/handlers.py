@@ -49,7 +49,7 @@ _BESIDE = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # The image's own inference.py does not define these.
 _BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
 # Names of files, in lower case, with which other images answer requests.
-_SERVERS = {"serve", "server", "app", "predictor", "inference", "handler"}
+_SERVERS = {"serve", "server", "app", "predict", "predictor", "inference", "handler"}
 _DEFAULTS = "the image's defaults"
 # How names of handlers are misspelled: inputfn, predict_func, outputFunction.
 _ENDING = re.compile(r"(?:fun|func|function)$")
@@ -261,8 +261,12 @@ def _refuse_other_names(user: ModuleType, defined: set[str]) -> None:
         plain = name.replace("_", "").lower()
         meant = _PLAIN_NAMES.get(_ENDING.sub("fn", plain))
         meant = meant or (_OTHERS.get(plain) if name in unused else None)
-        is_call = inspect.isroutine(value) and not defined & {"transform_fn", meant}
-        if meant is not None and is_call:
+        if meant is None or not inspect.isroutine(value) or defined & {"transform_fn", meant}:
+            continue
+        if plain in _OTHERS and "predict_fn" in defined:
+            # Whoever writes predict_fn knows our names.
+            LOG.warning("%s defines %s, which is not called: %s is.", path, name, meant)
+        else:
             renamed[name] = meant
     if renamed:
         remedy = ", ".join(f"{name} to {meant}" for name, meant in renamed.items())
@@ -282,7 +286,7 @@ def _refuse_other_names(user: ModuleType, defined: set[str]) -> None:
 
 def _refuse_idle_files(code_dir: Path, model_dir: Path | None) -> None:
     """Raise CodeError if handlers are in a file that is not run."""
-    names = {*_SIGNATURES, "predict", "load_model", ENDPOINT_HANDLER}
+    names = {*_SIGNATURES, "predict", "load_model", "handle", ENDPOINT_HANDLER}
     paths = sorted(code_dir.glob("*.py"))
     for path in [*paths, *([model_dir / "inference.py"] if model_dir is not None else [])]:
         defined = [name for name in handler_files.unused_names(path) if name in names]

@@ -155,6 +155,7 @@ def test_context_is_decided_by_the_parameters(
         ),
         ("from helper_of_json import loads as predict", ["Rename predict to predict_fn"]),
         ("class Predictor:\n  def predict(self): pass", ["Predictor, and no function that"]),
+        ("class Server:\n  pass\nserver = Server()", ["defines server, and no function that"]),
         ("class EndpointHandler:\n  async def __call__(self, data): pass", ["def __call__(self"]),
     ],
 )
@@ -173,6 +174,8 @@ def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: lis
     [
         ("code/Inference.py", "", "Inference.py is not run"),
         ("code/serve.py", "", "serve.py is not run"),
+        ("code/predict.py", "", "predict.py is not run"),
+        ("code/model.py", "def handle(inputs): pass", "defines handle, is not run"),
         ("code/mnist.py", "def model_fn(d): pass", "defines model_fn, is not run"),
         ("code/endpoint.py", "class EndpointHandler: pass", "defines EndpointHandler, is not run"),
         ("inference.py", "def predict_fn(d, m): pass", "defines predict_fn, is not run"),
@@ -203,6 +206,14 @@ def test_functions_that_a_file_calls_itself_are_not_taken_for_handlers(
     predict_fn = resolve(folders[0], None, CODE).predict_fn
     assert predict_fn is not None
     assert predict_fn(1, None, context=None) == 2
+
+
+def test_a_helper_beside_predict_fn_is_not_refused(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    write(folders[0], "def preprocess(data): return data\ndef predict_fn(data, model): return data")
+    assert resolve(folders[0], None, CODE).predict_fn is not None
+    assert "defines preprocess, which is not called: input_fn is" in caplog.text
 
 
 def test_a_program_that_is_not_there_is_named_with_what_is(folders: tuple[Path, Path]) -> None:
