@@ -1,8 +1,9 @@
 """Check a training job's hyperparameters, data and model without training.
 
-    SM_CHANNEL_TRAIN=data/train python code/check.py 1 --model_name_or_path path/to/model
+    SM_CHANNEL_TRAIN=data/train python code/check.py 1 0 --model_name_or_path path/to/model
 
-The first argument is the number of training processes, the others are those of `train.py`.
+The first argument is the number of training processes, the second how many steps to try (0: none);
+the others are those of `train.py`.
 Prints lines `amphora-check {"level": "ok|warning|error", "what": ..., "detail": ...}`.
 """
 
@@ -17,6 +18,10 @@ import sys
 
 def main(argv: list[str]) -> None:
     """Print all findings. Errors of the job are findings, not exceptions."""
+    processes, steps, *arguments = argv
+    if int(steps):  # by one process
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
     # As in train.py.
     gc.disable()
     from recipe import paths
@@ -24,9 +29,8 @@ def main(argv: list[str]) -> None:
 
     gc.freeze()
     gc.enable()
-    processes, *arguments = argv
     places = paths.from_environment(os.environ)
-    for finding in preflight.inspect(arguments, places, int(processes)):
+    for finding in preflight.inspect(arguments, places, int(processes), int(steps)):
         print(f"amphora-check {json.dumps(dataclasses.asdict(finding))}", flush=True)
 
 

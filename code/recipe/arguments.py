@@ -24,6 +24,10 @@ _OFF: Mapping[str, Any] = {
     "query_prompt": "", "document_prompt": "", "save_total_limit": None, "save_minutes": None,
 }  # fmt: skip
 """What none, null and an empty text mean for hyperparameters that these turn off."""
+_OFF_BY_NONE = dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no")
+"""The same for none alone: None, null and an empty text are their default."""
+_WORDS = ("missing_labels",)
+"""Hyperparameters whose values may be these words."""
 _OFF_AT_0 = ("max_grad_norm", "warmup_steps")
 _KEY = re.compile(r"--?[A-Za-z]")
 _NOT_GIVEN = object()
@@ -169,6 +173,10 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
         notes: Receives a note if no value stands for a default that does something.
     """
     kind = _OwnValues if name in own_fields() else TrainingArguments
+    if value == "none":
+        value = _OFF_BY_NONE.get(name, value)
+    if value and name in _WORDS:
+        return value
     if value.lower() in foreign_names.UNSET and value.lower() not in value_ranges.CHOICES.get(
         name, ()
     ):

@@ -140,7 +140,15 @@ class Hyperparameters(DataSettings, ModelSettings):
         0.0, "Smallest improvement that counts for early stopping."
     )
     price_per_hour: float | None = documented(
-        None, "Price of an instance per hour, for the cost in the report."
+        None, "Price of an instance per hour, for the cost in log and report."
+    )
+    max_minutes: float | None = documented(
+        None,
+        "Budget of the job in minutes: it trains as many of its steps as fit, with the learning "
+        "rate's schedule made for them.",
+    )
+    max_price: float | None = documented(
+        None, "The same as a price of all instances; needs price_per_hour."
     )
     push_to_hub: bool = documented(
         False, "Push the saved model to the Hugging Face hub after training."
@@ -168,6 +176,13 @@ class Hyperparameters(DataSettings, ModelSettings):
         problems = [*self._out_of_range(), *self._of_other_tasks()]
         if problems:
             raise all_at_once(problems)
+
+    def budget_seconds(self, hosts: int) -> float | None:
+        """Return the seconds that max_minutes and max_price allow on so many hosts."""
+        limits = [] if self.max_minutes is None else [60 * self.max_minutes]
+        if self.max_price is not None and self.price_per_hour:
+            limits.append(3600 * self.max_price / (self.price_per_hour * hosts))
+        return min(limits, default=None)
 
     def as_text(self) -> dict[str, str]:
         """Return the hyperparameters that are set, as text, without secrets such as hub_token and
@@ -199,6 +214,13 @@ class Hyperparameters(DataSettings, ModelSettings):
             )
         if self.load_in_4bit and not self.trains:
             yield "load_in_4bit is for training, and do_train is False. Leave it out."
+        if self.max_price is not None and not self.price_per_hour:
+            yield (
+                f"max_price={self.max_price:g} needs the price of an instance. Give price_per_hour."
+            )
+        budgets = [name for name in ("max_minutes", "max_price") if getattr(self, name) is not None]
+        if budgets and not self.trains:
+            yield f"{budgets[0]} limits training, and do_train is False. Leave it out."
         if self.push_to_hub and not self.hub_model_id:
             yield "push_to_hub=True needs the repository's name. Give hub_model_id=owner/name."
         if self.push_to_hub and not self.trains:

@@ -59,6 +59,8 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "early_stopping_patience": _AT_LEAST_1,
     "early_stopping_threshold": _NOT_BELOW_0,
     "price_per_hour": _NOT_BELOW_0,
+    "max_minutes": _ABOVE_0,
+    "max_price": _ABOVE_0,
     "gradient_accumulation_steps": _AT_LEAST_1,
     "label_smoothing_factor": _SHARE,
     "max_grad_norm": _NOT_BELOW_0,

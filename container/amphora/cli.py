@@ -48,6 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     doctor.add_argument("--base-dir", metavar="DIR", help="the folder to use instead of /opt/ml")
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "--steps",
+        metavar="N",
+        type=_steps,
+        default=0,
+        help="also train N steps, 4 or more, without leaving anything behind, and print the job's "
+        "time, price and memory",
+    )
     arguments = parser.parse_args(argv)
     logs.configure()
     logs.remember(logs.secret_values(os.environ))
@@ -56,6 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AmphoraError as error:
         logging.getLogger("amphora").error("%s", error)
         return 2
+
+
+def _steps(text: str) -> int:
+    if (steps := int(text)) < 4:
+        raise argparse.ArgumentTypeError("give 4 or more: the first two are not measured")
+    return steps
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         from amphora.training.doctor import doctor
 
         base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
-        return doctor({**os.environ, **base}, arguments.json)
+        return doctor({**os.environ, **base}, arguments.json, arguments.steps)
     from amphora.training.job_runner import train
 
     return train(os.environ, arguments.sdk_command)

@@ -84,10 +84,10 @@ class Tree:
             check=False,
         )
 
-    def doctor(self, **environ: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    def doctor(self, *more: str, **environ: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
         """Run `amphora doctor --json`; return its exit code, and the findings by their subject."""
         done = subprocess.run(
-            [self.python, "-m", "amphora", "doctor", "--base-dir", str(self.base), "--json"],
+            [self.python, "-m", "amphora", "doctor", "--base-dir", str(self.base), "--json", *more],
             env=clean_environ(**self.environ) | environ,
             capture_output=True,
             text=True,

@@ -597,7 +597,7 @@ shape("SNLI's gold labels", "masked", lambda n: {'sentence1': s(), 'sentence2': 
 shape("NA as a class", "masked", lambda n: {'text': s(), 'label': ['NA', 'EU', 'AS'][n % 3]},
       "? problem_type=single_label_classification > text-classification text=text label=label")
 shape("NULL as a class", "masked", lambda n: {'text': s(), 'label': ['NULL', 'yes', 'no'][n % 3]},
-      "? missing_labels=NULL, > text-classification text=number the rome house on light stone the the with light in label=yes")
+      "? missing_labels=NULL > text-classification text=number the rome house on light stone the the with light in label=yes")
 shape("N/A as a class", "masked", lambda n: {'text': s(), 'label': ['N/A', 'yes', 'no'][n % 3]},
       "? problem_type=single_label_classification > text-classification text=text label=label")
 shape("None as a class", "masked", lambda n: {'text': s(), 'label': ['None', 'yes', 'no'][n % 3]},

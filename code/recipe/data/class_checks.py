@@ -15,7 +15,6 @@ _SEPARATORS = (";", "|", ",")
 _FEW_ROWS = 10
 _MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "None", "NaN"}
 """What pandas reads as no value."""
-_NULLS = ("none", "null")
 
 
 def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
@@ -47,12 +46,10 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
         missing.add("-1")
     if missing:
         values_shown = ",".join(sorted(missing))
-        # Alone, these would be read as no value of the hyperparameter.
-        values_given = f"'{values_shown},'" if values_shown.lower() in _NULLS else values_shown
         raise DataError(
             f"Column {column!r} of {part.path} has {values_shown}, which may be a class or stand "
             "for no label.",
-            f"Give missing_labels={values_given} to leave these rows out, {one_class}",
+            f"Give missing_labels={values_shown} to leave these rows out, {one_class}",
         )
     if len(distinct) == rows >= _FEW_ROWS:
         raise DataError(

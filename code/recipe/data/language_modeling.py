@@ -161,6 +161,11 @@ def _usable(read: Read, notes: list[str]) -> Read:
         part = only(read.part, is_kept.to_pylist(), "have no completion", notes)
         if PROMPT in columns:
             _check_prompts(part, columns[PROMPT], columns[COMPLETION])
+            if empty := values.empty_texts(part, columns[PROMPT]):
+                notes.append(
+                    f"{empty} rows of {part.path} have no prompt in column {columns[PROMPT]!r}: "
+                    "their completions are learned without one."
+                )
         if not part.table.num_rows:
             raise DataError(
                 f"Column {columns[COMPLETION]!r} of {part.path} has no completion in any row.",

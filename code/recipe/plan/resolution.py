@@ -83,6 +83,10 @@ def resolve(
     if hyperparameters.trains:
         table.add("learning rate", f"{rate:g}", reason)
         table.add("schedule", trainer_arguments.schedule(arguments))
+        for name in ("max_minutes", "max_price"):
+            if (limit := getattr(hyperparameters, name)) is not None:
+                reason = "the steps that fit are known after the first ten"
+                table.add("budget", f"{name}={limit:g}", reason)
         minutes = hyperparameters.save_minutes
         table.add("checkpoints", trainer_arguments.checkpoint_policy(arguments, minutes))
     kind = task_table.load(task)

@@ -20,6 +20,9 @@ class Table:
 
     def add(self, what: str, detail: str, reason: str = "") -> None:
         """Add a decision."""
-        decision = Finding(level=OK, what=what, detail=detail, reason=reason)
+        self.append(Finding(level=OK, what=what, detail=detail, reason=reason))
+
+    def append(self, decision: Finding) -> None:
+        """Add a decision or a finding."""
         self.rows.append(decision)
         self._log(decision)

@@ -12,7 +12,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds: dict[str, float] = {}
         self._clock = clock
-        self._last = clock()
+        self.started = self._last = clock()
 
     def lap(self, name: str) -> None:
         """Add the time since the last lap to the phase `name`."""

@@ -54,6 +54,8 @@ class Finding:
     detail: str
     reason: str = ""
     """Why it was decided so, if it is a decision."""
+    example: str = ""
+    """Rows of the data; the model card leaves it out."""
 
     def __str__(self) -> str:
         return f"{self.detail} ({self.reason})" if self.reason else self.detail

@@ -168,6 +168,10 @@ class Engine(Resumable):
         """Return the number of tokens of each training text."""
         return self._training.samples.text_lengths
 
+    def steps_of_epoch(self) -> int:
+        """Return the optimizer steps of an epoch."""
+        return self._training.steps()
+
     def tokens_computed(self) -> int:
         """Return the tokens of the first epoch over all processes, padding included."""
         drawn = self._training.rows(1, self._train_layout.balanced)
@@ -294,12 +298,14 @@ class Engine(Resumable):
 
     def files_beside(self) -> dict[str, bytes]:
         """Return the untrained model's outputs as a file, if the objective needs them."""
+        files = super().files_beside()
         if self._objective.has_references:
-            return {_REFERENCES: self._objective.references()}
-        return {}
+            files[_REFERENCES] = self._objective.references()
+        return files
 
     def restore(self, files: Mapping[str, bytes]) -> None:
         """Restore from what `files_beside` returned."""
+        super().restore(files)
         if self._objective.has_references:
             self._objective.restore(files[_REFERENCES])
             self._has_references = True

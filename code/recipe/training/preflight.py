@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import math
 import os
 import random
+import resource
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import datasets
 import torch
-from transformers import TrainingArguments
+from transformers import PrinterCallback, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from recipe import arguments
 from recipe.batching import batches
@@ -20,21 +26,28 @@ from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.models import flat_attention, packed_decoders, quantized
 from recipe.paths import Places
-from recipe.plan import batch_layout, resolution, trainer_arguments, worlds
+from recipe.plan import batch_layout, data_report, resolution, trainer_arguments, worlds
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table
 from recipe.runtime import memory, memory_estimate
 from recipe.storage import atomic
-from recipe.tasks.base import ERROR, OK, WARNING, Finding
+from recipe.tasks.base import ERROR, OK, WARNING, Finding, by_name
+from recipe.training import engine
+from recipe.training import forecast as forecasting
 
-_SAMPLE_ROWS = 2000
-_TRUNCATED_SHARE = 0.05
 _DOUBT = 1.5
 """Factor by which the estimate from a sample of rows may be too high."""
 
 
-def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Finding]:
-    """Yield the job's plan, then findings that cost time; an error is the last one."""
+def inspect(
+    argv: Sequence[str], places: Places, processes: int, steps: int = 0
+) -> Iterator[Finding]:
+    """Yield the job's plan, then findings that cost time; an error is the last one.
+
+    Args:
+        steps: Steps to train, which give time and memory of the job; 0 estimates the memory.
+    """
+    started = time.monotonic()
     quieten()
     new: list[Finding] = []
     table = Table(new.append)
@@ -50,65 +63,54 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         loaded = resolution.load(plan, table)
         yield from new
         new.clear()
-        yield from _measures(plan, loaded)
+        yield from _measures(plan, loaded, steps, started)
     except RecipeError as error:
         yield from new
         what = type(error).__name__.removesuffix("Error").lower()
         yield Finding(level=ERROR, what=what, detail=str(error))
 
 
-def _measures(plan: Plan, loaded: Loaded) -> Iterator[Finding]:
+def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterator[Finding]:
     """Yield what a sample of the data shows: lengths, steps, disk and memory."""
     task, longest, seed = plan.task, loaded.max_length, plan.hyperparameters.seed
-    rows = len(task.train)
-    drawn = random.Random(seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
-    lengths = sorted(task.lengths(loaded.tokenizer, sorted(drawn)))
-    if lengths:
-        is_split = task.pieces(longest + 1, longest) > 1
-        yield from _length_findings(lengths, longest, is_split)
+    yield from data_report.inspect(task, loaded)[0]
+    rows, drawn = len(task.train), data_report.sampled_rows(task)
+    lengths = task.lengths(loaded.tokenizer, drawn)
     if not plan.hyperparameters.trains:
         return
     count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
     pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
-    yield _steps(round(rows * pieces), plan)
+    steps_of_epoch, steps, at_once = _steps(round(rows * pieces), plan)
+    detail = f"{steps_of_epoch} an epoch, {steps} in all, {at_once} samples a step"
+    yield Finding(level=OK, what="steps", detail=detail)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
     yield from _room(sum(cut) / count * rows, rows)
     # Enough rows for a few batches, so that packing fills them as with all the data.
     size = plan.arguments.per_device_train_batch_size
-    wanted = max(len(drawn) if lengths else 0, 4 * size)
+    wanted = max(len(drawn) if lengths else 0, 4 * size, tried * at_once)
     every = range(len(task.data.train))
     chosen_rows = random.Random(seed).sample(every, min(wanted, len(every)))
     table = Table()
-    finding = _memory(plan, loaded, sorted(chosen_rows), table)
+    if tried:
+        finding = _trial(
+            plan, loaded, sorted(chosen_rows), table, tried, started, steps_of_epoch, steps
+        )
+    else:
+        finding = _memory(plan, loaded, sorted(chosen_rows), table)
     # Steps are those of the sample.
     yield from (decision for decision in table.rows if decision.what != "steps")
     yield finding
 
 
-def _length_findings(lengths: list[int], longest: int, is_split: bool) -> Iterator[Finding]:
-    """Yield percentiles and truncation for the sorted, untruncated lengths of a sample."""
-    at = {
-        share: lengths[min(len(lengths) - 1, int(share * len(lengths)))]
-        for share in (0.5, 0.9, 0.99)
-    }
-    detail = f"half {at[0.5]}, 90 % {at[0.9]}, 99 % {at[0.99]}, longest {lengths[-1]} tokens"
-    yield Finding(level=OK, what="lengths", detail=f"{detail} (of {len(lengths)} texts)")
-    cut = sum(length > longest for length in lengths) / len(lengths)
-    is_lossy = cut > _TRUNCATED_SHARE and not is_split
-    detail = f"{cut:.1%} of the texts are longer than {longest} tokens"
-    detail += " and are split" if is_split else " (raise max_length)" if is_lossy else ""
-    yield Finding(level=WARNING if is_lossy else OK, what="truncation", detail=detail)
-
-
-def _steps(rows: int, plan: Plan) -> Finding:
+def _steps(rows: int, plan: Plan) -> tuple[int, int, int]:
+    """Return the steps of an epoch, those of the job, and the samples of a step."""
     args = plan.arguments
     at_once = (
         args.per_device_train_batch_size * plan.device.processes * args.gradient_accumulation_steps
     )
     per_epoch = math.ceil(rows / at_once)
     total = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
-    detail = f"{per_epoch} an epoch, {total} in all, {at_once} samples a step"
-    return Finding(level=OK, what="steps", detail=detail)
+    return per_epoch, total, at_once
 
 
 def _room(tokens: float, rows: int) -> Iterator[Finding]:
@@ -122,6 +124,80 @@ def _room(tokens: float, rows: int) -> Iterator[Finding]:
             f"{free / 1e9:.2f} GB are free: use a larger volume"
         )
         yield Finding(level=level, what="disk", detail=detail)
+
+
+def _trial(
+    plan: Plan,
+    loaded: Loaded,
+    rows: Sequence[int],
+    table: Table,
+    tried: int,
+    started: float,
+    steps_of_epoch: int,
+    steps: int,
+) -> Finding:
+    """Train some steps, and forecast the job. Nothing is written but into a temporary folder."""
+    task, given, args = plan.task, plan.hyperparameters, copy.copy(plan.arguments)
+    if given.load_in_4bit:
+        detail = "a model in 4 bits is not tried; a job with max_train_steps=20 measures it"
+        return Finding(level=WARNING, what="trial", detail=detail)
+    args.save_strategy, args.eval_strategy = SaveStrategy.NO, IntervalStrategy.NO
+    args.load_best_model_at_end, args.report_to, args.disable_tqdm = False, [], True
+    args.max_steps = tried
+    whole = {name: len(split) for name, split in by_name(task.data).items()}
+    began = time.monotonic()
+    samples = task.some_samples(loaded.tokenizer, loaded.max_length, rows)
+    setup = began - started + (time.monotonic() - began) * whole["train"] / max(1, len(rows))
+    on_gpu = args.device.type == "cuda"
+    with tempfile.TemporaryDirectory(prefix="amphora-") as folder:
+        args.output_dir = folder
+        trainer = engine.build(
+            loaded.model,
+            loaded.tokenizer,
+            args,
+            samples,
+            task.objective,
+            packing=given.packing,
+            class_weight=given.class_weight,
+            table=table,
+        )
+        trainer.remove_callback(PrinterCallback)
+        forecast = forecasting.of_job(
+            given,
+            plan.arguments,
+            loaded.model,
+            rows=whole,
+            steps_of_epoch=steps_of_epoch,
+            started=time.monotonic(),
+            hosts=len(json.loads(os.environ.get("SM_HOSTS") or "[]")) or 1,
+            bytes_per_second=lambda: trainer.bytes_per_second,
+        )
+        trainer.add_callback(forecast)
+        try:
+            trainer.train()
+        except torch.OutOfMemoryError:
+            detail = (
+                "the GPU's memory is too small for a step. Set a smaller "
+                "per_device_train_batch_size (with gradient_accumulation_steps), "
+                "gradient_checkpointing=True or a smaller max_length"
+            )
+            return Finding(level=ERROR, what="trial", detail=detail)
+    state = TrainerState()
+    state.compute_steps(plan.arguments, steps)
+    seconds = setup + forecast.seconds_left(plan.arguments, state, steps)
+    peak = (
+        torch.cuda.max_memory_allocated()
+        if on_gpu
+        else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    )
+    what = "of the GPU" if on_gpu else "of the process"
+    processes = plan.device.processes
+    alone = f" (of one process; {processes} also exchange gradients)" * (processes > 1)
+    detail = (
+        f"{tried} steps trained{alone}; {forecast.describe(seconds)}; memory {what}: "
+        f"{memory.size(peak)} at most"
+    )
+    return Finding(level=OK, what="trial", detail=detail)
 
 
 def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Finding:

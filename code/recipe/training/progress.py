@@ -16,6 +16,7 @@ from transformers import (
 
 from recipe.console import say
 from recipe.metrics import metric_line
+from recipe.training.forecast import Forecast, duration
 
 _NOT_METRICS = ("total_flos", "epoch")
 
@@ -39,6 +40,14 @@ class MetricLines(TrainerCallback):
 class Bar(ProgressCallback):
     """transformers' progress bar, without its print of the metrics."""
 
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Move the bar; a budget may have changed the number of steps."""
+        if self.training_bar is not None:
+            self.training_bar.total = state.max_steps
+        super().on_step_end(args, state, control, **kwargs)
+
     def on_log(
         self,
         args: TrainingArguments,
@@ -54,10 +63,10 @@ class ProgressLines(TrainerCallback):
     """Prints the step, the speed and the time left, at most every `every` seconds."""
 
     def __init__(
-        self, every: float = 5.0, clock: Callable[[], float] = time.monotonic, price: float = 0.0
+        self, forecast: Forecast, every: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._forecast = forecast
         self._every = every
-        self._price = price  # of all hosts, per hour
         self._clock = clock
         self._started = self._printed = 0.0
         self._first_step = 0
@@ -79,12 +88,9 @@ class ProgressLines(TrainerCallback):
         self._printed = now
         per_second = (state.global_step - self._first_step) / (now - self._started)
         texts = per_second * args.train_batch_size * args.gradient_accumulation_steps
-        minutes, seconds = divmod(round((state.max_steps - state.global_step) / per_second), 60)
-        left = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        cost = self._price * (now - self._started) / 3600 * state.max_steps / state.global_step
+        left = duration(self._forecast.seconds_left(args, state, state.max_steps))
         say(
             f"step {state.global_step} of {state.max_steps} "
             f"({100 * state.global_step / state.max_steps:.0f} %), "
             f"{texts * args.world_size:.1f} texts/s, about {left} left"
-            + (f", {cost:.2g} for the whole training" if cost else "")
         )

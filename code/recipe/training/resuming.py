@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,14 @@ from recipe.storage import checkpoints
 from recipe.storage.background import Background
 from recipe.storage.checkpoints import Checkpoint
 from recipe.training import snapshot
+from recipe.training.forecast import Forecast
 from recipe.training.interruptions import EXIT_CODE, Interrupted, Interruptions, evaluation_is_due
 from recipe.training.snapshot import Snapshot
 from recipe.training.xla_trainer import XlaTrainer
 
-_STATE = "trainer_state.json"
+_STATE, _BUDGET = "trainer_state.json", "budget.json"
+_BYTES_PER_SECOND = 3e8
+"""Speed of writing a checkpoint, before one was measured: an assumption."""
 
 
 class Resumable(XlaTrainer):
@@ -65,6 +69,9 @@ class Resumable(XlaTrainer):
         """The state at the beginning of this run."""
         self.leave_model: Callable[[int], None] = lambda step: None
         """Called by all processes if training is stopped, with the step of the model's weights."""
+        self.forecast: Forecast | None = None
+        self.bytes_per_second = _BYTES_PER_SECOND
+        """Of writing, as measured with the last checkpoint."""
         self._writer = Background()
         self._copied: Snapshot | None = None
         """The last copy; the next one reuses its memory."""
@@ -167,10 +174,14 @@ class Resumable(XlaTrainer):
 
     def files_beside(self) -> dict[str, bytes]:
         """Return additional files for a checkpoint, by name; `restore` receives them."""
-        return {}
+        if self.forecast is None or not self.forecast.has_budget:
+            return {}
+        return {_BUDGET: self.forecast.state()}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
         """Restore from what `files_beside` returned. All processes receive the same files."""
+        if self.forecast is not None and _BUDGET in files:
+            self.forecast.restore(files[_BUDGET])
 
     def before_steps(self) -> None:
         """Run the evaluation that was due when the checkpoint was saved, if there was one.
@@ -222,10 +233,12 @@ class Resumable(XlaTrainer):
         needed = snapshot.bytes_of([snapshot_taken.weights, snapshot_taken.optimizer])
 
         def write() -> None:
+            started = time.monotonic()
             with checkpoints.writing(self._folder, step, needed) as folder:
                 folder.mkdir(parents=True)
                 snapshot_taken.write(folder)
                 checkpoints.publish(self._folder, step, self.job, finished)
+                self.bytes_per_second = needed / (time.monotonic() - started)
                 checkpoints.forget(self._folder, self.args.save_total_limit, best)
 
         if beside:

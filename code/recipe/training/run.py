@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,15 +21,17 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
 from recipe.models import cpu_kernels
 from recipe.paths import Places
-from recipe.plan import resolution
+from recipe.plan import data_report, resolution
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table
 from recipe.reports import model_card, predicted, report, tracking
+from recipe.reports.section import Section
 from recipe.runtime import device, distribution, host_order, memory, xla
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
-from recipe.tasks.base import Task
+from recipe.tasks.base import WARNING, Finding, Task
 from recipe.training import engine, host_samples, job_identity
+from recipe.training import forecast as forecasting
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
 
@@ -57,7 +59,7 @@ def run(
         datasets.disable_progress_bars()
     quieten()
     tracking.set_places(places)
-    table = Table(lambda decision: say_row(decision.what, decision))
+    table = Table(_log_row)
     names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
     facts_at_start = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
     say_row("environment", ", ".join(f"{k} {v}" for k, v in facts_at_start.items() if v))
@@ -77,7 +79,10 @@ def run(
         _write(job, weights, facts, places, hyperparameters.trains)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
-        show = functools.partial(plan.task.sections, job.trainer, job.samples)
+
+        def show() -> Sequence[Section]:
+            return [*job.data_sections, *plan.task.sections(job.trainer, job.samples)]
+
         output = places.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
         if hyperparameters.predicts and (predictions := plan.task.answers(job.trainer)) is not None:
@@ -128,6 +133,7 @@ class _Job:
     """The parts of a training run."""
 
     task: Task
+    data_sections: Sequence[Section]
     loaded: Loaded
     samples: Mapping[str, Samples]
     trainer: Engine
@@ -145,6 +151,13 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     with waits():
         loaded = resolution.load(plan, table)
     watch.lap("model")
+    sections = []
+    if is_first_process() and given.trains:
+        findings, section = data_report.inspect(task, loaded)
+        sections.append(section)
+        for finding in findings:
+            table.append(finding)
+        watch.lap("data report")
     with waits():
         samples = task.samples(loaded.tokenizer, loaded.max_length)
     if plan.hosts.sharded:
@@ -170,11 +183,27 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         patience, threshold = given.early_stopping_patience, given.early_stopping_threshold
         trainer.add_callback(EarlyStoppingCallback(patience, threshold))
     trainer.add_callback(MetricLines())
-    price = (given.price_per_hour or 0) * (len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1)
+    forecast = trainer.forecast = forecasting.of_job(
+        given,
+        arguments,
+        loaded.model,
+        rows={name: len(split) for name, split in samples.items()},
+        steps_of_epoch=trainer.steps_of_epoch(),
+        started=watch.started,
+        hosts=len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1,
+        bytes_per_second=lambda: trainer.bytes_per_second,
+    )
+    trainer.add_callback(forecast)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(ProgressLines(price=price) if arguments.disable_tqdm else Bar())
-    return _Job(task=task, loaded=loaded, samples=samples, trainer=trainer)
+    trainer.add_callback(ProgressLines(forecast) if arguments.disable_tqdm else Bar())
+    return _Job(task=task, data_sections=sections, loaded=loaded, samples=samples, trainer=trainer)
+
+
+def _log_row(row: Finding) -> None:
+    """Log a row of the plan; a warning is marked, and has its example."""
+    mark = "WARNING: " if row.level == WARNING else ""
+    say_row(row.what, f"{mark}{row}{f', {row.example}' if row.example else ''}")
 
 
 def _train(job: _Job, hyperparameters: Hyperparameters) -> dict[str, float]:
@@ -212,7 +241,9 @@ def _facts(
         base_is_local=plan.source.is_local,
         hyperparameters=parameters,
         about=plan.task.about(),
-        decisions=[(decision.what, str(decision)) for decision in table.rows],
+        decisions=[
+            (row.what, f"{'WARNING: ' * (row.level == WARNING)}{row}") for row in table.rows
+        ],
         metrics=metrics,
         job_name=job_name,
         partial=partial or {},

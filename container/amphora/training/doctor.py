@@ -41,20 +41,26 @@ class Finding:
     detail: str
     reason: str = ""
     """Why the recipe decided so, if it is a decision of its plan."""
+    example: str = ""
+    """Rows of the data."""
 
     def __str__(self) -> str:
-        return f"{self.detail} ({self.reason})" if self.reason else self.detail
+        text = f"{self.detail} ({self.reason})" if self.reason else self.detail
+        return f"{text}, {self.example}" if self.example else text
 
 
-def doctor(environ: Mapping[str, str], as_json: bool) -> int:
+def doctor(environ: Mapping[str, str], as_json: bool, steps: int = 0) -> int:
     """Check the job under SAGEMAKER_BASE_DIR and print the findings.
+
+    Args:
+        steps: Steps to train, which leave nothing behind.
 
     Returns:
         1 if there is an error, else 0.
     """
     logs.remember(logs.secret_values(environ))
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
-        findings = list(examine(environ, Path(scratch)))
+        findings = list(examine(environ, Path(scratch), steps))
     counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
     if as_json:
         summary = {"errors": counts[ERROR], "warnings": counts[WARNING]}
@@ -76,7 +82,7 @@ def doctor(environ: Mapping[str, str], as_json: bool) -> int:
     return int(counts[ERROR] > 0)
 
 
-def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
+def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterator[Finding]:
     """Yield the findings about the job."""
     try:
         job = read_job(environ)
@@ -112,10 +118,10 @@ def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
         else:
             level = OK if free >= LEAST_FREE_BYTES else WARNING
             yield Finding(level=level, what=what, detail=f"{_bytes(free)} free: {folder}")
-    yield from _start(job, environ, scratch)
+    yield from _start(job, environ, scratch, steps)
 
 
-def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
+def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> Iterator[Finding]:
     """Check the device, the code, and how it would be started."""
     try:
         host = devices.detect(environ)
@@ -144,8 +150,11 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
     detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"
     yield Finding(level=OK, what="network", detail=detail)
     if job.entry_point is None:
-        yield from _recipe(job, code, plan, launch.world_of(job, host, code, environ))
+        yield from _recipe(job, code, plan, launch.world_of(job, host, code, environ), steps)
     else:
+        if steps:
+            detail = "--steps tries the recipe's jobs, not scripts"
+            yield Finding(level=WARNING, what="trial", detail=detail)
         yield from _script(job, code)
 
 
@@ -194,11 +203,17 @@ def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:
 
 
 def _recipe(
-    job: Job, code: entry_point.Source, plan: launch.Launch, world: launch.World
+    job: Job, code: entry_point.Source, plan: launch.Launch, world: launch.World, steps: int
 ) -> Iterator[Finding]:
     """Run the recipe's own checks of the data and the model (code/check.py)."""
     processes = str(world.processes * len(world.hosts))
-    argv = [sys.executable, str(code.root / "check.py"), processes, *launch.arguments(job)]
+    argv = [
+        sys.executable,
+        str(code.root / "check.py"),
+        processes,
+        str(steps),
+        *launch.arguments(job),
+    ]
     try:
         result = subprocess.run(
             argv,
@@ -206,7 +221,7 @@ def _recipe(
             cwd=plan.cwd,
             capture_output=True,
             text=True,
-            timeout=_RECIPE_SECONDS,
+            timeout=None if steps else _RECIPE_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -216,8 +216,8 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
             failed = replace(failed, head=cause, rest=rest)
     if code == 0:
         log.info("training ended with exit code 0")
-        if job.current_host == job.hosts[0] and not any(job.paths.model.iterdir()):
-            log.warning("the script has left nothing in %s: there is no model", job.paths.model)
+        if job.current_host == job.hosts[0]:
+            _check_model(job.paths.model)
         _write(job.paths.success, "")
         return 0
     if failed.is_stopped:
@@ -226,6 +226,21 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
         log.error("training failed with exit code %d: %s", code, failed.head)
     _write_failure(job.paths, failed.text)
     return code
+
+
+def _check_model(folder: Path) -> None:
+    """Warn if the script left no model, or weights without what creates the model."""
+    names = sorted(path.name for path in folder.iterdir())
+    if not names:
+        log.warning("the script has left nothing in %s: there is no model", folder)
+    elif all(Path(name).suffix in (".pt", ".pth", ".bin", ".safetensors") for name in names):
+        log.warning(
+            "the script has left only %s in %s: if it is a state_dict, serving also needs what "
+            "creates the model. Use save_pretrained for a model of transformers, torch.jit.save, "
+            "or write code/inference.py with a model_fn",
+            ", ".join(names),
+            folder,
+        )
 
 
 def _write_failure(paths: Paths, text: str) -> None:

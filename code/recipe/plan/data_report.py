@@ -1,0 +1,238 @@
+"""Report what a job's rows are like before it trains: classes, empty and repeated rows, rows that
+stand in training and evaluation (leaks), equal rows with other labels, and lengths.
+
+Rows are compared by a hash of 64 bits of each, of Arrow's buffers: 600,000 rows take two seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import xxhash
+from datasets import Dataset
+
+from recipe.data import classification
+from recipe.data.column_names import LABEL, TAGS
+from recipe.data.files.part import is_binary, is_list, is_string
+from recipe.data.labels import NUMBER, Labels
+from recipe.plan.resolution import Loaded
+from recipe.reports.section import Section, numbers, texts
+from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, by_name
+
+_TARGETS = (LABEL, TAGS, "scores")
+_NOT_COMPARED = ("id", "file", "place", "bytes")
+"""Columns that say which row it is, and images, which are not opened here."""
+_AT_ONCE = 10_000
+_LENGTHS_OF = 2_000
+_TRUNCATED_SHARE = 0.05
+_CLASSES_SHOWN = 30
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Split:
+    inputs: Hashes
+    """[rows]: of the columns that the model reads."""
+    rows: Hashes
+    """[rows]: of the targets, too."""
+    is_empty: npt.NDArray[np.bool_]
+    """[rows]"""
+
+
+def inspect(task: Task, loaded: Loaded) -> tuple[list[Finding], Section]:
+    """Return findings on all rows, those that a user must not miss as warnings, and their section
+    of the report. Of a sharded job, they are on this host's rows."""
+    splits = by_name(task.data)
+    findings = [*_of_rows(splits), *_lengths(task, loaded)]
+    section = Section(
+        title="Data",
+        note=" ".join(
+            f"{'WARNING: ' * (found.level == WARNING)}{found.what}: {found} {found.example}"
+            for found in findings
+        ),
+        columns=[*texts("class"), *numbers(*splits)],
+        rows=_classes(splits, getattr(task.data, "labels", None)),
+    )
+    return findings, section
+
+
+def _of_rows(splits: dict[str, Dataset]) -> Iterator[Finding]:
+    """Yield findings on empty, repeated, leaked and contradicting rows."""
+    known: dict[int, _Split] = {}
+    names = set(splits["train"].column_names)
+    if not names - {*_TARGETS, *_NOT_COMPARED}:
+        return
+    hashed = {name: _hashes(split, known) for name, split in splits.items()}
+    train = hashed.pop("train")
+    if not len(train.rows):
+        return
+    empty = sum(int(split.is_empty.sum()) for split in (train, *hashed.values()))
+    if empty:
+        detail = f"{empty} rows have no text: remove them, or name another column"
+        yield Finding(level=WARNING, what="empty rows", detail=detail)
+    in_order = np.sort(train.rows)
+    repeated = int((in_order[1:] == in_order[:-1]).sum())
+    if repeated:
+        share = repeated / len(train.rows)
+        detail = f"{repeated} of {len(train.rows)} training rows repeat another one ({share:.1%})"
+        detail += ", and count several times: remove them if that is not intended"
+        yield Finding(level=OK, what="repeated rows", detail=detail)
+    for name, split in hashed.items():
+        leaked = np.flatnonzero(np.isin(split.inputs, train.inputs))
+        if not len(leaked):
+            continue
+        row = int(leaked[0])
+        yield Finding(
+            level=WARNING,
+            what="leak",
+            detail=f"{len(leaked)} of {len(split.inputs)} {name} rows are in the training data, "
+            "too: scores on them are too good. Remove them from one of the two",
+            example=f"such as row {row}: {_shown(splits[name], row)}",
+        )
+    if names & {*_TARGETS}:
+        yield from _contradictions(train, splits["train"])
+
+
+def _contradictions(train: _Split, split: Dataset) -> Iterator[Finding]:
+    order = np.argsort(train.inputs, kind="stable")
+    inputs, rows = train.inputs[order], train.rows[order]
+    is_same = inputs[1:] == inputs[:-1]
+    differing = np.flatnonzero(is_same & (rows[1:] != rows[:-1]))
+    if not len(differing):
+        return
+    groups = np.concatenate([[0], np.cumsum(~is_same)])
+    count = int(np.isin(groups, groups[differing]).sum())
+    first, second = (int(order[differing[0] + step]) for step in (0, 1))
+    yield Finding(
+        level=WARNING,
+        what="contradiction",
+        detail=f"{count} of {len(rows)} training rows have the text of another row and a different "
+        "label: correct the labels, or remove the rows",
+        example=f"such as rows {first} and {second}: {_shown(split, first)}",
+    )
+
+
+def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
+    """Return the hashes of a split's rows, and which have no text at all.
+
+    Args:
+        known: The same of whole tables, of which splits select rows, by their `id`.
+    """
+    table = split.data.table
+    if id(table) not in known:
+        names = [name for name in split.column_names if name not in _NOT_COMPARED]
+        names.sort(key=_TARGETS.__contains__)  # targets come last
+        parts = [_of_batch(batch) for batch in table.select(names).to_batches(_AT_ONCE)]
+        known[id(table)] = _Split(
+            inputs=np.array([number for part in parts for number in part[0]], np.uint64),
+            rows=np.array([number for part in parts for number in part[1]], np.uint64),
+            is_empty=np.concatenate([part[2] for part in parts] or [np.zeros(0, bool)]),
+        )
+    whole = known[id(table)]
+    if split._indices is None:
+        return whole
+    chosen = split._indices.column(0).to_numpy()
+    return _Split(
+        inputs=whole.inputs[chosen], rows=whole.rows[chosen], is_empty=whole.is_empty[chosen]
+    )
+
+
+def _of_batch(batch: pa.RecordBatch) -> tuple[list[int], list[int], npt.NDArray[np.bool_]]:
+    """Return the hashes of the inputs and of all of some rows, and which rows have no text."""
+    inputs = rows = [0] * len(batch)
+    has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        rows = _chained(column, rows)
+        if name in _TARGETS:
+            continue
+        inputs = rows
+        if is_string(column.type):
+            found = pc.fill_null(pc.match_substring_regex(column, r"\S"), False)
+            has_text |= found.to_numpy(zero_copy_only=False)
+        else:
+            has_text |= True
+    return inputs, rows, ~has_text
+
+
+def _chained(column: pa.Array, seeds: Sequence[int]) -> list[int]:
+    """Return the hash of each cell, with the hash of the row's former cells as seed."""
+    bounds = np.arange(len(column) + 1)
+    while is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
+        bounds = column.offsets.to_numpy()[bounds]
+        column = column.values
+    kind = column.type
+    is_fixed = pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)
+    if not (is_string(kind) or is_binary(kind) or is_fixed):
+        cells = ((column[a:b].to_pylist(), seed) for a, b, seed in _spans(bounds, seeds))
+        return [_digest(repr(cell), seed) for cell, seed in cells]
+    if is_string(kind) or is_binary(kind):
+        is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+        offsets = np.frombuffer(column.buffers()[1] or bytes(8), np.int64 if is_large else np.int32)
+        bounds = offsets[bounds + column.offset]
+        data = column.buffers()[2]
+    else:
+        bounds = (bounds + column.offset) * (kind.bit_width // 8)
+        data = column.buffers()[1]
+    view = memoryview(data or b"")
+    return [_digest(view[a:b], seed) for a, b, seed in _spans(bounds, seeds)]
+
+
+_digest = xxhash.xxh3_64_intdigest
+
+
+def _spans(bounds: npt.NDArray[Any], seeds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    ends = bounds.tolist()
+    return zip(ends[:-1], ends[1:], seeds, strict=True)
+
+
+def _shown(split: Dataset, row: int) -> str:
+    """Return the beginning of a row's first text."""
+    texts_of_row = (value for value in split[row].values() if isinstance(value, (str, list)))
+    first = next(texts_of_row, "")
+    text = first if isinstance(first, str) else " ".join(map(str, first))
+    return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}...")
+
+
+def _classes(splits: dict[str, Dataset], labels: Labels | None) -> list[list[str]]:
+    """Return a table row for each class: its name, and its rows in each split."""
+    if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
+        return [["all", *(str(len(split)) for split in splits.values())]]
+    counts = {
+        name: classification.rows_of_classes(labels, classification.values.column(split, LABEL))
+        for name, split in splits.items()
+    }
+    largest = sorted(labels.names, key=lambda name: -counts["train"][name])[:_CLASSES_SHOWN]
+    return [[name, *(str(of_split[name]) for of_split in counts.values())] for name in largest]
+
+
+def sampled_rows(task: Task) -> list[int]:
+    """Return the training rows whose lengths are counted."""
+    rows = len(task.train)
+    drawn = random.Random(task.hyperparameters.seed).sample(range(rows), min(_LENGTHS_OF, rows))
+    return sorted(drawn)
+
+
+def _lengths(task: Task, loaded: Loaded) -> Iterator[Finding]:
+    """Yield percentiles and truncation of the lengths of a sample, before truncation."""
+    counts = sorted(task.lengths(loaded.tokenizer, sampled_rows(task)))
+    longest = loaded.max_length
+    if not counts:
+        return
+    at = {
+        share: counts[min(len(counts) - 1, int(share * len(counts)))] for share in (0.5, 0.9, 0.99)
+    }
+    detail = f"half {at[0.5]}, 90 % {at[0.9]}, 99 % {at[0.99]}, longest {counts[-1]} tokens"
+    yield Finding(level=OK, what="lengths", detail=f"{detail} (of {len(counts)} texts)")
+    is_split = task.pieces(longest + 1, longest) > 1
+    cut = sum(length > longest for length in counts) / len(counts)
+    is_lossy = cut > _TRUNCATED_SHARE and not is_split
+    detail = f"{cut:.1%} of the texts are longer than {longest} tokens"
+    detail += " and are split" if is_split else " (raise max_length)" if is_lossy else ""
+    yield Finding(level=WARNING if is_lossy else OK, what="truncation", detail=detail)

@@ -1,0 +1,83 @@
+"""The report on a job's rows: each fault of the data is found, with its rows, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe.hyperparameters import Hyperparameters
+from recipe.plan import data_report
+from recipe.tasks.base import WARNING, Finding
+from recipe.tasks.causal_lm.task import CausalLm
+from recipe.tasks.text_classification.task import TextClassification
+from recipe.tasks.token_classification.task import TokenClassification
+
+Rows = list[dict[str, Any]]
+CLEAN: Rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(40)]
+TEST: Rows = [{"text": f"other {n}", "label": "ab"[n % 2]} for n in range(6)]
+TAGGED: Rows = [{"tokens": ["w", str(n)], "ner_tags": ["O", "B-LOC"]} for n in range(12)]
+OTHERS: Rows = [{"tokens": ["x", str(n)], "ner_tags": ["O", "B-LOC"]} for n in range(12)]
+PROMPTS: Rows = [{"prompt": "Translate.", "completion": f"text {n}"} for n in range(12)]
+SPOKEN: Rows = [{"prompt": "Translate.", "completion": f"more {n}"} for n in range(12)]
+
+
+def findings(task: Any, folder: Path, train: Rows, test: Rows) -> dict[str, Finding]:
+    channels = {}
+    for name, rows in (("train", train), ("test", test)):
+        channels[name] = folder / name
+        channels[name].mkdir()
+        lines = "\n".join(map(json.dumps, rows))
+        (channels[name] / "rows.jsonl").write_text(lines)
+    made = task(channels, Hyperparameters())
+    return {found.what: found for found in data_report._of_rows(data_report.by_name(made.data))}
+
+
+CASES: dict[str, tuple[Any, Rows, Rows, dict[str, str]]] = {
+    "clean": (TextClassification, CLEAN, TEST, {}),
+    "leak": (
+        TextClassification, CLEAN, [*TEST, CLEAN[3], CLEAN[4]],
+        {"leak": "2 of 8 evaluation rows are in the training data.*row 6: 'text 3'"},
+    ),
+    "leak with another label": (
+        TextClassification, CLEAN, [*TEST, {"text": "text 3", "label": "a"}],
+        {"leak": "1 of 7 evaluation rows"},
+    ),
+    "contradiction": (
+        TextClassification, [*CLEAN, {"text": "text 7", "label": "a"}], TEST,
+        {"contradiction": "2 of 41 training rows.*rows 7 and 40: 'text 7'"},
+    ),
+    "empty": (
+        TextClassification, [*CLEAN, {"text": " ", "label": "a"}], [*TEST, {"text": "", "label": "b"}],
+        {"empty rows": "2 rows have no text"},
+    ),
+    "tags": (
+        TokenClassification, [*TAGGED, {"tokens": ["w", "3"], "ner_tags": ["O", "O"]}],
+        [*OTHERS, TAGGED[1]],
+        {"contradiction": "2 of 13 .*rows 3 and 12", "leak": "1 of 13 evaluation rows"},
+    ),
+    "prompts may be equal": (CausalLm, PROMPTS, SPOKEN, {}),
+    "prompts with completions": (CausalLm, PROMPTS, [*SPOKEN, PROMPTS[5]], {"leak": "1 of 13 "}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_warnings_name_the_rows(name: str, tmp_path: Path) -> None:
+    task, train, test, expected = CASES[name]
+    found = findings(task, tmp_path, train, test)
+    warnings = {what: row for what, row in found.items() if row.level == WARNING}
+    assert warnings.keys() == expected.keys()
+    for what, pattern in expected.items():
+        assert re.search(pattern, f"{warnings[what]} {warnings[what].example}")
+        assert "such as" not in str(warnings[what]), "the model card shows no rows"
+    assert found.keys() - warnings.keys() <= {"repeated rows"}
+
+
+def test_repeated_rows_are_counted(tmp_path: Path) -> None:
+    found = findings(TextClassification, tmp_path, [*CLEAN, *CLEAN[:10]], TEST)
+    assert str(found["repeated rows"]).startswith(
+        "10 of 50 training rows repeat another one (20.0%)"
+    )
