@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 from datasets import Dataset
 
-from recipe.data import classification
+from recipe.data import classification, values
 from recipe.data.column_names import LABEL, TAGS
 from recipe.data.files.part import is_binary, is_list, is_string
 from recipe.data.labels import NUMBER, Labels
@@ -171,7 +171,7 @@ def _chained(column: pa.Array, seeds: Sequence[int]) -> list[int]:
     is_fixed = pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)
     if not (is_string(kind) or is_binary(kind) or is_fixed):
         cells = ((column[a:b].to_pylist(), seed) for a, b, seed in _spans(bounds, seeds))
-        return [_digest(repr(cell), seed) for cell, seed in cells]
+        return [_digest(repr(cell).encode(), seed) for cell, seed in cells]
     if is_string(kind) or is_binary(kind):
         is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
         offsets = np.frombuffer(column.buffers()[1] or bytes(8), np.int64 if is_large else np.int32)
@@ -205,7 +205,7 @@ def _classes(splits: dict[str, Dataset], labels: Labels | None) -> list[list[str
     if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
         return [["all", *(str(len(split)) for split in splits.values())]]
     counts = {
-        name: classification.rows_of_classes(labels, classification.values.column(split, LABEL))
+        name: classification.rows_of_classes(labels, values.column(split, LABEL))
         for name, split in splits.items()
     }
     largest = sorted(labels.names, key=lambda name: -counts["train"][name])[:_CLASSES_SHOWN]

@@ -209,7 +209,7 @@ class Forecast(TrainerCallback):
         self._next = step + max(1, (total - step) // _PARTS)
         if not self._curve:
             self._curve = {"start": step, "position": step, "length": total, "end": total}
-            state.compute_steps(args, total)
+            set_intervals(state, args, total)
             state.max_steps = total
             self._follow_curve(args, state, scheduler)
         elif abs(total - state.max_steps) * _PARTS > total - step:
@@ -227,12 +227,13 @@ class Forecast(TrainerCallback):
         if not isinstance(scheduler, LambdaLR):  # ReduceLROnPlateau has no end
             return
         length = int(self._curve["length"])
+        kwargs: Any = args.lr_scheduler_kwargs
         made: Any = get_scheduler(
             args.lr_scheduler_type,
             torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0),
             num_warmup_steps=args.get_warmup_steps(length),
             num_training_steps=length,
-            scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+            scheduler_specific_kwargs=kwargs,
         )
         (factor,) = made.lr_lambdas
         scheduler.lr_lambdas = [lambda step: factor(self._position(step))] * len(
@@ -293,6 +294,11 @@ def of_job(
         budget=given.budget_seconds(hosts),
         price=(given.price_per_hour or 0) * hosts,
     )
+
+
+def set_intervals(state: Any, args: TrainingArguments, total: int) -> None:
+    """Set the intervals of logs, evaluations and saves that are shares of `total` steps."""
+    state.compute_steps(args, total)
 
 
 def duration(seconds: float) -> str:

@@ -183,7 +183,7 @@ def _trial(
             )
             return Finding(level=ERROR, what="trial", detail=detail)
     state = TrainerState()
-    state.compute_steps(plan.arguments, steps)
+    forecasting.set_intervals(state, plan.arguments, steps)
     seconds = setup + forecast.seconds_left(plan.arguments, state, steps)
     peak = (
         torch.cuda.max_memory_allocated()

@@ -46,7 +46,8 @@ class Bar(ProgressCallback):
         """Move the bar; a budget may have changed the number of steps."""
         if self.training_bar is not None:
             self.training_bar.total = state.max_steps
-        super().on_step_end(args, state, control, **kwargs)
+        untyped: Any = super()
+        untyped.on_step_end(args, state, control, **kwargs)
 
     def on_log(
         self,
