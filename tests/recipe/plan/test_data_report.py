@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from recipe.hyperparameters import Hyperparameters
@@ -81,3 +82,28 @@ def test_repeated_rows_are_counted(tmp_path: Path) -> None:
     assert str(found["repeated rows"]).startswith(
         "10 of 50 training rows repeat another one (20.0%)"
     )
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "b", "a"]),
+        pa.array(["a", "b", "a"], pa.large_string()),
+        pa.array([b"a", b"b", b"a"]),
+        pa.array([1, 2, 1]),
+        pa.array([True, False, True]),
+        pa.array([None, "b", None]),
+        pa.array([["a", "b"], ["a"], ["a", "b"]]),
+        pa.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], pa.large_list(pa.float64())),
+        pa.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], pa.list_(pa.float64(), 2)),
+        pa.array([[["a"], ["b"]], [["b"], []], [["a"], ["b"]]]),
+        pa.array([{"a": 1}, {"a": 2}, {"a": 1}]),
+        pa.array([[{"a": 1}], [{"a": 2}], [{"a": 1}]]),
+        pa.array([], pa.large_string()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_columns_of_every_type_are_compared(column: pa.Array) -> None:
+    hashes = data_report._chained(column, [7] * len(column))
+    assert not len(column) or (hashes[0] == hashes[2] != hashes[1])
+    assert data_report._chained(column[1:], [7] * len(column[1:])) == hashes[1:]
