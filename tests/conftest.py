@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support.preloading import preloading
 from tests.support.reruns import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks
 from tests.support.words import WORDS
 
@@ -67,3 +69,10 @@ def still_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> P
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """The variables of jobs that cost no imports: forks of one process that has the libraries."""
+    with preloading(tmp_path_factory.mktemp("preloading")) as variables:
+        yield variables

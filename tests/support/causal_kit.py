@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +109,6 @@ def pairs(count: int) -> list[dict[str, str]]:
         colour, animal = drawn.randrange(len(COLOURS)), drawn.choice(ANIMALS)
         rows.append({"prompt": f"{COLOURS[colour]} {animal}:", "completion": animal * (colour + 1)})
     return rows
-
-
-def write(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """A folder with the rows as JSON Lines."""
-    folder.mkdir(parents=True)
-    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return folder
 
 
 def complete(server: Running, prompt: str) -> str:

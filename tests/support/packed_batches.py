@@ -19,38 +19,16 @@ from recipe.tasks.text_classification.task import CLASSES
 from recipe.training.engine import Engine
 
 PAD, SIZE = 1, 6
-
-
 SMALL = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 80,
-    "num_labels": 3,
-    "pad_token_id": PAD,
-}
-
-
+    "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 80, "num_labels": 3, "pad_token_id": PAD,
+}  # fmt: skip
 DISTILBERT = {
-    "vocab_size": 50,
-    "dim": 32,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 48,
-    "max_position_embeddings": 80,
-    "num_labels": 3,
-    "pad_token_id": PAD,
-}
-
-
+    "vocab_size": 50, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48,
+    "max_position_embeddings": 80, "num_labels": 3, "pad_token_id": PAD,
+}  # fmt: skip
 TOKENS = {"cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}
-
-
 MODERN = {**SMALL, **TOKENS, "local_attention": 16, "global_attn_every_n_layers": 3}
-
-
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", SMALL),
     "distilbert": ("DistilBert", DISTILBERT),
@@ -110,54 +88,12 @@ def documents_of(lengths: list[int]) -> Documents:
     return Documents(ids, starts, counts, learned)
 
 
-def engine_of(
-    folder: Path,
-    model: PreTrainedModel,
-    run: batches.Training,
-    layouts: tuple[Any, Any],
-    objective: Any = CLASSES,
-    class_weights: list[float] | None = None,
-    **changes: Any,
-) -> Engine:
-    """An engine of `model` on `run`, which makes a few steps of SGD.
+def engine(folder: Path, class_weights: list[float] | None = None, **changes: Any) -> Engine:
+    """An engine of a packed BERT with dropout, which makes eight steps of SGD, two an epoch.
 
     Args:
-        layouts: Of training and of evaluations.
         changes: Of transformers' TrainingArguments.
     """
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": run.size,
-        "per_device_eval_batch_size": 8,
-        "gradient_accumulation_steps": run.accumulation,
-        "max_steps": 9,
-        # Adam would make a step of a rounding error where the gradient is 0 (keys' biases).
-        "optim": "sgd",
-        "learning_rate": 0.02,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        **changes,
-    }
-    args = TrainingArguments(**values)
-    return Engine(
-        model=model,
-        args=args,
-        cut=worlds.of_arguments(args),
-        training=run,
-        train_layout=layouts[0],
-        eval_layout=layouts[1],
-        eval_dataset=run.samples,
-        objective=objective,
-        class_weights=class_weights,
-        compute_metrics=objective.metrics() if objective is not CLASSES else None,
-    )
-
-
-def engine(folder: Path, class_weights: list[float] | None = None, **changes: Any) -> Engine:
-    """An engine of a packed BERT with dropout, which makes eight steps, two an epoch."""
     torch.manual_seed(0)
     run = batches.Training(samples=samples_of(tweet_lengths(16)), size=8, seed=3)
     layout = Packed(
@@ -165,5 +101,16 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
     )
     model = make("bert")
     packed_encoders.take_packed(model)
-    steps = {"max_steps": 8, "logging_steps": 500, **changes}
-    return engine_of(folder, model, run, (layout, layout), class_weights=class_weights, **steps)
+    # Adam would make a step of a rounding error where the gradient is 0 (keys' biases).
+    values: dict[str, Any] = {
+        "output_dir": str(folder), "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8,
+        "gradient_accumulation_steps": 1, "max_steps": 8, "optim": "sgd", "learning_rate": 0.02,
+        "logging_steps": 500, "save_strategy": "no", "report_to": "none", "use_cpu": True,
+        "disable_tqdm": True, **changes,
+    }  # fmt: skip
+    args = TrainingArguments(**values)
+    return Engine(
+        model=model, args=args, cut=worlds.of_arguments(args), training=run, train_layout=layout,
+        eval_layout=layout, eval_dataset=run.samples, objective=CLASSES,
+        class_weights=class_weights, compute_metrics=None,
+    )  # fmt: skip

@@ -27,7 +27,8 @@ from typing import Any
 CODE = Path(__file__).resolve().parents[2] / "code"
 PRELOADED = Path(__file__).parent / "preloaded"
 STOP_AT_LINE = "PRELOADING_STOP_AT_LINE"
-"""The variable of a job that is to get SIGTERM as it prints a line that begins so."""
+"""The variable of a job that is to get a signal (SIGTERM) as it prints a line that begins so."""
+STOP_BY = "PRELOADING_SIGNAL"
 WITHOUT_REPORT = {"PRELOADING_WITHOUT": "matplotlib"}
 """The variables of a job that ends without its report, which takes more time than a tiny training:
 a job whose report cannot be drawn succeeds all the same."""
@@ -58,16 +59,16 @@ def preloading(folder: Path) -> Iterator[dict[str, str]]:
 
 
 class _Stopping:
-    """A stdout that sends this process SIGTERM once a line is written."""
+    """A stdout that sends this process a signal once a line is written."""
 
-    def __init__(self, stream: Any, start: str) -> None:
-        self._stream, self._start = stream, start
+    def __init__(self, stream: Any, start: str, number: int) -> None:
+        self._stream, self._start, self._number = stream, start, number
 
     def write(self, text: str) -> Any:
         written = self._stream.write(text)
         if text.startswith(self._start):
             self._stream.flush()
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self._number)
         return written
 
     def __getattr__(self, name: str) -> Any:
@@ -125,7 +126,8 @@ def _become(request: dict[str, Any]) -> None:
         if (Path(folder) / "sitecustomize.py").is_file():
             runpy.run_path(str(Path(folder) / "sitecustomize.py"), run_name="sitecustomize")
     if line := os.environ.get(STOP_AT_LINE):
-        sys.stdout = _Stopping(sys.stdout, line)
+        number = int(os.environ.get(STOP_BY, signal.SIGTERM))
+        sys.stdout = _Stopping(sys.stdout, line, number)
     script = CODE / Path(sys.argv[0]).name
     sys.path.insert(0, str(CODE))
     runpy.run_path(str(script), run_name="__main__")

@@ -89,6 +89,32 @@ def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
     return folder
 
 
+def save_nllb(folder: Path) -> Any:
+    """Save a tiny random model of three languages; return it."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
+    base = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    codes = ["eng_Latn", "fra_Latn", "deu_Latn"]
+    named: Any = transformers.NllbTokenizerFast
+    reader = named(tokenizer_object=base, additional_special_tokens=codes, src_lang="eng_Latn",
+                   model_max_length=32)  # fmt: skip
+    torch.manual_seed(5)
+    config = transformers.M2M100Config(
+        vocab_size=len(reader), d_model=16, encoder_layers=1, decoder_layers=1, max_length=20,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        max_position_embeddings=32, pad_token_id=1, bos_token_id=0, eos_token_id=2, init_std=0.5,
+        decoder_start_token_id=2,
+    )  # fmt: skip
+    made: Any = transformers.M2M100ForConditionalGeneration(config).eval()
+    made.save_pretrained(folder)
+    reader.save_pretrained(folder)
+    return made
+
+
 _INVOCATIONS = SimpleNamespace(path="/invocations")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,17 @@ class SmallJob:
         drawn = random.Random(seed)
         return [self.row(drawn) for _ in range(count)]
 
+    @property
+    def arguments(self) -> list[str]:
+        """The task and its hyperparameters, but for how long it learns."""
+        others = ("do_predict", "epochs", "lr")
+        given = {name: value for name, value in self.hyperparameters.items() if name not in others}
+        return [
+            word
+            for name, value in {"task": self.task, **given}.items()
+            for word in (f"--{name}", value)
+        ]
+
 
 def _encoder(kind: str) -> Callable[[Path, float], Path]:
     def save(folder: Path, dropout: float) -> Path:
@@ -65,6 +76,10 @@ def _decoder(folder: Path, dropout: float) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": dropout}))
     return folder
+
+
+def _gpt2(folder: Path, dropout: float) -> Path:
+    return causal_kit.make_model("gpt2", folder)
 
 
 def _encoder_decoder(folder: Path, dropout: float) -> Path:
@@ -104,6 +119,14 @@ def _text(drawn: random.Random, *others: str) -> str:
 def _labelled(drawn: random.Random) -> Row:
     label = drawn.choice(["good", "bad", "film"])
     return {"text": _text(drawn, label, label), "label": label}
+
+
+def _paired(drawn: random.Random) -> Row:
+    return {"premise": _text(drawn), "hypothesis": _text(drawn), "label": drawn.choice("yn")}
+
+
+def _marked(drawn: random.Random) -> Row:
+    return {"text": _text(drawn), "label": drawn.randrange(7) / 2}
 
 
 def _tagged(drawn: random.Random) -> Row:
@@ -270,6 +293,33 @@ JOBS = {
         hyperparameters=_PREDICTS,
     ),
 }  # fmt: skip
+
+_LORA = {"lora_r": "4", "lora_alpha": "8"}
+_CLASSES, _TEXTS = JOBS["text-classification"], JOBS["causal-lm"]
+CASES = {
+    **JOBS,
+    "pairs": replace(_CLASSES, row=_paired),
+    "numbers": replace(_CLASSES, row=_marked, hyperparameters={"problem_type": "regression"}),
+    "embeddings in parts": replace(
+        JOBS["sentence-embedding"], hyperparameters={"mini_batch_size": "2"}
+    ),
+    "ranks of lists": replace(JOBS["reranking"], hyperparameters={"listwise": "True"}),
+    "completions of gpt2": replace(_TEXTS, model=_gpt2),
+    **{
+        f"{name}, LoRA": replace(
+            JOBS[name], hyperparameters={**JOBS[name].hyperparameters, **_LORA}
+        )
+        for name in ("text-classification", "causal-lm", "summarization", "image-classification")
+    },
+}
+"""The jobs of the contract, and more for tests of what they are made of."""
+
+
+def make(name: str, folder: Path) -> tuple[Path, list[str]]:
+    """Write a case's channel and its model, without dropout; return the channel and arguments."""
+    case = CASES[name]
+    channel = write(folder / "train", case.rows(TRAIN_ROWS))
+    return channel, ["--model_id", str(case.model(folder / "start", 0.0)), *case.arguments]
 
 
 def write(folder: Path, rows: Sequence[Row]) -> Path:

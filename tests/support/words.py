@@ -18,6 +18,15 @@ def reviews(count: int) -> list[tuple[str, str]]:
     return rows
 
 
+def triplets(count: int) -> list[dict[str, str]]:
+    """Return triplets: the positive text has the number of the query, the negative the next."""
+    positive = [f"the great film was number {at} , truly" for at in range(count + 1)]
+    return [
+        {"query": f"film number {at}", "positive": positive[at], "negative": positive[at + 1]}
+        for at in range(count)
+    ]
+
+
 def write_reviews(path: Path, count: int) -> Path:
     """Write so many reviews as a CSV file, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)

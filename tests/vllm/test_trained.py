@@ -13,6 +13,7 @@ from tests.support import causal_kit
 from tests.support.causal_kit import save_llama
 from tests.support.exports import environment, run_on_model
 from tests.support.job_tree import Tree, trained
+from tests.support.jobs import write
 from tests.vllm.conftest import START_SECONDS, Serve, greedy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * START_SECONDS)]
@@ -35,7 +36,7 @@ def test_a_trained_decoder_answers_what_it_has_learned(
                       {"role": "assistant", "content": row["completion"]}]}
         for row in causal_kit.pairs(300)
     ]  # fmt: skip
-    causal_kit.write(tmp_path / "input/data/train", rows)
+    write(tmp_path / "input/data/train", rows)
     hyperparameters = {
         "model_id": str(base), "task": "causal-lm", "max_length": "64", "epochs": "6", "lr": "1e-2",
         "train_batch_size": "8",

@@ -14,6 +14,7 @@ from werkzeug.http import parse_accept_header
 from recipe.backend.requests import accept, answers, bodies, parameters, payloads
 from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
 from recipe.data.files import delimited
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -93,12 +94,10 @@ def test_a_request_is_read(
 def test_a_bad_request_is_told_what_is_right(
     content_type: str, body: bytes, words: list[str]
 ) -> None:
-    with pytest.raises(BadRequest) as caught:
+    with refused(BadRequest, *words):
         request = bodies.read_request(body, content_type)
         request = request.checked({"top_k"}, "text-classification", nullable={"top_k"})
         request.read(payloads.a_text)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(

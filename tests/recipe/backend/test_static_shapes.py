@@ -16,7 +16,7 @@ from recipe.backend.static import programs
 from recipe.backend.static.buckets import Bucket, Buckets
 from recipe.errors import ModelError
 from recipe.runtime import device
-from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
+from tests.support.serving_kit import WORDS, Handlers, assert_close, save
 
 MANY = [" ".join(WORDS[: 1 + number % 11]) for number in range(15)] + ["who " * 90]
 
@@ -78,7 +78,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
 
 BODIES: dict[str, list[Any]] = {
     "BertForSequenceClassification": [{"inputs": MANY, "parameters": {"top_k": None}}],
-    "BertForTokenClassification": [{"inputs": TEXTS}],
     "BertForQuestionAnswering": [{"inputs": {"question": "who", "context": "anna said " * 30}}],
     "BertModel": [{"inputs": MANY}],
 }

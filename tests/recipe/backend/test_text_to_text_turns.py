@@ -22,8 +22,6 @@ from tests.support.serving_kit import predict, save
 
 FAMILIES = [
     "T5ForConditionalGeneration",
-    pytest.param("BartForConditionalGeneration", marks=pytest.mark.heavy),
-    pytest.param("MarianMTModel", marks=pytest.mark.heavy),
     pytest.param("M2M100ForConditionalGeneration", marks=pytest.mark.heavy),
 ]
 TEXTS = ["the film was good", "anna said again", "in paris who was bad in the film", "who", "good"]

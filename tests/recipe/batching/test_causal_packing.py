@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,12 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from recipe.batching import batches, flat
+from recipe.batching import flat
 from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.models import flat_attention, packed_decoders
-from recipe.tasks.causal_lm import task as causal_lm
-from tests.support.packed_batches import documents_of, engine_of, gradients, spread
+from tests.support.packed_batches import documents_of, gradients, spread
 
 PAD, SIZE = 1, 6
 SMALL = {
@@ -128,47 +126,3 @@ def test_losses_and_gradients_are_those_of_documents_alone(
 
 def test_every_decoder_is_held_to_that() -> None:
     assert {kind.split(",")[0] for kind in KINDS} == set(packed_decoders.DECODERS)
-
-
-def trained(
-    tmp_path: Path, run: batches.Training, packing: bool
-) -> tuple[list[float], dict[str, float], PreTrainedModel]:
-    """The losses of some steps, the metrics of an evaluation after them, and the model."""
-    model = make("llama")
-    goal, samples = causal_lm.NEXT_TOKENS, run.samples
-    layouts = []
-    for size, steps in (
-        (run.size, run.rows(2, True)),
-        (8, plan.in_order(samples.lengths, 8, True)),
-    ):
-        layout = goal.layout(model, packing, size, PAD, [(samples, rows) for rows in steps])
-        if not packing:  # with the samples in each step that packing would choose
-            layout = type("PaddedAlike", (type(layout),), {"balanced": True})(**vars(layout))
-        layouts.append(layout)
-    goal.prepare(model, packing)
-    trainer = engine_of(tmp_path, model, run, (layouts[0], layouts[1]), goal, learning_rate=0.1)
-    trainer.train()
-    history = trainer.state.log_history
-    return [entry["loss"] for entry in history if "loss" in entry], trainer.evaluate(), model
-
-
-@pytest.mark.parametrize(("size", "accumulation"), [(16, 1), (4, 4)])
-def test_packing_does_not_change_what_is_optimised(
-    tmp_path: Path, size: int, accumulation: int
-) -> None:
-    lengths = np.random.default_rng(1).integers(4, 60, 70).tolist()
-    documents = documents_of(lengths)
-    whole = batches.Training(samples=documents, size=16, seed=3)
-    wanted, scores, expected = trained(tmp_path, whole, False)
-    run = batches.Training(samples=documents, size=size, accumulation=accumulation, seed=3)
-    found, same, model = trained(tmp_path, run, True)
-    assert len(wanted) == 9
-    assert wanted[0] > wanted[-1]
-    assert found == pytest.approx(wanted, rel=1e-5)
-    for name in ("eval_loss", "eval_perplexity", "eval_token_accuracy"):
-        assert same[name] == pytest.approx(scores[name], rel=1e-4)
-    with torch.no_grad():
-        totals = [float(alone(model, documents, row)[0]) for row in range(70)]
-    assert same["eval_loss"] == pytest.approx(sum(totals) / documents.labels.sum(), rel=1e-5)
-    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)

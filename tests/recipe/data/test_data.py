@@ -24,6 +24,7 @@ from recipe.data.layout import channels as layout
 from recipe.data.layout import model_channel
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from tests.support.refusals import refused
 
 ROWS = [("good, very good", "pos"), ("bad; very bad", "neg"), ('a "fine" film', "pos")] * 10
 Rows = Sequence[tuple[str, Any]]
@@ -308,7 +309,17 @@ def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
     assert any(line.startswith("20 rows of") and "have no text" in line for line in found)
 
 
-BROKEN = [
+def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path) -> None:
+    letters = [f"{letter}{place},{letter}\n" for place in range(3) for letter in "abcdefABCDEF"]
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.csv").write_text("text,label\n" + "".join(letters))
+    assert load({"train": tmp_path / "letters"}).labels.names == tuple("ABCDEFabcdef")
+    (tmp_path / "blanks").mkdir()
+    (tmp_path / "blanks" / "a.csv").write_text(GOOD + "text, pos \n")
+    assert load({"train": tmp_path / "blanks"}).labels.names == ("neg", "pos")
+
+
+@pytest.mark.parametrize(("content", "hyperparameters", "words"), [
     (GOOD + "one,two,three\n", {}, ["a.csv line 32", "3 fields", "has 2", "double quotes"]),
     (GOOD + '"never closed,pos\n', {}, ["a.csv", "starts on line 32", "quote"]),
     (GOOD + '"two\nlines",pos\n"x,pos\n', {}, ["a.csv", "starts on line 34"]),
@@ -332,29 +343,14 @@ BROKEN = [
         ["'words'", "'more'", "text_column=words label_column=more"],
     ),
     ("text,label,label\na,b,c\n", {}, ["two columns", "'label'"]),
-]
-
-
-def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path) -> None:
-    letters = [f"{letter}{place},{letter}\n" for place in range(3) for letter in "abcdefABCDEF"]
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "a.csv").write_text("text,label\n" + "".join(letters))
-    assert load({"train": tmp_path / "letters"}).labels.names == tuple("ABCDEFabcdef")
-    (tmp_path / "blanks").mkdir()
-    (tmp_path / "blanks" / "a.csv").write_text(GOOD + "text, pos \n")
-    assert load({"train": tmp_path / "blanks"}).labels.names == ("neg", "pos")
-
-
-@pytest.mark.parametrize(("content", "hyperparameters", "words"), BROKEN)
+])  # fmt: skip
 def test_broken_delimited_data_is_named(
     tmp_path: Path, content: str | bytes, hyperparameters: dict[str, str], words: list[str]
 ) -> None:
     content = content.encode() if isinstance(content, str) else content
     (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, *words):
         load({"train": tmp_path}, **hyperparameters)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -399,10 +395,8 @@ def test_broken_files_are_named(
     tmp_path: Path, name: str, content: bytes, words: list[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, *words):
         load({"train": tmp_path})
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_links_that_lead_back_or_to_nothing_are_left_out(tmp_path: Path) -> None:

@@ -152,7 +152,11 @@ def test_manifests_are_read_some_rows_at_a_time(
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 
 
-OBJECTS = [
+@pytest.mark.parametrize(
+    ("name", "document", "rows", "indent"),
+    [
+        (name, document, rows, indent)
+        for name, document, rows in [
     ("a.jsonl", {"messages": MESSAGES}, 1),
     ("a.json", {"messages": MESSAGES}, 1),
     ("a.json", {"text": "Ada", "entities": [{"start": 0}, {"start": 1}]}, 1),
@@ -164,17 +168,10 @@ OBJECTS = [
     ("a.jsonl", {"train": MESSAGES, "test": MESSAGES}, 4),
     ("a.json", {"articles": MESSAGES}, 2),
 ]
-
-
-@pytest.mark.parametrize(
-    ("name", "document", "rows", "indent"),
-    [
-        (name, document, rows, indent)
-        for name, document, rows in OBJECTS
         # Lines hold an object each.
         for indent in ([None, 1] if name.endswith(".json") else [None])
     ],
-)
+)  # fmt: skip
 def test_an_object_alone_is_a_row_or_holds_rows(
     name: str, document: dict[str, Any], rows: int, indent: int | None, tmp_path: Path
 ) -> None:

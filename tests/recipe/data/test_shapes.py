@@ -1,20 +1,866 @@
-"""What a job makes of tables in the shape of public data sets: read rightly, or refused with a line
-that works when it is pasted; never read as something else."""
+"""Tables in the shape of public data sets: read rightly, or refused with a line that works when it is
+pasted; never read as something else.
+
+An outcome is what is read: the task, and the column of each role. `? line > outcome` is a refusal, a
+line of hyperparameters that it proposes, and what follows from that line; `?` alone is a refusal that
+proposes lines; `! words` one with these words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, Features, Image, List, Value
 
+from recipe import task_table
+from recipe.arguments import parse
 from recipe.errors import RecipeError
-from tests.support import table_reading
-from tests.support.shapes import SHAPES, Shape
-from tests.support.table_reading import Table
+from recipe.hyperparameters import Hyperparameters
+from recipe.plan import detection
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "encoder": {"architectures": ["BertModel"]},
+    "masked": {"architectures": ["BertForMaskedLM"]},
+    "classifier": {"architectures": ["BertForSequenceClassification"]},
+    "decoder": {"architectures": ["LlamaForCausalLM"]},
+    "t5": {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+    "vit": {"architectures": ["ViTForImageClassification"]},
+}
+_NAMES = [field.name for field in dataclasses.fields(Hyperparameters)]
+_PAIR = rf"(?:{'|'.join(_NAMES)})=(?:'[^']*'|\"[^\"]*\"|[^\s;'\"]+)"
+_LINE = re.compile(rf"(?<![\w:]){_PAIR}(?: {_PAIR})*")
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The files of a channel, and the model that learns them."""
+
+    files: Mapping[str, str | Sequence[Any]]
+    """Texts, or rows for JSON and JSON Lines (Parquet, if `features` are given), by file names."""
+    model: str
+    features: Features | None = None
+
+    def write(self, folder: Path) -> tuple[str, Path]:
+        """Return the folder of the model and that of the data."""
+        model, data = folder / "model", folder / "train"
+        for path in (model, data):
+            path.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps(CONFIGURATIONS[self.model]))
+        for name, content in self.files.items():
+            (data / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                (data / name).write_text(content)
+            elif name.endswith(".json"):
+                (data / name).write_text(json.dumps(content))
+            elif self.features is not None:
+                Dataset.from_list(list(content), features=self.features).to_parquet(data / name)
+            else:
+                (data / name).write_text("\n".join(map(json.dumps, content)))
+        return str(model), data
+
+
+def read_table(table: Table, folder: Path, given: Mapping[str, str]) -> tuple[str, Any]:
+    """Return the task that is found and its data sets.
+
+    Raises:
+        RecipeError: The job would end before it trains.
+    """
+    model, data = table.write(folder)
+    argv = [word for key, value in given.items() for word in (f"--{key}", value)]
+    parsed = parse(["--model_id", model, "--eval_strategy", "no", *argv])
+    channels = {"train": data}
+    task, _ = detection.find(parsed, channels)
+    return task, task_table.load(task)(channels, dataclasses.replace(parsed, task=task))
+
+
+def proposed_lines(refusal: RecipeError) -> list[dict[str, str]]:
+    """Return the lines of hyperparameters that a message proposes."""
+    proposed: list[dict[str, str]] = []
+    for match in _LINE.finditer(str(refusal)):
+        line = {}
+        for pair in re.findall(_PAIR, match[0]):
+            name, _, value = pair.partition("=")
+            if value[0] in "'\"":
+                value = value[1:-1]
+            elif not value.endswith("..."):
+                value = value.rstrip(".,;:)")
+            line[name] = value
+        if line not in proposed and not any("..." in value for value in line.values()):
+            proposed.append(line)
+    return proposed
+
+
+def described(task: str, made: Any, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the task, and the column from which each role is read: `causal-lm text=review`.
+
+    A role that is no column as it stands has its first value, as JSON.
+    """
+    # Of columns that hold the same, the one that the log says is read.
+    read = " ".join(made.found)
+    columns = dict(sorted(_columns(rows).items(), key=lambda item: repr(item[0]) not in read))
+    words = [task]
+    for role in made.train.column_names:
+        if role in ("place", "bytes"):  # of an image
+            continue
+        cells = [_shown(cell, role, made) for cell in made.train[role]]
+        names = [name for name, values in columns.items() if values[: len(cells)] == cells]
+        words.append(f"{role}={names[0] if names else cells[0]}")
+    return " ".join(words)
+
+
+def _columns(rows: Sequence[Any]) -> dict[str, list[str]]:
+    flat = [dict(_flat("", row)) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    return {name: [_shown(row.get(name)) for row in flat] for name in names}
+
+
+def _flat(prefix: str, row: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in row.items() if isinstance(row, dict) else ():
+        yield f"{prefix}{name}", value
+        yield from _flat(f"{prefix}{name}.", value)
+
+
+def _shown(value: Any, role: str = "", made: Any = None) -> str:
+    labels = getattr(getattr(made, "data", None), "labels", None)
+    if role == "label" and labels is not None:
+        value = labels.show(np.asarray(value).tolist()) if value is not None else value
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value[:1] in "[{" else value
+        except ValueError:
+            return value
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+_WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "in",
+    "rome",
+    "with",
+    "green",
+    "film",
+    "house",
+    "number",
+    "river",
+    "stone",
+    "light",
+]
+_ROWS = 24
+_DRAWN = random.Random(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A table, the model that is to learn it, and its outcome."""
+
+    model: str
+    content: Callable[..., Any]
+    outcome: str
+    argv: str
+    features: Any
+    file: str
+    """Empty if `content` returns the texts of files by their names, and not a row by its number."""
+
+    def rows(self) -> list[Any]:
+        """Return the rows; none if the content is files."""
+        _DRAWN.seed(1)
+        return [self.content(number) for number in range(_ROWS)] if self.file else []
+
+    def table(self) -> Table:
+        if self.file:
+            features = None if self.features is None else Features(self.features)
+            return Table({self.file: self.rows()}, self.model, features)
+        _DRAWN.seed(1)
+        return Table(self.content(), self.model)
+
+
+def shape(
+    name: str, model: str, row: Callable[[int], Any], outcome: str, argv: str = "",
+    features: Mapping[str, Any] | None = None, file: str = "",
+) -> Any:  # fmt: skip
+    """Return a table of rows."""
+    file = file or ("train.jsonl" if features is None else "train.parquet")
+    return pytest.param(Shape(model, row, outcome, argv, features, file), id=name)
+
+
+def files(name: str, model: str, content: Callable[[], Any], outcome: str, argv: str = "") -> Any:
+    """Return a table of files."""
+    return pytest.param(Shape(model, content, outcome, argv, None, ""), id=name)
+
+
+def s(words: int = 12) -> str:
+    """Return a text."""
+    return " ".join(_DRAWN.choices(_WORDS, k=words))
+
+
+def o(*values: Any) -> Any:
+    """Return one of some values."""
+    return _DRAWN.choice(values)
+
+
+def chat(key="messages", r="role", c="content", u="user", a="assistant", **more):  # type: ignore[no-untyped-def]
+    """Return a function that makes conversations."""
+    return lambda n: {
+        key: [{r: u, c: s()}, {r: a, c: s()}],
+        **{name: value(n) if callable(value) else value for name, value in more.items()},
+    }
+
+
+def annotated(number: int) -> dict[str, Any]:
+    """Return a row of Prodigy's ner.manual; each seventh was ignored."""
+    if number % 7 == 3:
+        return {"text": "no idea", "_input_hash": number, "answer": "ignore"}
+    span = {"start": 0, "end": 3, "label": "PERSON"}
+    return {"text": f"Ada {s()}", "_input_hash": number, "spans": [span], "answer": "accept"}
+
+
+def tagged(**more: Any) -> Callable[[int], Any]:
+    """Return a function that makes tagged words."""
+    return lambda n: {"tokens": ["Ada", "sat"], "ner_tags": [1, 0], **more}
+
+
+ADA = "number 7 Ada sat in Rome"
+SPANS = [[9, 12, "PER"]]
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+NO = [TURNS[0], {"role": "assistant", "content": "no"}]
+STRINGS = List(Value("string"))
+SQUAD = {"id": "1", "title": "t", "context": ADA, "question": "who sat?",
+         "answers": {"text": ["Ada"], "answer_start": [9]}}  # fmt: skip
+NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
+IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
+
+
+@pytest.mark.parametrize("shape", [
+    shape("amazon fine food", "t5", lambda n:{"Id":n,"ProductId":f"B{n%9}","UserId":f"U{n}","ProfileName":s(2),"HelpfulnessNumerator":n%4,"HelpfulnessDenominator":n%5,"Score":1+n%5,"Time":1300000000+n,"Summary":s(4),"Text":s(40)},
+          "? task=text-classification ignore_columns=Summary > text-classification text=Text label=Score"),
+    shape("drug reviews", "masked", lambda n:{"uniqueID":n,"drugName":o("Valsartan","Guanfacine"),"condition":o("ADHD","Birth Control"),"review":s(30),"rating":1+n%10,"date":"20-May-12","usefulCount":n%30},
+          "text-classification text=review label=rating"),
+    shape("wic", "masked", lambda n:{"word":o("bank","play"),"sentence1":s(),"sentence2":s(),"start1":n%5,"end1":n%5+4,"start2":n%6,"end2":n%6+4,"label":n%2,"idx":n},
+          "? task=text-classification ignore_columns=word,start1,end1,start2,end2 > text-classification text=sentence1 text_pair=sentence2 label=label"),
+    shape("wsc", "masked", lambda n:{"text":s(),"span1_index":n%5,"span2_index":n%6,"span1_text":o("Mark","Ann"),"span2_text":o("him","her"),"idx":n,"label":n%2},
+          "? task=text-classification ignore_columns=span1_text,span2_text > text-classification text=text label=label"),
+    shape("copa", "masked", lambda n:{"premise":s(),"choice1":s(5),"choice2":s(5),"question":o("cause","effect"),"label":n%2,"idx":n},
+          "multiple-choice context=premise question=question choices=[\"number the rome house on\", \"light stone the the with\"] answer=label"),
+    shape("winogrande", "masked", lambda n:{"sentence":s()+" _ "+s(),"option1":o("Ann","Bob"),"option2":o("Cy","Di"),"answer":str(1+n%2)},
+          "? task=multiple-choice > multiple-choice context= question=sentence choices=[\"Ann\", \"Di\"] answer=0"),
+    shape("piqa", "masked", lambda n:{"goal":s(),"sol1":s(),"sol2":s(),"label":n%2},
+          "? task=multiple-choice > multiple-choice context= question=goal choices=[\"number the rome house on light stone the the with light in\", \"on in the on rome rome on on on rome a the\"] answ"),
+    shape("swag", "masked", lambda n:{"video-id":f"v{n}","startphrase":s(),"sent1":s(),"sent2":s(2),"gold-source":"gold","ending0":s(),"ending1":s(),"ending2":s(),"ending3":s(),"label":n%4},
+          "multiple-choice context=sent1 question=sent2 choices=[\"the on rome rome on on on rome a the river with\", \"film sat light river cat mat house house stone in rive"),
+    shape("hellaswag", "masked", lambda n:{"ind":n,"activity_label":o("Baking","Tennis"),"ctx_a":s(),"ctx_b":s(2),"ctx":s(),"endings":[s() for _ in range(4)],"source_id":f"a{n}","split":"train","split_type":"indomain","label":str(n%4)},
+          "multiple-choice context= question=ctx choices=endings answer=label"),
+    shape("multirc", "masked", lambda n:{"paragraph":s(40),"question":s(8),"answer":s(4),"idx":{"paragraph":n,"question":n,"answer":n},"label":n%2},
+          "? task=text-classification ignore_columns=answer,idx.paragraph,idx.question,idx.answer > text-classification text=question text_pair=paragraph label=label"),
+    shape("snli", "masked", lambda n:{"premise":s(),"hypothesis":s(6),"label":(n%4)-1},
+          "? missing_labels=-1 > text-classification text=stone the the with light in on in the on rome rome text_pair=on on on rome a the label=0"),
+    shape("anli", "masked", lambda n:{"uid":f"u{n}","premise":s(20),"hypothesis":s(6),"label":n%3,"reason":s(8)},
+          "text-classification text=premise text_pair=hypothesis label=label"),
+    shape("fever", "masked", lambda n:{"id":n,"label":o("SUPPORTS","REFUTES"),"claim":s(),"evidence_id":n,"evidence_wiki_url":"Foo_Bar","evidence_sentence_id":n%4},
+          "text-classification text=claim label=label"),
+    shape("liar", "masked", lambda n:{"id":f"{n}.json","label":n%6,"statement":s(),"subject":o("taxes","health"),"speaker":o("a","b"),"job_title":s(2),"state_info":o("Texas","Ohio"),"party_affiliation":o("republican","democrat"),"barely_true_counts":n%9,"context":s(4)},
+          "? task=text-classification ignore_columns=context > text-classification text=statement label=label"),
+    shape("hate speech", "masked", lambda n:{"count":3,"hate_speech":n%2,"offensive_language":n%4,"neither":n%3,"class":n%3,"tweet":s()},
+          "text-classification text=tweet label=class"),
+    shape("toxic sbic", "masked", lambda n:{"whoTarget":o("1.0","0.0"),"intentYN":o("1.0","0.0"),"sexYN":o("1.0","0.0"),"offensiveYN":o("1.0","0.5"),"post":s(),"targetMinority":o("","women"),"dataSource":o("reddit","twitter")},
+          "? task=text-classification label_column=whoTarget,intentYN,sexYN > text-classification text=post label=whoTarget, intentYN"),
+    shape("banking77", "masked", lambda n:{"text":s(),"label":n%5,"label_text":f"intent {n%5}"},
+          "text-classification text=text label=label"),
+    shape("massive", "masked", lambda n:{"id":str(n),"locale":"en-US","partition":"train","scenario":n%3,"intent":n%5,"utt":s(),"annot_utt":s(),"worker_id":str(n%9)},
+          "text-classification text=utt label=intent"),
+    shape("tweet_eval float labels with NaN", "masked", lambda n:{"text":s(),"label":float("nan") if n==7 else float(n%2)},
+          "! has no label in column"),
+    shape("sts with NaN", "masked", lambda n:{"sentence1":s(),"sentence2":s(),"score":float("nan") if n==7 else n%6/5},
+          "? task=sentence-embedding > ! must hold numbers"),
+    shape("sts of whole numbers", "encoder", lambda n:{"sentence1":s(),"sentence2":s(),"score":n%6},
+          "? task=sentence-embedding > sentence-embedding query=sentence1 texts=[\"number the rome house on light stone the the with light in\"] scores=[0.0]"),
+    shape("disaster tweets of CSV", "t5", lambda n:{"id":str(n),"keyword":o("fire","ablaze"),"location":o("London","Leeds"),"text":s(),"target":str(n%2)},
+          "? task=text-classification > text-classification text=text label=target"),
+    shape("sick", "encoder", lambda n:{"pair_ID":n,"sentence_A":s(),"sentence_B":s(),"relatedness_score":1+n%40/10,"entailment_judgment":o("NEUTRAL","ENTAILMENT")},
+          "? task=text-classification label_column=relatedness_score > text-classification text=sentence_A text_pair=sentence_B label=relatedness_score"),
+    shape("readability regression", "masked", lambda n:{"id":f"a{n}","url_legal":"","license":"","excerpt":s(60),"target":-1.5+n/60,"standard_error":0.4+n/100},
+          "text-classification text=excerpt label=target"),
+    shape("essays", "masked", lambda n:{"essay_id":n,"essay_set":1+n%8,"essay":s(80),"domain1_score":n%12},
+          "? task=text-classification label_column=essay_set > text-classification text=essay label=essay_set"),
+    shape("spam assassin", "masked", lambda n:{"Unnamed: 0":n,"label":o("ham","spam"),"text":"Subject: "+s(),"label_num":n%2},
+          "text-classification text=text label=label"),
+    shape("news category", "masked", lambda n:{"link":f"https://h/{n}","headline":s(8),"category":o("POLITICS","WELLNESS"),"short_description":s(20),"authors":o("Ann Lee","Bo Xu"),"date":"2022-09-23"},
+          "text-classification text=headline label=category"),
+    shape("bbc", "masked", lambda n:{"category":o("tech","sport"),"filename":f"{n:03}.txt","title":s(5),"content":s(40)},
+          "? task=text-classification text_column=title,content > text-classification text=title text_pair=content label=category"),
+    shape("women clothing", "masked", lambda n:{"Unnamed: 0":n,"Clothing ID":700+n%9,"Age":20+n%40,"Title":s(3),"Review Text":s(40),"Rating":1+n%5,"Recommended IND":n%2,"Positive Feedback Count":n%9,"Division Name":o("General","Petite"),"Department Name":o("Tops","Dresses"),"Class Name":o("Knits","Pants")},
+          "? task=text-classification text_column=Review Text > text-classification text=Review Text label=Rating"),
+    shape("go_emotions", "masked", lambda n:{"text":s(),"labels":[n%5] if n%3 else [n%5,(n+1)%5],"id":f"e{n}"},
+          "text-classification text=text label=0, 1"),
+    shape("reuters", "masked", lambda n:{"text":s(30),"text_type":'"NORM"',"topics":[o("grain","oil")],"lewis_split":'"TRAIN"',"cgis_split":'"TRAINING-SET"',"old_id":str(n),"new_id":str(n),"places":["usa"],"people":[],"orgs":[],"exchanges":[],"date":"26-FEB-1987","title":s(5)},
+          "? task=masked-lm text_column=text > masked-lm text=text"),
+    shape("toxigen", "masked", lambda n:{"text":s(),"target_group":o("asian","women"),"factual?":"x","toxicity_ai":1.0+n%5,"toxicity_human":1.0+n%4},
+          "? task=text-classification label_column=target_group > text-classification text=text label=target_group"),
+    shape("isarcasm", "masked", lambda n:{"tweet":s(),"sarcastic":n%2,"rephrase":s(),"sarcasm":n%2,"irony":0,"satire":0},
+          "? task=text-classification label_column=sarcastic,sarcasm,irony,satire > text-classification text=tweet label=(none)"),
+    shape("subj with split col", "masked", lambda n:{"text":s(),"label":n%2,"split":"train" if n%5 else "test"},
+          "text-classification text=number the rome house on light stone the the with light in label=1"),
+    shape("doccano classes", "masked", lambda n:{"id":n,"text":s(),"label":[o("pos","neg")]},
+          "text-classification text=text label=pos"),
+    shape("doccano comments", "masked", lambda n:{"id":n,"data":s(),"label":[o("pos","neg")]},
+          "? task=text-classification text_column=data > text-classification text=data label=pos"),
+    shape("labelstudio csv ner", "masked", lambda n:{"id":n,"text":"Ada "+s(),"label":[{"start":0,"end":3,"text":"Ada","labels":["PER"]}],"annotator":1,"annotation_id":n,"created_at":"2024-01-01","lead_time":1.5},
+          "? task=token-classification > token-classification tokens=[\"Ada\", \"sat\", \"river\", \"number\", \"a\", \"rome\", \"rome\", \"film\", \"number\", \"cat\", \"the\", \"river\", \"in\"] tags=[\"B-PER\", \"O\", \"O\", \"O\", "),
+    shape("labelbox", "masked", lambda n:{"ID":f"c{n}","Labeled Data":s(),"Label":{"classifications":[{"title":"mood","answer":{"value":"good"}}]}},
+          "? task=text-classification text_column=Labeled Data label_column=Label.classifications > ?"),
+    shape("openai classification", "decoder", lambda n:{"prompt":s()+"\n\n###\n\n","completion":o(" pos"," neg")},
+          "causal-lm prompt=prompt completion=completion"),
+    shape("conll2003", "masked", lambda n:{"id":str(n),"tokens":["Ada","saw","Rome"],"pos_tags":[22,38,22],"chunk_tags":[11,21,11],"ner_tags":[1,0,5]},
+          "token-classification tokens=tokens tags=[\"1\", \"0\", \"5\"]"),
+    shape("gliner", "masked", lambda n:{"tokenized_text":["Ada","saw","Rome"],"ner":[[0,0,"person"],[2,2,"city"]]},
+          "? task=token-classification text_column=tokenized_text > ! 3 words in column"),
+    shape("universal ner kaggle", "masked", lambda n:{"Sentence #":n,"Sentence":"Ada saw Rome","POS":"['NNP','VBD','NNP']","Tag":"['B-per','O','B-geo']"},
+          "? task=token-classification > token-classification tokens=[\"Ada\", \"saw\", \"Rome\"] tags=[\"B-per\", \"O\", \"B-geo\"]"),
+    shape("presidio pii", "t5", lambda n:{"source_text":"Ada "+s(),"target_text":"[NAME] "+s(),"privacy_mask":[{"value":"Ada","start":0,"end":3,"label":"NAME"}],"span_labels":"[]","mbert_text_tokens":["A"],"mbert_bio_labels":["B-NAME"],"id":n,"language":"English","set":"train"},
+          "text2text-generation source=source_text target=target_text"),
+    shape("squad_v2", "masked", lambda n:{"id":str(n),"title":"T","context":"Ada "+s(),"question":s(6),"answers":{"text":["Ada"] if n%3 else [],"answer_start":[0] if n%3 else []}},
+          "question-answering id=id question=question context=context answers=answers.text starts=answers.answer_start"),
+    shape("natural questions short", "decoder", lambda n:{"question":s(6),"answer":[s(2)]},
+          "! has no text in column"),
+    shape("triviaqa", "decoder", lambda n:{"question":s(6),"question_id":f"q{n}","answer":{"value":"Ada","aliases":["Ada L"],"type":"W"},"entity_pages":[]},
+          "? task=causal-lm > causal-lm text=question"),
+    shape("hotpot", "masked", lambda n:{"id":f"h{n}","question":s(8),"answer":o("yes","no",s(2)),"type":o("bridge","comparison"),"level":o("hard","easy"),"supporting_facts":{"title":["A"],"sent_id":[0]},"context":{"title":["A"],"sentences":[[s()]]}},
+          "? task=sentence-embedding ignore_columns=supporting_facts.title,context.title > sentence-embedding query=question texts=[\"no\"] scores=[1.0]"),
+    shape("medmcqa", "masked", lambda n:{"id":f"m{n}","question":s(),"opa":s(2),"opb":s(2),"opc":s(2),"opd":s(2),"cop":n%4,"choice_type":"single","exp":s(20),"subject_name":o("Anatomy","Surgery"),"topic_name":s(2)},
+          "multiple-choice context= question=question choices=[\"number the\", \"rome house\", \"on light\", \"stone the\"] answer=cop"),
+    shape("pubmedqa", "t5", lambda n:{"pubid":n,"question":s(),"context":{"contexts":[s()],"labels":["B"],"meshes":["x"]},"long_answer":s(20),"final_decision":o("yes","no")},
+          "? task=text2text-generation ignore_columns=context.labels > text2text-generation source=question target=long_answer"),
+    shape("gsm8k", "decoder", lambda n:{"question":s(20),"answer":s(20)+" #### 4"},
+          "causal-lm prompt=question completion=answer"),
+    shape("race", "masked", lambda n:{"example_id":f"r{n}","article":s(60),"answer":"ABCD"[n%4],"question":s(),"options":[s(3)]*4},
+          "multiple-choice context=article question=question choices=options answer=0"),
+    shape("narrative qa flat", "decoder", lambda n:{"document":s(60),"question":s(6),"answer":s(3)},
+          "? task=causal-lm ignore_columns=document > causal-lm prompt=question completion=answer"),
+    shape("alpaca with text", "decoder", lambda n:{"instruction":s(),"input":s() if n%2 else "","output":s(),"text":"Below is an instruction "+s(40)},
+          "? task=causal-lm ignore_columns=text > causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\nsat river number a "),
+    shape("alpaca", "decoder", lambda n:{"instruction":s(),"input":s() if n%2 else "","output":s()},
+          "causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\nsat river number a "),
+    shape("dolly", "decoder", lambda n:{"instruction":s(),"context":s() if n%2 else "","response":s(),"category":o("open_qa","closed_qa")},
+          "? task=causal-lm ignore_columns=context > causal-lm prompt=instruction completion=response"),
+    shape("openorca", "decoder", lambda n:{"id":f"n{n}","system_prompt":s(),"question":s(),"response":s()},
+          "? task=causal-lm ignore_columns=system_prompt > causal-lm prompt=question completion=response"),
+    shape("guanaco", "decoder", lambda n:{"text":"### Human: "+s()+"### Assistant: "+s()},
+          "causal-lm text=text"),
+    shape("ultrachat", "decoder", lambda n:{"prompt":s(),"prompt_id":f"p{n}","messages":[{"role":"user","content":s()},{"role":"assistant","content":s()}]},
+          "? task=causal-lm ignore_columns=prompt > causal-lm messages=messages"),
+    shape("sharegpt", "decoder", chat("conversations","from","value","human","gpt",id=lambda n:str(n)),
+          "causal-lm messages=[{\"role\": \"user\", \"content\": \"sat river number a rome rome film number cat the river in\"}, {\"role\": \"assistant\", \"content\": \"number the rome "),
+    shape("sharegpt system", "decoder", chat("conversations","from","value","human","gpt",id=lambda n:str(n),system=lambda n:s()),
+          "? task=causal-lm ignore_columns=system > causal-lm messages=[{\"role\": \"user\", \"content\": \"sat river number a rome rome film number cat the river in\"}, {\"role\": \"assistant\", \"content\": \"number the rome "),
+    shape("capybara", "decoder", lambda n:{"source":"x","conversation":[{"input":s(),"output":s()}]},
+          "! has no 'role'"),
+    shape("oasst tree", "decoder", lambda n:{"message_id":f"m{n}","parent_id":None,"text":s(),"role":o("prompter","assistant"),"lang":o("en","es"),"review_count":3,"rank":n%3},
+          "? task=causal-lm ignore_columns=role > causal-lm text=text"),
+    shape("lmsys", "decoder", chat("conversation",conversation_id=lambda n:f"c{n}",model=lambda n:o("vicuna","alpaca"),turn=1,language="English",redacted=False),
+          "causal-lm messages=conversation"),
+    shape("openhermes", "decoder", chat("conversations","from","value","human","gpt",source=lambda n:o("a","b"),category=lambda n:o("x",None),skip_prompt_formatting=False),
+          "causal-lm messages=[{\"role\": \"user\", \"content\": \"sat river number a rome rome film number cat the river in\"}, {\"role\": \"assistant\", \"content\": \"number the rome "),
+    shape("metamath", "decoder", lambda n:{"query":s(),"response":s(),"type":o("GSM","MATH"),"original_question":s()},
+          "causal-lm prompt=query completion=response"),
+    shape("openr1", "decoder", lambda n:{"problem":s(),"solution":s(),"answer":str(n),"problem_type":o("Algebra","NT"),"question_type":"mcq","source":"x","generations":[s()]},
+          "? task=causal-lm prompt_column=problem > causal-lm prompt=problem completion=answer"),
+    shape("codealpaca code", "decoder", lambda n:{"code":s(30),"docstring":s()},
+          "? task=reranking text_column=docstring > ?"),
+    shape("wikitext", "masked", lambda n:{"text":s(30)},
+          "masked-lm text=text"),
+    shape("tokens file", "decoder", lambda n:{"input_ids":[1,2,3]},
+          "causal-lm input_ids=input_ids"),
+    shape("prompts beside labels", "decoder", lambda n:{"prompt":s(),"response":s(),"label":o("safe","unsafe")},
+          "? task=text-classification > text-classification text=prompt text_pair=response label=label"),
+    shape("ultrafeedback bin", "decoder", lambda n:{"prompt":"q","prompt_id":f"p{n}","chosen":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"rejected":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"messages":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"score_chosen":8.0,"score_rejected":5.0},
+          "preference prompt=[{\"role\": \"user\", \"content\": \"q\"}] chosen=[{\"role\": \"assistant\", \"content\": \"sat river number a rome rome film number cat the river in\"}] reje"),
+    shape("hh-rlhf", "decoder", lambda n:{"chosen":"\n\nHuman: hi\n\nAssistant: "+s(),"rejected":"\n\nHuman: hi\n\nAssistant: "+s()},
+          "preference prompt=\n\nHuman: hi\n\nAssistant: chosen= sat river number a rome rome film number cat the river in rejected= number the rome house on light stone the t"),
+    shape("orca dpo", "decoder", lambda n:{"system":s() if n%2 else "","question":s(),"chosen":s(),"rejected":s()},
+          "? task=preference ignore_columns=system > preference prompt=question chosen=chosen rejected=rejected"),
+    shape("trl conversational dpo", "decoder", lambda n:{"prompt":[{"role":"user","content":s()}],"chosen":[{"role":"assistant","content":s()}],"rejected":[{"role":"assistant","content":s()}]},
+          "preference prompt=prompt chosen=chosen rejected=rejected"),
+    shape("shp", "decoder", lambda n:{"post_id":f"p{n}","domain":o("askx","asky"),"upvote_ratio":0.9,"history":s(20),"c_root_id_A":"a","human_ref_A":s(),"human_ref_B":s(),"labels":n%2,"score_A":5,"score_B":9},
+          "? task=text-classification text_column=domain > text-classification text=domain label=labels"),
+    shape("kto", "decoder", lambda n:{"prompt":s(),"completion":s(),"label":n%2==0},
+          "? task=text-classification > text-classification text=prompt text_pair=completion label=True"),
+    shape("summarize feedback", "decoder", lambda n:{"info":{"id":f"t{n}","post":s(40),"title":s(4)},"summaries":[{"text":s()},{"text":s()}],"choice":n%2},
+          "? task=text-classification text_column=info.post > text-classification text=info.post label=choice"),
+    shape("webgpt", "decoder", lambda n:{"question":{"full_text":s()},"answer_0":s(),"answer_1":s(),"score_0":0.0,"score_1":1.0},
+          "? task=multiple-choice text_column=question.full_text label_column=score_0 > multiple-choice context= question=question.full_text choices=[\"number the rome house on light stone the the with light in\", \"on in the on rome rome on on on rom"),
+    shape("argilla dpo", "decoder", lambda n:{"instruction":s(),"chosen_response":s(),"rejected_response":s(),"rating_chosen":5},
+          "preference prompt=instruction chosen=chosen_response rejected=rejected_response"),
+    shape("natural-questions pair", "encoder", lambda n:{"query":s(5),"answer":s(20)},
+          "? task=sentence-embedding > sentence-embedding query=query texts=[\"rome film number cat the river in number the rome house on light stone the the with light in on\"] scores=[1.0]"),
+    shape("esci", "masked", lambda n:{"query":s(3),"product_title":s(8),"esci_label":o("Exact","Irrelevant"),"product_locale":"us"},
+          "text-classification text=query text_pair=product_title label=esci_label"),
+    shape("numbers called pos and neg", "masked", lambda n:{"text":s(),"pos":n/60,"neg":1-n/60,"label":"ab"[n%2]},
+          "? task=text-classification ignore_columns=pos,neg > text-classification text=text label=label"),
+    shape("bge train", "encoder", lambda n:{"query":s(4),"pos":[s()],"neg":[s(),s()]},
+          "sentence-embedding query=query texts=[\"rome rome film number cat the river in number the rome house\", \"on light stone the the with light in on in the on\", \"rome"),
+    shape("trec covid qrels", "masked", lambda n:{"query-id":n,"corpus-id":f"d{n}","score":n%3},
+          "? task=text-classification text_column=corpus-id > text-classification text=corpus-id label=score"),
+    shape("ms marco v1", "masked", lambda n:{"answers":[s(3)],"passages":{"is_selected":[1,0],"passage_text":[s(),s()],"url":["a","b"]},"query":s(4),"query_id":n,"query_type":"description","wellFormedAnswers":[]},
+          "? task=reranking > reranking text=on rome rome on text_pair=a rome rome film number cat the river in number the rome label=[1.0, 0.0]"),
+    shape("cnn", "t5", lambda n:{"article":s(60),"highlights":s(10),"id":f"c{n}"},
+          "summarization source=article target=highlights"),
+    shape("samsum", "t5", lambda n:{"id":str(n),"dialogue":s(40),"summary":s(10)},
+          "summarization source=dialogue target=summary"),
+    shape("opus", "t5", lambda n:{"id":str(n),"translation":{"en":s(),"fr":s()}},
+          "? task=translation source_lang=en target_lang=fr > translation source=translation.en target=translation.fr"),
+    shape("flan", "t5", lambda n:{"inputs":s(),"targets":s(),"task":o("a","b")},
+          "text2text-generation source=inputs target=targets"),
+    shape("billsum", "t5", lambda n:{"text":s(60),"summary":s(20),"title":s(6)},
+          "summarization source=text target=summary"),
+    shape("grammar", "t5", lambda n:{"input":"Fix: "+s(),"target":s()},
+          "? task=text2text-generation > text2text-generation source=input target=target"),
+    shape("eli5", "decoder", lambda n:{"q_id":f"q{n}","title":s(8),"selftext":s(10),"answers":{"a_id":["x"],"text":[s()],"score":[3]}},
+          "? task=text-classification label_column=answers.text > text-classification text=title label=stone the the with light in on in the on rome rome"),
+    shape("csv2 tickets", "masked", lambda n:{"Ticket Description":s(20),"Ticket Priority":o("low","high")},
+          "? task=text-classification text_column=Ticket Description label_column=Ticket Priority > text-classification text=Ticket Description label=Ticket Priority"),
+    shape("images beside", "decoder", chat("messages",images=lambda n:["a.jpg"]),
+          "! script of your own"),
+    shape("imdb", "masked", lambda n: {"review": s(), "sentiment": o("pos", "neg")},
+          "text-classification text=review label=sentiment"),
+    shape("sms spam", "masked", lambda n: {"v1": o("ham", "spam"), "v2": s()},
+          "? task=text-classification text_column=v2 label_column=v1 > text-classification text=v2 label=v1"),
+    shape("reddit stress", "masked", lambda n: {"subreddit": o("ptsd", "anxiety"), "text": s(), "label": n % 2, "confidence": 0.8},
+          "text-classification text=text label=label"),
+    shape("Label Studio", "masked", lambda n: {"annotation_id": n, "annotator": 1, "choice": o("Yes", "No"), "id": n, "lead_time": n / 7, "text": s()},
+          "text-classification text=text label=choice"),
+    shape("jigsaw", "masked", lambda n: {"id": str(n), "comment_text": s(), "toxic": n % 2, "threat": 0, "insult": n % 3 // 2},
+          "? task=text-classification label_column=toxic,threat,insult > text-classification text=comment_text label=(none)"),
+    shape("mrpc", "masked", lambda n: {"sentence1": s(), "sentence2": s(), "label": n % 2, "idx": n},
+          "text-classification text=sentence1 text_pair=sentence2 label=label"),
+    shape("boolq", "masked", lambda n: {"question": s(), "answer": n % 2 == 0, "passage": s()},
+          "? task=text-classification label_column=answer > text-classification text=question text_pair=passage label=True"),
+    shape("squad", "masked", lambda n: {"id": str(n), "context": f"Ada {s()}", "question": s(), "answers": {"text": ["Ada"], "answer_start": [0]}},
+          "question-answering id=id question=question context=context answers=answers.text starts=answers.answer_start"),
+    shape("triplets", "masked", lambda n: {"query": s(), "positive": s(), "negative": s()},
+          "sentence-embedding query=query texts=[\"number the rome house on light stone the the with light in\", \"on in the on rome rome on on on rome a the\"] scores=[1.0, 0"),
+    shape("Prodigy's spans", "masked", annotated,
+          "token-classification tokens=[\"Ada\", \"sat\", \"river\", \"number\", \"a\", \"rome\", \"rome\", \"film\", \"number\", \"cat\", \"the\", \"river\", \"in\"] tags=[\"B-PERSON\", \"O\", \"O\", \"O"),
+    shape("Prodigy's spans without hashes", "masked", lambda n: {**annotated(n), "_input_hash": None},
+          "token-classification tokens=[\"Ada\", \"sat\", \"river\", \"number\", \"a\", \"rome\", \"rome\", \"film\", \"number\", \"cat\", \"the\", \"river\", \"in\"] tags=[\"B-PERSON\", \"O\", \"O\", \"O"),
+    shape("Prodigy's classes", "masked", lambda n: {"text": s(), "label": o("A", "B"), "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
+          "text-classification text=sat river number a rome rome film number cat the river in label=A"),
+    shape("Prodigy's one class", "masked", lambda n: {"text": s(), "label": "SPORT", "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
+          "! one class only"),
+    shape("yelp", "masked", lambda n: {"review_id": f"r{n}", "stars": 1 + n % 5, "useful": n % 6, "funny": n % 3, "text": s(), "date": "2018-07-07"},
+          "text-classification text=text label=stars"),
+    shape("airline tweets", "masked", lambda n: {"tweet_id": n, "airline_sentiment": o("neutral", "positive"), "name": f"u{n}", "airline": o("United", "Delta"), "retweet_count": n % 2, "text": s()},
+          "? task=text-classification label_column=airline_sentiment > text-classification text=text label=airline_sentiment"),
+    shape("fake news", "encoder", lambda n: {"title": s(5), "text": s(), "subject": o("politics", "world"), "date": f"December {1 + n % 30}, 2017"},
+          "? task=sentence-embedding > sentence-embedding query=title texts=[\"rome film number cat the river in number the rome house on\"] scores=[1.0]"),
+    shape("support tweets", "decoder", lambda n: {"tweet_id": n, "author_id": f"a{n % 9}", "inbound": n % 2 == 0, "created_at": f"Tue Oct 31 22:{n:02d}:47", "text": s()},
+          "? task=text-classification label_column=inbound > text-classification text=text label=True"),
+    shape("tickets", "decoder", lambda n: {"text": s(), "queue": o("IT", "Sales"), "priority": o("low", "high")},
+          "? task=text-classification label_column=queue > text-classification text=text label=queue"),
+    shape("questions of programmers", "masked", lambda n: {"Title": s(6), "Body": s(), "Tags": o("<python>", "<java>")},
+          "? task=masked-lm text_column=Title > masked-lm text=Title"),
+    shape("ag_news", "masked", lambda n: {"Class Index": 1 + n % 4, "Title": s(6), "Description": s()},
+          "? task=text-classification text_column=Title,Description > text-classification text=Title text_pair=Description label=Class Index"),
+    shape("MELD", "masked", lambda n: {"Utterance": s(), "Emotion": o("joy", "anger"), "Sentiment": o("positive", "negative"), "Season": n % 9},
+          "? task=text-classification label_column=Emotion > text-classification text=Utterance label=Emotion"),
+    shape("forum posts", "masked", lambda n: {"body": s(), "subreddit": o("news", "funny"), "gilded": n % 2, "score": n - 9},
+          "? problem_type=regression > text-classification text=body label=score"),
+    shape("stsb, scored", "encoder", lambda n: {"sentence1": s(), "sentence2": s(), "score": n / 59},
+          "? task=sentence-embedding > sentence-embedding query=sentence1 texts=[\"number the rome house on light stone the the with light in\"] scores=[0.0]"),
+    shape("commonsense_qa", "masked", lambda n: {"id": str(n), "question": {"stem": s(), "question_concept": "sun", "choices": [{"text": o("sun", "air"), "label": letter} for letter in "ABCD"]}, "answerKey": "ABCD"[n % 4]},
+          "multiple-choice context= question=question.stem choices=[\"sun\", \"air\", \"air\", \"sun\"] answer=0"),
+    shape("choices of one letter", "decoder", lambda n: {"question": s(), **dict.fromkeys("ABCD", s(2)), "answer": "ABCD"[n % 4]},
+          "? task=causal-lm ignore_columns=A,B,C,D > causal-lm prompt=question completion=answer"),
+    shape("choices that are numbers", "masked", lambda n: {"question": s(), "option_1": n, "option_2": n + 1, "answer": n % 2},
+          "! fewer than two choices"),
+    shape("triplets by number", "masked", lambda n: {"sentence1": s(), "sentence2": s(), "sentence3": s()},
+          "? task=sentence-embedding ignore_columns=sentence3 > sentence-embedding query=sentence1 texts=[\"number the rome house on light stone the the with light in\"] scores=[1.0]"),
+    shape("mmlu", "masked", lambda n: {"question": s(), "choices": [s(2)] * 4, "answer": n % 4},
+          "multiple-choice context= question=question choices=choices answer=answer"),
+    shape("sciq", "masked", lambda n: {"question": s(), "distractor1": s(1), "distractor2": s(1), "correct_answer": s(1), "support": s()},
+          "? task=masked-lm ignore_columns=distractor1,distractor2,correct_answer,support > masked-lm text=question"),
+    shape("authors", "decoder", lambda n: {"id": f"id{n}", "text": s(), "author": o("EAP", "HPL")},
+          "? task=text-classification label_column=author > text-classification text=text label=author"),
+    shape("wikiann", "masked", tagged(langs=["en", "en"], spans=["PER: Ada"]),
+          "token-classification tokens=tokens tags=[\"B-PER\", \"O\"]", features={**NER, "langs": STRINGS, "spans": STRINGS}),
+    shape("universal_dependencies", "masked", lambda n: {"text": "Ada sat", "tokens": ["Ada", "sat"], "lemmas": ["a", "b"], "upos": [0, 1], "head": ["1", "0"]},
+          "token-classification tokens=tokens tags=[\"PROPN\", \"VERB\"]", features={"text": Value("string"), "tokens": STRINGS, "lemmas": STRINGS, "upos": List(ClassLabel(names=["PROPN", "VERB"])), "head": STRINGS}),
+    shape("doccano", "masked", lambda n: {"id": n, "text": ADA, "label": SPANS},
+          "? task=token-classification > token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),
+    shape("prodigy", "masked", lambda n: { "text": ADA, "answer": "accept", "tokens": [{"text": word, "id": at} for at, word in enumerate(ADA.split())], "spans": [{"start": 9, "end": 12, "token_start": 2, "token_end": 2, "label": "PER"}], },
+          "token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),
+    shape("Kaggle's sentences and lists", "masked", lambda n: {"Sentence": ADA, "Tag": str(IS_ADA["tags"])},
+          "? task=token-classification > token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),
+    shape("lists of other lengths", "masked", lambda n: {"Sentence": ADA, "Tag": "['O', 'B-PER']"},
+          "! 6 words in column", argv="task=token-classification"),
+    shape("gliner, again", "masked", lambda n: {"tokenized_text": ADA.split(), "ner": [[2, 2, "person"]]},
+          "! 6 words in column", argv="task=token-classification text_column=tokenized_text"),
+    shape("two columns of tags", "masked", lambda n: {"tokens": ["Ada", "sat"], "labels": ["B-PER", "O"], "tags": ["NNP", "VBD"]},
+          "? label_column=labels > token-classification tokens=tokens tags=labels", argv="task=token-classification"),
+    shape("squad with another context", "masked", lambda n: {**SQUAD, "paragraph": s()},
+          "? task=question-answering columns=context:context > question-answering id=0 question=question context=context answers=answers.text starts=answers.answer_start"),
+    shape("squad, again", "masked", lambda n: SQUAD,
+          "question-answering id=0 question=question context=context answers=answers.text starts=answers.answer_start"),
+    shape("mrqa", "masked", lambda n: {"context": ADA, "qid": str(n), "question": "who sat?", "detected_answers": {"text": ["Ada"]}, "answers": ["Ada"]},
+          "? ignore_columns=detected_answers.text > ! does not say where its answer begins", argv="task=question-answering"),
+    shape("duorc", "masked", lambda n: {"plot": s(30), "question": "who?", "answers": ["Ada"]},
+          "? task=sentence-embedding > sentence-embedding query=question texts=answers scores=[1.0]"),
+    shape("tevatron", "masked", lambda n: { "query_id": str(n), "query": f"q {n}", "positive_passages": [{"docid": "1", "title": "T", "text": "yes"}], "negative_passages": [{"docid": "2", "title": "T", "text": "no"}], },
+          "sentence-embedding query=query texts=[\"T yes\", \"T no\"] scores=[1.0, 0.0]"),
+    shape("bge", "masked", lambda n: {"query": f"q {n}", "pos": ["yes"], "neg": ["no", "not"], "pos_scores": [1.0], "neg_scores": [0.1, 0.2], "prompt": "find"},
+          "sentence-embedding query=query texts=[\"yes\", \"no\", \"not\"] scores=[1.0, 0.0, 0.0]"),
+    shape("s2orc", "masked", lambda n: {"title": f"t {n}", "abstract": "yes"},
+          "sentence-embedding query=title texts=[\"yes\"] scores=[1.0]", argv="task=sentence-embedding"),
+    shape("sick, again", "masked", lambda n: {"sentence_A": s(), "sentence_B": s(), "label": n % 3, "relatedness_score": n / 5},
+          "? ignore_columns=label > sentence-embedding query=sentence_A texts=[\"number the rome house on light stone the the with light in\"] scores=[0.0]", argv="task=sentence-embedding"),
+    shape("wiki_qa", "classifier", lambda n: {"question": f"q {n // 2}", "answer": f"a {n}", "label": n % 2},
+          "reranking text=question text_pair=answer label=[0.0, 0.0]", argv="task=reranking", features={"question": Value("string"), "answer": Value("string"), "label": ClassLabel(names=["0", "1"])}),
+    shape("mrpc, again", "classifier", lambda n: {"sentence1": s(), "sentence2": s(), "label": n % 2},
+          "! must hold numbers", argv="task=reranking", features={"sentence1": Value("string"), "sentence2": Value("string"), "label": ClassLabel(names=["not_equivalent", "equivalent"])}),
+    shape("ms_marco", "classifier", lambda n: { "answers": ["x"], "query": f"q {n}", "query_id": n, "wellFormedAnswers": ["x"], "passages": {"is_selected": [0, 1], "passage_text": ["no", "yes"], "url": ["a", "b"]}, },
+          "reranking text=q 0 text_pair=no label=[0.0, 0.0]"),
+    shape("Amazon's ESCI", "masked", lambda n: {"query": s(), "product_title": s(), "esci_label": "ESCI"[n % 4]},
+          "! must hold numbers", argv="task=sentence-embedding"),
+    shape("graded pairs", "masked", lambda n: {"query": f"q {n}", "document": s(), "grade": n % 4},
+          "sentence-embedding query=query texts=[\"sat river number a rome rome film number cat the river in\"] scores=[0.0]", argv="task=sentence-embedding"),
+    shape("graded pairs, named", "masked", lambda n: {"query": f"q {n}", "document": "it", "grade": n % 4},
+          "sentence-embedding query=query texts=[\"it\"] scores=[0.0]", argv="task=sentence-embedding label_column=grade"),
+    shape("relevant or not", "masked", lambda n: {"question": s(), "answer": s(), "is_relevant": n % 2 == 0},
+          "sentence-embedding query=question texts=[\"number the rome house on light stone the the with light in\"] scores=[1.0]", argv="task=sentence-embedding"),
+    shape("a corpus of BEIR", "masked", lambda n: {"_id": f"d{n}", "title": f"t {n}", "text": "it"},
+          "sentence-embedding query=title texts=[\"it\"] scores=[1.0]", argv="task=sentence-embedding"),
+    shape("BEIR's qrels", "masked", lambda n: {"query-id": n, "corpus-id": n, "score": 1},
+          "! no column that is known by name", argv="task=sentence-embedding"),
+    shape("snli as pairs with labels", "masked", lambda n: {"sentence1": s(), "sentence2": s(), "label": n % 3},
+          "? label_column=label > sentence-embedding query=sentence1 texts=[\"number the rome house on light stone the the with light in\"] scores=[0.0]", argv="task=sentence-embedding"),
+    shape("pairs of three grades, named", "masked", lambda n: {"sentence1": "a", "sentence2": "b", "label": n % 3},
+          "sentence-embedding query=sentence1 texts=[\"b\"] scores=[0.0]", argv="task=sentence-embedding label_column=label"),
+    shape("pairs with distances", "masked", lambda n: {"sentence1": s(), "sentence2": s(), "distance": n / 99},
+          "? ignore_columns=distance > sentence-embedding query=sentence1 texts=[\"number the rome house on light stone the the with light in\"] scores=[1.0]", argv="task=sentence-embedding"),
+    shape("qmsum", "t5", lambda n: {"document": "long", "query": s(), "summary": "short"},
+          "? task=summarization ignore_columns=query > summarization source=document target=summary"),
+    shape("xsum", "t5", lambda n: {"id": "1", "document": "long", "summary": "short"},
+          "summarization source=document target=summary"),
+    shape("reddit_tifu", "t5", lambda n: {"title": s(), "documents": "long", "tldr": "short"},
+          "summarization source=documents target=tldr"),
+    shape("opus_books, named", "t5", lambda n: {"id": "1", "translation": {"en": "cat", "fr": "chat"}},
+          "translation source=translation.fr target=translation.en", argv="source_lang=fr target_lang=en"),
+    shape("simpletransformers", "t5", lambda n: {"prefix": "ask", "input_text": "it", "target_text": "done"},
+          "? task=text2text-generation ignore_columns=prefix > text2text-generation source=input_text target=target_text"),
+    shape("aya collection, several languages", "t5", lambda n: {"inputs": "cat", "targets": "chat", "target_lang": ["fra", "deu"][n % 2]},
+          "? text_column=inputs > translation source=inputs target=targets", argv="task=translation"),
+    shape("one direction of several", "t5", lambda n: {"source": "cat", "target": "chat", "target_lang": "fra"},
+          "translation source=source target=target", argv="task=translation"),
+    shape("openbookqa", "classifier", lambda n: {"question": s(), "choices": {"text": [*"abcd"], "label": [*"ABCD"]}, "answerKey": "ABCD"[n % 4]},
+          "multiple-choice context= question=question choices=choices.text answer=0"),
+    shape("mmlu, again", "decoder", lambda n: {"question": s(), "choices": [*"abcd"], "answer": n % 4},
+          "? task=multiple-choice > multiple-choice context= question=question choices=choices answer=answer", argv="task=causal-lm"),
+    shape("arc in a CSV", "classifier", lambda n: {"question": s(), "choices": str({"text": [*"ab"]}), "answerKey": "AB"[n % 2]},
+          "! does not hold lists of texts. Write rows "),
+    shape("cosmos_qa", "classifier", lambda n: {"context": s(), "question": s(), "answer0": "a", "answer1": "b", "label": n % 2},
+          "multiple-choice context=context question=question choices=[\"a\", \"b\"] answer=label", argv="task=multiple-choice"),
+    shape("wikipedia", "masked", lambda n: {"id": str(n), "url": "http://a/b", "title": s(3), "text": "the cat"},
+          "? task=masked-lm text_column=text > masked-lm text=text"),
+    shape("the pile", "decoder", lambda n: {"text": "the cat", "meta": {"pile_set_name": "Github"}},
+          "? task=causal-lm > causal-lm text=text"),
+    shape("simple-wiki", "masked", lambda n: {"text": s(30), "simplified": s()},
+          "? task=masked-lm > masked-lm text=text"),
+    shape("truthy-dpo, named", "decoder", lambda n: {"system": "You are kind.", "prompt": "hi", "chosen": "yes", "rejected": "no"},
+          "preference prompt=prompt chosen=chosen rejected=rejected", argv="prompt_column=prompt"),
+    shape("orca_dpo without systems", "decoder", lambda n: {"system": "", "question": "hi", "chosen": "yes", "rejected": "no"},
+          "preference prompt=question chosen=chosen rejected=rejected"),
+    shape("capybara, again", "decoder", lambda n: {"prompt": "hi", "chosen": TURNS, "rejected": NO, "source": "x"},
+          "preference prompt=[{\"role\": \"user\", \"content\": \"hi\"}] chosen=[{\"role\": \"assistant\", \"content\": \"yes\"}] rejected=[{\"role\": \"assistant\", \"content\": \"no\"}]"),
+    shape("SafeRLHF", "decoder", lambda n: {"prompt": s(), "response_0": s(), "response_1": s(), "better_response_id": n % 2},
+          "? chosen_column=response_0 rejected_column=response_1 > preference prompt=prompt chosen=response_0 rejected=response_1", argv="task=preference"),
+    shape("preferences for a language model", "decoder", lambda n: {"question": s(), "chosen": s(), "rejected": s()},
+          "? task=preference > preference prompt=question chosen=chosen rejected=rejected", argv="task=causal-lm"),
+    shape("kto for a language model", "decoder", lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
+          "? ignore_columns=label > causal-lm prompt=prompt completion=completion", argv="task=causal-lm"),
+    shape("a completion and a rejected one", "decoder", lambda n: {"prompt": s(), "completion": s(), "rejected": s()},
+          "? task=causal-lm ignore_columns=rejected > causal-lm prompt=prompt completion=completion"),
+    shape("prompts with images", "decoder", lambda n: {"prompt": s(), "completion": s(), "image": "a.png"},
+          "! script of your own"),
+    shape("preferences about images", "decoder", lambda n: {"prompt": s(), "chosen": s(), "rejected": s(), "images": ["a"]},
+          "! script of your own"),
+    shape("completions that are missing", "decoder", lambda n: {"prompt": f"hi {n}", "completion": [None, " ", "yes"][n % 3]},
+          "causal-lm prompt=hi 2 completion=yes"),
+    shape("no completion at all", "decoder", lambda n: {"prompt": f"hi {n}", "completion": ""},
+          "! no completion in any row", argv="task=causal-lm"),
+    shape("medical o1", "decoder", lambda n: {"Question": s(), "Complex_CoT": s(), "Response": s()},
+          "? task=causal-lm ignore_columns=Complex_CoT > causal-lm prompt=Question completion=Response"),
+    shape("firefly", "decoder", lambda n: {"instruction": "hi", "output": "yes", "history": [["a", "b"]]},
+          "? task=causal-lm ignore_columns=history > causal-lm prompt=instruction completion=output"),
+    shape("alpaca, again", "decoder", lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
+          "causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo\n\n### Response: c"),
+    shape("dolly, again", "decoder", lambda n: {"instruction": "do", "context": "it" * n, "response": "done", "category": "qa"},
+          "? ignore_columns=context > causal-lm prompt=instruction completion=response", argv="task=causal-lm"),
+    shape("LLaMA-Factory's pairs", "decoder", lambda n: {"conversations": [{"from": "human", "value": "hi"}], "chosen": {"from": "gpt", "value": "yes"}, "rejected": {"from": "gpt", "value": "no"}},
+          "preference prompt=[{\"role\": \"user\", \"content\": \"hi\"}] chosen=[{\"role\": \"assistant\", \"content\": \"yes\"}] rejected=[{\"role\": \"assistant\", \"content\": \"no\"}]"),
+    shape("alpaca with a ready text", "decoder", lambda n: {"instruction": "do", "input": "", "output": "done", "text": "do: done"},
+          "? ignore_columns=text > causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo\n\n### Response: c", argv="task=causal-lm"),
+    shape("no_robots", "decoder", lambda n: {"prompt": "hi", "prompt_id": str(n), "messages": TURNS, "category": "Chat"},
+          "? task=causal-lm ignore_columns=prompt > causal-lm messages=messages"),
+    shape("sharegpt, again", "decoder", lambda n: {"id": str(n), "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]},
+          "causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}]"),
+    shape("llava", "decoder", lambda n: {"id": str(n), "image": "a.png", "conversations": TURNS},
+          "! script of your own", argv="task=causal-lm"),
+    shape("distilabel orca", "decoder", lambda n: {"system": "", "input": f"hi {n}", "chosen": "yes", "rejected": "no", "status": "tie" if n < 3 else "unchanged"},
+          "preference prompt=hi 3 chosen=chosen rejected=rejected"),
+    shape("cifar100", "vit", lambda n: {"img": {"bytes": b"\x89PNG", "path": None}, "fine_label": n % 3, "coarse_label": n % 2},
+          "? task=image-classification label_column=fine_label > image-classification file=img.path label=a", features={"img": Image(decode=False), "fine_label": ClassLabel(names=[*"abc"]), "coarse_label": ClassLabel(names=[*"ab"])}),
+    shape("addresses of pictures", "vit", lambda n: {"image": f"http://a/{n}.jpg", "label": n % 2},
+          "! names the picture"),
+    shape("input and output", "decoder", lambda n: {'input': s(), 'output': s()},
+          "causal-lm prompt=input completion=output", argv="task=causal-lm"),
+    shape("query and response", "decoder", lambda n: {'query': s(), 'response': s()},
+          "causal-lm prompt=query completion=response", argv="task=causal-lm"),
+    shape("inputs and targets", "decoder", lambda n: {'inputs': s(), 'targets': s()},
+          "causal-lm prompt=inputs completion=targets", argv="task=causal-lm"),
+    shape("question and long answer", "decoder", lambda n: {'question': s(), 'long_answer': s()},
+          "? task=text2text-generation > text2text-generation source=question target=long_answer", argv="task=causal-lm"),
+    shape("question and long answer, to write", "t5", lambda n: {'question': s(), 'long_answer': s()},
+          "text2text-generation source=question target=long_answer"),
+    shape("document and summary", "decoder", lambda n: {'document': s(), 'summary': s()},
+          "? task=summarization > summarization source=document target=summary", argv="task=causal-lm"),
+    shape("text and summary", "decoder", lambda n: {'text': s(), 'summary': s()},
+          "? task=summarization > summarization source=text target=summary", argv="task=causal-lm"),
+    shape("text and summary for an encoder", "masked", lambda n: {'text': s(), 'summary': s()},
+          "? task=summarization > summarization source=text target=summary"),
+    shape("article and highlights", "decoder", lambda n: {'article': s(), 'highlights': s()},
+          "? task=summarization > summarization source=article target=highlights", argv="task=causal-lm"),
+    shape("trees of replies", "decoder", lambda n: {'message_tree_id': str(n), 'prompt': {'text': s(), 'role': 'prompter', 'replies': [{'text': s(), 'role': 'assistant'}]}},
+          "? text_column=prompt.text > causal-lm text=prompt.text", argv="task=causal-lm"),
+    shape("problem and solution", "decoder", lambda n: {'problem': s(), 'solution': s()},
+          "? text_column=problem > causal-lm text=problem", argv="task=causal-lm"),
+    shape("text and completion", "decoder", lambda n: {'text': s(), 'completion': s()},
+          "? ignore_columns=completion > causal-lm text=text", argv="task=causal-lm"),
+    shape("spans of a text, in a record", "masked", lambda n: {'text': s(), 'target': {'span1_text': 'Mark', 'span2_text': 'him'}, 'label': n % 2},
+          "? task=text-classification ignore_columns=target.span1_text,target.span2_text > text-classification text=text label=label"),
+    shape("a word of a text", "masked", lambda n: {'text': s(), 'info': {'word': o('bank', 'play')}, 'label': n % 2},
+          "? task=text-classification ignore_columns=info.word > text-classification text=text label=label"),
+    shape("an aspect in a record", "masked", lambda n: {'text': s(), 'aspect': {'term': o('food', 'room')}, 'label': o('pos', 'neg')},
+          "? task=text-classification text_column=text,aspect.term > text-classification text=text text_pair=aspect.term label=label"),
+    shape("a term", "masked", lambda n: {'text': s(), 'term': o('food', 'room'), 'label': o('pos', 'neg')},
+          "? task=text-classification text_column=text,term > text-classification text=text text_pair=term label=label"),
+    shape("an aspect", "masked", lambda n: {'text': s(), 'aspect': o('food', 'room'), 'label': o('pos', 'neg')},
+          "text-classification text=text text_pair=aspect label=label"),
+    shape("a topic of a stance", "masked", lambda n: {'text': s(), 'topic': o('tax', 'war'), 'label': o('for', 'against')},
+          "? task=text-classification label_column=label > text-classification text=text label=label"),
+    shape("a target of a stance", "masked", lambda n: {'Tweet': s(), 'Target': o('tax', 'war'), 'Stance': o('FAVOR', 'AGAINST')},
+          "? task=text-classification label_column=Stance > text-classification text=Tweet label=Stance"),
+    shape("two entities", "masked", lambda n: {'text': s(), 'e1': 'Ada', 'e2': 'Rome', 'label': n % 3},
+          "? task=text-classification ignore_columns=e1,e2 > text-classification text=text label=label"),
+    shape("head and tail", "masked", lambda n: {'text': s(), 'h': {'name': 'Ada'}, 't': {'name': 'Rome'}, 'relation': o('born', 'died')},
+          "? task=masked-lm ignore_columns=h.name,t.name > masked-lm text=text"),
+    shape("head and tail with a label", "masked", lambda n: {'text': s(), 'h': {'name': 'Ada'}, 't': {'name': 'Rome'}, 'label': o('born', 'died')},
+          "? task=text-classification ignore_columns=h.name,t.name > text-classification text=text label=label"),
+    shape("an entity whose sentiment is asked", "masked", lambda n: {'sentence': s(), 'entity': 'Ada', 'sentiment': o('pos', 'neg')},
+          "? task=text-classification ignore_columns=entity > text-classification text=sentence label=sentiment"),
+    shape("a text beside its image", "masked", lambda n: {'text': s(), 'image': 'a.png', 'label': n % 2},
+          "! script of your own"),
+    shape("weights of samples", "masked", lambda n: {'text': s(), 'label': n % 2, 'sample_weight': n / 10},
+          "? task=text-classification ignore_columns=sample_weight > text-classification text=text label=label"),
+    shape("flat messages", "encoder", lambda n: {'message_id': str(n), 'parent_id': str(n // 2), 'text': s(), 'role': o('prompter', 'assistant')},
+          "? task=text-classification label_column=role > ?"),
+    shape("flat messages of a decoder", "decoder", lambda n: {'message_id': str(n), 'parent_id': str(n // 2), 'text': s(), 'role': o('prompter', 'assistant')},
+          "? task=causal-lm ignore_columns=parent_id,role > causal-lm text=text"),
+    shape("rewards of steps", "decoder", lambda n: {'prompt': s(), 'completions': [s(), s()], 'labels': [True, n % 2 == 0]},
+          "? task=text-classification text_column=prompt > ?"),
+    shape("rewards of steps of a classifier", "classifier", lambda n: {'prompt': s(), 'completions': [s(), s()], 'labels': [True, n % 2 == 0]},
+          "? task=text-classification text_column=prompt > ?"),
+    shape("a prompt that holds the answer", "decoder", lambda n: {'instruction': f'do {n}', 'input': '', 'output': f'it is done {n}', 'prompt': f'### Instruction: do {n} ### Response: it is done {n}'},
+          "? task=causal-lm ignore_columns=prompt > causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo 0\n\n### Response:"),
+    shape("a prompt that holds the answer, named", "decoder", lambda n: {'instruction': f'do {n}', 'output': f'it is done {n}', 'prompt': f'### Instruction: do {n} ### Response: it is done {n}'},
+          "? task=causal-lm text_column=prompt > ?", argv="prompt_column=prompt completion_column=output"),
+    shape("a prompt that holds the answer, alone", "decoder", lambda n: {'prompt': f'### Instruction: do {n} ### Response: it is done {n}', 'completion': f'it is done {n}'},
+          "? task=causal-lm text_column=prompt > causal-lm text=prompt"),
+    shape("a prompt that lists the choices", "decoder", lambda n: {'prompt': f'{s()}? yes or no', 'completion': o('yes', 'no')},
+          "causal-lm prompt=prompt completion=completion"),
+    shape("tokens with masked labels", "decoder", lambda n: {'input_ids': [5, 6, 7, 8], 'attention_mask': [1, 1, 1, 1], 'labels': [-100, -100, 7, 8]},
+          "? task=causal-lm ignore_columns=labels > causal-lm input_ids=input_ids"),
+    shape("tokens with masked labels for a decoder", "decoder", lambda n: {'input_ids': [5, 6, 7, 8], 'attention_mask': [1, 1, 1, 1], 'labels': [-100, -100, 7, 8]},
+          "? ignore_columns=labels > causal-lm input_ids=input_ids", argv="task=causal-lm"),
+    shape("tokens with masked labels for a masked model", "masked", lambda n: {'input_ids': [5, 6, 7, 8], 'labels': [-100, -100, 7, 8]},
+          "? task=causal-lm ignore_columns=labels > causal-lm input_ids=input_ids"),
+    shape("flags of learned rows", "decoder", lambda n: {'prompt': s(), 'completion': s(), 'train': n % 2 == 0},
+          "? task=causal-lm ignore_columns=train > causal-lm prompt=prompt completion=completion"),
+    shape("details of learned tokens", "decoder", lambda n: {'messages': [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'yes it is', 'train_detail': [{'begin_offset': 0, 'end_offset': 2, 'train': False}]}]},
+          "! train_detail"),
+    shape("a loss mask of tokens", "decoder", lambda n: {'input_ids': [5, 6, 7], 'loss_mask': [0, 0, 1]},
+          "? task=causal-lm ignore_columns=loss_mask > causal-lm input_ids=input_ids"),
+    shape("thoughts beside an answer", "decoder", lambda n: {'prompt': s(), 'reasoning_content': s(), 'completion': s()},
+          "? task=causal-lm ignore_columns=reasoning_content > causal-lm prompt=prompt completion=completion"),
+    shape("minus one, zero and one", "masked", lambda n: {'text': s(), 'label': n % 3 - 1},
+          "? problem_type=single_label_classification > text-classification text=text label=label"),
+    shape("minus one, zero and one, named", "masked", lambda n: {'text': s(), 'label': n % 3 - 1},
+          "? missing_labels=-1 > text-classification text=number the rome house on light stone the the with light in label=0", argv="label_column=label"),
+    shape("minus one and one", "masked", lambda n: {'text': s(), 'label': n % 2 * 2 - 1},
+          "text-classification text=text label=label"),
+    shape("plus, zero and minus", "masked", lambda n: {'text': s(), 'label': '+0-'[n % 3]},
+          "text-classification text=text label=label"),
+    shape("plus, zero and minus of pairs", "masked", lambda n: {'premise': s(), 'hypothesis': s(), 'gold_label': '+0-'[n % 3]},
+          "text-classification text=premise text_pair=hypothesis label=gold_label"),
+    shape("SNLI's gold labels", "masked", lambda n: {'sentence1': s(), 'sentence2': s(), 'gold_label': ['neutral', 'entailment', '-'][n % 3]},
+          "text-classification text=sat river number a rome rome film number cat the river in text_pair=number the rome house on light stone the the with light in label=ne"),
+    shape("NA as a class", "masked", lambda n: {'text': s(), 'label': ['NA', 'EU', 'AS'][n % 3]},
+          "? problem_type=single_label_classification > text-classification text=text label=label"),
+    shape("NULL as a class", "masked", lambda n: {'text': s(), 'label': ['NULL', 'yes', 'no'][n % 3]},
+          "? missing_labels=NULL > text-classification text=number the rome house on light stone the the with light in label=yes"),
+    shape("N/A as a class", "masked", lambda n: {'text': s(), 'label': ['N/A', 'yes', 'no'][n % 3]},
+          "? problem_type=single_label_classification > text-classification text=text label=label"),
+    shape("None as a class", "masked", lambda n: {'text': s(), 'label': ['None', 'yes', 'no'][n % 3]},
+          "? problem_type=single_label_classification > text-classification text=text label=label"),
+    shape("MySQL's null as a class", "masked", lambda n: {'text': s(), 'label': ['\\N', 'yes', 'no'][n % 3]},
+          "? missing_labels=\\N > text-classification text=number the rome house on light stone the the with light in label=yes"),
+    shape("file names as texts", "masked", lambda n: {'text': f'{n}.txt', 'label': n % 2},
+          "! names files"),
+    shape("paths of pages as texts", "masked", lambda n: {'text': f'pages/{n}.html', 'label': n % 2},
+          "! names files"),
+    shape("file names as documents", "masked", lambda n: {'text': f'{n}.txt'},
+          "! names files"),
+    shape("file names as queries", "encoder", lambda n: {'query': s(), 'positive': f'docs/{n}.txt'},
+          "! names files"),
+    shape("file names as sources", "t5", lambda n: {'document': f'{n}.txt', 'summary': s()},
+          "! names files"),
+    shape("file names as prompts", "decoder", lambda n: {'prompt': f'{n}.txt', 'completion': s()},
+          "! names files"),
+    shape("sentences as classes", "masked", lambda n: {'text': s(), 'label': f'{s()} {n}'},
+          "? problem_type=single_label_classification > text-classification text=text label=label"),
+    shape("sentences as targets", "masked", lambda n: {'input': s(), 'target': f'{s()} {n}'},
+          "? problem_type=single_label_classification > text-classification text=input label=target"),
+    shape("lists of offsets as classes", "masked", lambda n: {'text': s(), 'label': [n % 5, n % 5 + 4]},
+          "? problem_type=multi_label_classification > text-classification text=text label=0, 4"),
+    shape("offsets of toxic characters", "masked", lambda n: {'text': s(), 'spans': [*range(n % 5, n % 5 + 4)]},
+          "! 4 tags in column"),
+    shape("columns that differ in case", "masked", lambda n: {'text': s(), 'label': n % 2, 'Label': n % 3},
+          "? task=text-classification label_column=label > text-classification text=text label=label"),
+    shape("texts that differ in case", "masked", lambda n: {'text': s(), 'Text': s(), 'label': n % 2},
+          "? task=text-classification text_column=text > text-classification text=text label=label"),
+    shape("a column of departments", "masked", lambda n: {'text': s(), 'department': o('Training', 'Development')},
+          "text-classification text=text label=department", argv="label_column=department"),
+    shape("a group that is the label", "masked", lambda n: {'text': s(), 'group': o('Training', 'Development')},
+          "text-classification text=text label=group", argv="label_column=group"),
+    shape("tags with underscores", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['B_PER', 'O']},
+          "! would not be read as entities"),
+    shape("tags with the kind first", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['PER-B', 'O']},
+          "! would not be read as entities"),
+    shape("tags in lower case", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['b-per', 'o']},
+          "! would not be read as entities"),
+    shape("tags without positions", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['PER', 'O']},
+          "token-classification tokens=tokens tags=ner_tags"),
+    shape("camel-case ids", "masked", lambda n: {'text': s(), 'tweetId': n, 'authorId': n % 3, 'mood': o('good', 'bad')},
+          "? task=text-classification label_column=mood > text-classification text=text label=mood"),
+    shape("decimal codes", "masked", lambda n: {'text': s(), 'label': ['401.9', '3.10', '250.00'][n % 3]},
+          "text-classification text=text label=401.9"),
+    shape("decimal codes in another order", "masked", lambda n: {'text': s(), 'code': ['401.9', '3.10', '250.00'][n % 3]},
+          "text-classification text=text label=401.9", argv="label_column=code"),
+    shape("annotated spans and answers", "masked", lambda n: {'text': 'Ada sat', 'spans': [{'start': 0, 'end': 3, 'label': 'PER'}] if n % 4 else [], 'answer': o('accept', 'ignore')},
+          "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]"),
+    shape("choices in a record", "masked", lambda n: {'question': {'stem': s(), 'choices': [{'text': 'a', 'label': 'A'}, {'text': 'b', 'label': 'B'}]}, 'answerKey': 'AB'[n % 2]},
+          "multiple-choice context= question=question.stem choices=[\"a\", \"b\"] answer=0"),
+    shape("conversations with images", "decoder", lambda n: {'messages': [{'role': 'user', 'content': '<image> what?'}, {'role': 'assistant', 'content': 'a cat'}], 'images': ['a.png']},
+          "! script of your own"),
+    shape("a column called dataset", "masked", lambda n: {'text': s(), 'label': n % 2, 'dataset': 'x'},
+          "text-classification text=text label=label"),
+    shape("title, review, rating, recommended", "masked", lambda n: {'title': s(3), 'review': s(), 'rating': n % 5, 'recommended': n % 2},
+          "? task=text-classification text_column=title,review > text-classification text=title text_pair=review label=rating"),
+    shape("text, hate, source", "masked", lambda n: {'text': s(), 'hate': n % 2, 'source': o('x', 'y')},
+          "? task=text-classification label_column=hate > text-classification text=text label=hate"),
+    shape("content parts of text", "decoder", lambda n: {'messages': [{'role': 'user', 'content': [{'type': 'text', 'text': 'hi'}]}, {'role': 'assistant', 'content': [{'type': 'text', 'text': 'yes'}]}]},
+          "causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}]"),
+    shape("null content of a tool call", "decoder", lambda n: {'messages': [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': None, 'tool_calls': [{'type': 'function', 'function': {'name': 'f', 'arguments': '{}'}}]}, {'role': 'tool', 'content': '1'}, {'role': 'assistant', 'content': 'yes'}], 'tools': '[{"type": "function", "function": {"name": "f"}}]'},
+          "causal-lm messages={\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"type\": \"function\", \"function\": {\"name\""),
+    shape("smoothing chooses no task", "masked", lambda n: {'text': s(), 'label': n % 2},
+          "text-classification text=text label=label", argv="label_smoothing_factor=0.1"),
+    shape("title and text", "masked", lambda n: {'title': s(), 'text': s(), 'label': n % 2},
+          "? task=text-classification text_column=title,text > text-classification text=title text_pair=text label=label"),
+    shape("three texts", "masked", lambda n: {'premise': s(), 'said': s(), 'heard': s(), 'label': n % 2},
+          "? task=text-classification text_column=premise > text-classification text=premise label=label"),
+    shape("paragraph, question and answer", "masked", lambda n: {'paragraph': s(), 'question': s(), 'answer': s(), 'label': n % 2},
+          "? task=text-classification ignore_columns=answer > text-classification text=question text_pair=paragraph label=label"),
+    shape("sentences 1 to 3", "masked", lambda n: {'sentence1': s(), 'sentence2': s(), 'sentence3': s(), 'label': n % 2},
+          "? task=text-classification ignore_columns=sentence3 > text-classification text=sentence1 text_pair=sentence2 label=label"),
+    shape("unknown texts", "masked", lambda n: {'aa': s(), 'bb': s(), 'label': n % 2},
+          "? task=text-classification text_column=aa > text-classification text=aa label=label"),
+    shape("QNLI", "masked", lambda n: {'index': n, 'question': s(), 'sentence': s(), 'label': n % 2},
+          "text-classification text=question text_pair=sentence label=label"),
+    shape("BoolQ with labels", "masked", lambda n: {'passage': s(), 'question': s(), 'label': n % 2},
+          "text-classification text=question text_pair=passage label=label"),
+    shape("texts a and b", "masked", lambda n: {'text_b': s(), 'text_a': s(), 'label': n % 2},
+          "text-classification text=text_a text_pair=text_b label=label"),
+    shape("query and document", "masked", lambda n: {'query': s(), 'document': s(), 'label': n % 2},
+          "text-classification text=query text_pair=document label=label"),
+    shape("s1 and s2", "masked", lambda n: {'s1': s(), 's2': s(), 'label': n % 2},
+          "text-classification text=s1 text_pair=s2 label=label"),
+    shape("anchor and target", "masked", lambda n: {'id': n, 'anchor': s(), 'target': s(), 'score': n / 60},
+          "sentence-embedding query=anchor texts=[\"number the rome house on light stone the the with light in\"] scores=[0.0]"),
+    shape("Quora's questions", "masked", lambda n: {'id': n, 'qid1': n, 'qid2': n, 'question1': s(), 'question2': s(), 'is_duplicate': n % 2},
+          "text-classification text=question1 text_pair=question2 label=is_duplicate"),
+    shape("MRPC's file", "masked", lambda n: {'Quality': n % 2, '#1 ID': n, '#2 ID': n, '#1 String': s(), '#2 String': s()},
+          "text-classification text=#1 String text_pair=#2 String label=Quality"),
+    shape("SNLI's file", "masked", lambda n: {'gold_label': o('a', 'b'), 'sentence1_parse': '( x )', 'sentence1': s(), 'sentence2': s(), 'captionID': f'{n}.jpg#0'},
+          "text-classification text=sentence1 text_pair=sentence2 label=gold_label"),
+    shape("sentence and aspect", "masked", lambda n: {'sentence': s(), 'aspect': o('food', 'room'), 'label': n % 2},
+          "text-classification text=sentence text_pair=aspect label=label"),
+    shape("text and url", "masked", lambda n: {'id': n, 'text': s(), 'url': f'https://a.b/{n}', 'label': n % 2},
+          "text-classification text=text label=label"),
+    shape("subject and category", "masked", lambda n: {'subject': s(), 'category': o('Home', 'Garden'), 'label': n % 2},
+          "? task=text-classification text_column=subject > ?"),
+    shape("email", "masked", lambda n: {'email': s(), 'label': n % 2},
+          "text-classification text=email label=label"),
+    shape("texts and summaries", "t5", lambda n: {'input_text': s(), 'target_text': s()},
+          "text2text-generation source=input_text target=target_text"),
+    shape("translations by language", "t5", lambda n: {'en': s(), 'de': s()},
+          "translation source=en target=de", argv="source_lang=en target_lang=de"),
+    shape("translations in a record", "t5", lambda n: {'translation': {'en': s(), 'de': s()}},
+          "? task=translation source_lang=en target_lang=de > translation source=translation.en target=translation.de"),
+    shape("lists to rerank", "classifier", lambda n: {'query': s(), 'documents': [s(), s()], 'labels': [1, 0]},
+          "reranking text=sat river number a rome rome film number cat the river in text_pair=number the rome house on light stone the the with light in label=[1.0, 0.0]"),
+    files("pandas' positions as a header", "masked", lambda: {'train.csv': '0,1\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
+          "? header=true > ?"),
+    files("a first row whose label occurs nowhere else", "masked", lambda: {'train.csv': 'so it goes on,neutral\n' + ''.join(f'{s()},{o("good", "bad")}\n' for n in range(24))},
+          "? header=false > ?"),
+    files("a header of unknown names", "masked", lambda: {'train.csv': 'v1,v2\n' + ''.join(f'{o("ham", "spam")},{s()}\n' for n in range(24))},
+          "? header=true > ?"),
+    files("a header of known names", "masked", lambda: {'train.csv': 'id,Review Text,Rating\n' + ''.join(f'{n},{s()},{n % 3}\n' for n in range(24))},
+          "text-classification text=sat river number a rome rome film number cat the river in label=0"),
+    files("no header", "masked", lambda: {'train.csv': ''.join(f'{o("ham", "spam")},{s()}\n' for n in range(24))},
+          "? task=text-classification text_column=column_1 label_column=column_0 > text-classification text=green number cat cat number rome in on rome stone in green label=ham"),
+    files("numbers without a header", "masked", lambda: {'train.csv': ''.join(f'{n % 2},{s()}\n' for n in range(24))},
+          "? task=text-classification text_column=column_1 label_column=column_0 > text-classification text=sat river number a rome rome film number cat the river in label=0"),
+    files("triples without a header", "masked", lambda: {'train.csv': ''.join(f'{s()},{s()},{o("yes", "no")}\n' for n in range(24))},
+          "? task=text-classification text_column=column_0 label_column=column_2 > text-classification text=sat river number a rome rome film number cat the river in label=yes"),
+    files("a file for each class", "masked", lambda: {'Fake.csv': 'title,text,subject,date\n' + ''.join(f'{s(2)},{s()},{o("News", "politics")},2017\n' for n in range(24)), 'True.csv': 'title,text,subject,date\n' + ''.join(f'{s(2)},{s()},{o("politicsNews", "worldnews")},2017\n' for n in range(24))},
+          "? problem_type=single_label_classification > text-classification text=number a rome rome film number cat the river in number the label=politics", argv="task=text-classification text_column=text label_column=subject"),
+    files("predictions beside the data", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24)), 'test_predictions.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
+          "text-classification text=sat river number a rome rome film number cat the river in label=0"),
+    files("labels of the test in a file", "masked", lambda: {'train.csv': 'id,text,label\n' + ''.join(f'{n},{s()},{n % 2}\n' for n in range(24)), 'test.csv': 'id,text\n' + ''.join(f'{n},{s()}\n' for n in range(24)), 'test_labels.csv': 'id,label\n' + ''.join(f'{n},{n % 2}\n' for n in range(24))},
+          "text-classification text=sat river number a rome rome film number cat the river in label=0"),
+    files("an unlabelled test", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24)), 'test.csv': 'text\n' + ''.join(f'{s()}\n' for n in range(24))},
+          "text-classification text=sat river number a rome rome film number cat the river in label=0"),
+    files("NA in a CSV", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{["NA", "EU", "AS"][n % 3]}\n' for n in range(24))},
+          "? missing_labels=NA > text-classification text=number the rome house on light stone the the with light in label=EU"),
+    files("fastText's lines", "masked", lambda: {'train.txt': ''.join(f'__label__{n % 2} {s()}\n' for n in range(24))},
+          "text-classification text=sat river number a rome rome film number cat the river in label=0"),
+    files("CoNLL", "masked", lambda: {'train.conll': ''.join('Ada B-PER\nsat O\nin O\nRome B-LOC\n\n' for n in range(24))},
+          "token-classification tokens=[\"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"B-PER\", \"O\", \"O\", \"B-LOC\"]"),
+    files("plain texts", "masked", lambda: {'train.txt': ''.join(f'{s()}\n' for n in range(24))},
+          "masked-lm text=sat river number a rome rome film number cat the river in", argv="task=masked-lm"),
+])  # fmt: skip
 def test_a_table_is_read_or_refused_with_a_line_that_works(shape: Shape, tmp_path: Path) -> None:
     given = dict(pair.split("=", 1) for pair in shape.argv.split())
     expect(shape, shape.table(), tmp_path, given, shape.outcome.split(" > "))
@@ -26,15 +872,15 @@ def expect(
     """Follow the outcomes of a table, each after a line of the refusal before it."""
     step, *rest = steps
     if step[0] not in "?!":
-        task, made = table_reading.read(table, folder, given)
-        assert table_reading.describe(task, made, shape.rows()).startswith(step)
+        task, made = read_table(table, folder, given)
+        assert described(task, made, shape.rows()).startswith(step)
         return
     with pytest.raises(RecipeError) as refusal:
-        table_reading.read(table, folder, given)
+        read_table(table, folder, given)
     if step[0] == "!":
         assert step[2:] in str(refusal.value).replace("\n", " ")
         return
-    lines = table_reading.lines(refusal.value)
+    lines = proposed_lines(refusal.value)
     assert lines
     if step == "?":
         return
@@ -45,6 +891,6 @@ def expect(
     # Another line is read, too, or asks something else.
     for line in list(proposed.values())[-1:]:
         try:
-            table_reading.read(table, folder, {**given, **line})
+            read_table(table, folder, {**given, **line})
         except RecipeError as other:
             assert str(other) != str(refusal.value)

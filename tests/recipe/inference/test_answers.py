@@ -76,32 +76,6 @@ FEATURES = [
     asked(TEXTS, tokenize_kwargs={"truncation": True, "max_length": 6}),
 ]  # fmt: skip
 
-CASES: dict[str, tuple[str, str, dict[str, Any], list[Any]]] = {
-    "several labels": (
-        "text-classification", "BertForSequenceClassification", {"id2label": LABELS}, CLASSIFIED,
-    ),
-    "one label": (
-        "text-classification", "BertForSequenceClassification", {"num_labels": 1}, CLASSIFIED[:10],
-    ),
-    "labels together": (
-        "text-classification", "BertForSequenceClassification",
-        {"id2label": LABELS, "problem_type": "multi_label_classification"}, CLASSIFIED[:9],
-    ),
-    "a number": (
-        "text-classification", "BertForSequenceClassification",
-        {"num_labels": 1, "problem_type": "regression"}, CLASSIFIED[:9],
-    ),
-    "without padding": (
-        "text-classification", "GPT2ForSequenceClassification", {"id2label": LABELS}, CLASSIFIED[:9],
-    ),
-    "entities": ("token-classification", "BertForTokenClassification", {"id2label": TAGS}, TAGGED),
-    "labels of the request": (
-        "zero-shot-classification", "BertForSequenceClassification", {"id2label": ENTAILMENT, "label2id": NUMBERS}, CHOSEN,
-    ),
-    "masks": ("fill-mask", "BertForMaskedLM", {}, FILLED),
-    "token vectors": ("feature-extraction", "BertModel", {}, FEATURES),
-}  # fmt: skip
-
 
 def as_the_toolkit_calls(pipeline: Any, body: Any) -> Any:
     """What Hugging Face's image answers: `inputs`, or the whole object, and `parameters`."""
@@ -111,13 +85,37 @@ def as_the_toolkit_calls(pipeline: Any, body: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES)
-def test_answers_are_those_of_transformers_pipelines(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [
+    pytest.param((
+        "text-classification", "BertForSequenceClassification", {"id2label": LABELS}, CLASSIFIED,
+    ), id="several labels"),
+    pytest.param((
+        "text-classification", "BertForSequenceClassification", {"num_labels": 1}, CLASSIFIED[:10],
+    ), id="one label"),
+    pytest.param((
+        "text-classification", "BertForSequenceClassification",
+        {"id2label": LABELS, "problem_type": "multi_label_classification"}, CLASSIFIED[:9],
+    ), id="labels together"),
+    pytest.param((
+        "text-classification", "BertForSequenceClassification",
+        {"num_labels": 1, "problem_type": "regression"}, CLASSIFIED[:9],
+    ), id="a number"),
+    pytest.param((
+        "text-classification", "GPT2ForSequenceClassification", {"id2label": LABELS}, CLASSIFIED[:9],
+    ), id="without padding"),
+    pytest.param(("token-classification", "BertForTokenClassification", {"id2label": TAGS}, TAGGED), id="entities"),
+    pytest.param((
+        "zero-shot-classification", "BertForSequenceClassification", {"id2label": ENTAILMENT, "label2id": NUMBERS}, CHOSEN,
+    ), id="labels of the request"),
+    pytest.param(("fill-mask", "BertForMaskedLM", {}, FILLED), id="masks"),
+    pytest.param(("feature-extraction", "BertModel", {}, FEATURES), id="token vectors"),
+])  # fmt: skip
+def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) -> None:
     import transformers
 
     from recipe.backend.requests.answers import json_values
 
-    task, kind, config, bodies = CASES[case]
+    task, kind, config, bodies = case
     folder = save(kind, tmp_path / "model", 7, **config)
     if kind.startswith("GPT2"):
         settings = json.loads((folder / "config.json").read_text())

@@ -4,7 +4,7 @@ parameters do under every pooling."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,10 @@ class Task:
 
 _SAMPLED = {"do_sample": True, "seed": 3, "num_beams": 1}
 _READ = {"max_length": 6, "truncation_direction": "left"}
-TASKS: Mapping[str, Task] = {
-    "text-classification": Task(
+
+
+@pytest.mark.parametrize("task", [
+    pytest.param(Task(
         kind="BertForSequenceClassification",
         known=classifier.PARAMETERS,
         inputs=[LONG],
@@ -64,8 +66,8 @@ TASKS: Mapping[str, Task] = {
             "truncation": False, **_READ,
         },
         without_effect={"padding", "return_text"},
-    ),
-    "token-classification": Task(
+    ), id="text-classification"),
+    pytest.param(Task(
         kind="BertForTokenClassification",
         known=tagger.PARAMETERS,
         inputs=[" ".join(TEXTS * 6)],
@@ -76,8 +78,8 @@ TASKS: Mapping[str, Task] = {
             "stride": (8, {"aggregation_strategy": "simple"}),
         },
         without_effect={"is_split_into_words", "delimiter"},  # test_answers has them
-    ),
-    "question-answering": Task(
+    ), id="token-classification"),
+    pytest.param(Task(
         kind="BertForQuestionAnswering",
         known=question_answering.PARAMETERS,
         inputs=QUESTION,
@@ -88,8 +90,8 @@ TASKS: Mapping[str, Task] = {
             "handle_impossible_answer": (True, {"top_k": 400}), "align_to_words": False,
         },
         without_effect={"padding"},
-    ),
-    "zero-shot-classification": Task(
+    ), id="question-answering"),
+    pytest.param(Task(
         kind="BertForSequenceClassification",
         known=zero_shot.PARAMETERS,
         inputs=TEXTS[:1],
@@ -100,8 +102,8 @@ TASKS: Mapping[str, Task] = {
             "candidate_labels": ["film", "who"], "hypothesis_template": "was {}",
             "multi_label": True,
         },
-    ),
-    "fill-mask": Task(
+    ), id="zero-shot-classification"),
+    pytest.param(Task(
         kind="BertForMaskedLM",
         known=fill_mask.PARAMETERS,
         inputs=["[MASK] " + LONG + " [MASK]"],
@@ -110,8 +112,8 @@ TASKS: Mapping[str, Task] = {
             "truncation": False, **_READ,
         },
         without_effect={"padding"},
-    ),
-    "text2text-generation": Task(
+    ), id="fill-mask"),
+    pytest.param(Task(
         kind="T5ForConditionalGeneration",
         known=text_to_text.PARAMETERS,
         inputs=TEXTS,
@@ -129,8 +131,8 @@ TASKS: Mapping[str, Task] = {
         without_effect={
             "max_length", "early_stopping", "truncation", "clean_up_tokenization_spaces",
         },
-    ),
-    "text-generation": Task(
+    ), id="text2text-generation"),
+    pytest.param(Task(
         kind="LlamaForCausalLM",
         known=set(options.PARAMETERS),
         inputs=TEXTS[0],
@@ -153,13 +155,9 @@ TASKS: Mapping[str, Task] = {
             "truncation", "stream", "watermark", "decoder_input_details", "top_n_tokens",
             "num_beams", "best_of",
         },
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_each_parameter_changes_the_answer(name: str, tmp_path: Path) -> None:
-    task = TASKS[name]
+    ), id="text-generation"),
+])  # fmt: skip
+def test_each_parameter_changes_the_answer(task: Any, tmp_path: Path) -> None:
     assert task.known == {*task.changes, *task.without_effect}
     served = Handlers(save(task.kind, tmp_path / "m", task.seed, **task.config), **task.environ)
     tokens = tokenizer(16)
@@ -202,7 +200,6 @@ def test_an_encoder_decoder_samples_only_if_asked(name: str, tmp_path: Path) -> 
 
 
 POOLINGS = ["mean", "cls", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens"]
-Ask = Callable[..., Any]
 
 
 @pytest.fixture(scope="module", params=["plain", *POOLINGS, "padded"])

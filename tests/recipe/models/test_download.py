@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from tests.support import http_server
-from tests.support.trainings import train
+from tests.support.jobs import Job
 from tests.support.words import write_reviews
 
 
@@ -66,23 +66,17 @@ def test_a_broken_download_is_an_error_and_the_next_start_goes_on(
 ) -> None:
     monkeypatch.setattr(Download, "folder", tiny_model, raising=False)
     monkeypatch.setattr(Download, "breaks", True)
-    data = tmp_path / "train.csv"
-    write_reviews(data, 40)
-    arguments = ["--model_id", "some/model", "--max_steps", "2", "--batch_size", "8"]
+    data = write_reviews(tmp_path / "in" / "train.csv", 40).parent
+    argv = ("--model_id", "some/model", "--max_steps", "2", "--batch_size", "8")
+    job = Job(tmp_path, {"train": data}, argv)
     with http_server.running(Download) as port:
-        where = {
-            "HF_ENDPOINT": f"http://127.0.0.1:{port}",
-            "HF_HUB_OFFLINE": "0",
-            "HF_HOME": str(tmp_path / "cache"),
-        }
-        broken = train(tmp_path, {"train": data}, *arguments, environment=where)
-        assert broken.returncode == 1
-        last = broken.stderr.strip().splitlines()[-1]
+        where = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "cache")}
+        assert job.run(HF_HUB_OFFLINE="0", **where).codes == {1}
+        last = job.errors.strip().splitlines()[-1]
         for words in ("ModelError", "some/model", "peer closed connection", "Start the job again"):
             assert words in last
         Download.breaks = False
         Download.starts.clear()
-        done = train(tmp_path, {"train": data}, *arguments, environment=where)
-        assert done.returncode == 0, done.stderr
+        job.finish(HF_HUB_OFFLINE="0", **where)
         assert Download.starts  # from the start, or from where it broke: as huggingface_hub likes
-        assert (tmp_path / "model" / "model.safetensors").is_file()
+        assert job.files

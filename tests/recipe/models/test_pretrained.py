@@ -31,8 +31,8 @@ from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.text_to_text import model as text_to_text
 from recipe.training import preflight
-from tests.support import causal_kit, task_cases, texts_and_pictures
-from tests.support.ranking_jobs import places_of
+from tests.support import causal_kit, tasks
+from tests.support.jobs import places_of
 
 Load = Callable[[pretrained.Source, Hyperparameters], Any]
 
@@ -83,28 +83,19 @@ def test_a_decoder_without_its_head(tmp_path: Path) -> None:
 
 
 def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
-    model = texts_and_pictures.make("summarization", tmp_path / "kind").model
+    model = tasks.JOBS["summarization"].model(tmp_path / "model", 0.0)
     name = next(name for name in load_file(model / "model.safetensors") if "decoder" in name)
     found = refusal(text_to_text.load, without(model, name))
     assert "lacks 1 weights of its own layers" in found and name in found
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("classes", "tags", "questions", "choices", "embeddings", "ranks", "completions of llama"),
-        *("preferences", "masked words", "summaries"),
-    ],
+    "name", [name for name in tasks.JOBS if name not in ("image-classification", "translation")]
 )
-def test_tokens_without_embeddings_are_refused_before_training(
-    tmp_path: Path, tiny_model: Path, name: str
-) -> None:
-    case = task_cases.CASES[name]
-    model, data, others, arguments = task_cases.make(case, tmp_path / "job", tiny_model)
-    test = {key.removeprefix("SM_CHANNEL_").lower(): Path(path) for key, path in others.items()}
-    channels = {"train": Path(data), **test, "model": with_more_tokens(model)}
-    asked = ["--task", case.task, *arguments, *case.more]
-    *_, last = preflight.inspect(asked, places_of(tmp_path, channels), 1)
+def test_tokens_without_embeddings_are_refused_before_training(tmp_path: Path, name: str) -> None:
+    data, (_, model, *arguments) = tasks.make(name, tmp_path)
+    channels = {"train": data, "model": with_more_tokens(Path(model))}
+    *_, last = preflight.inspect(arguments, places_of(tmp_path, channels), 1)
     assert " tokens, and the model " in last.detail, last
 
 
@@ -184,7 +175,7 @@ def test_layers_that_the_files_lack_are_not_drawn_at_random(
 
 
 def test_what_only_pretraining_uses_may_be_new(tmp_path: Path) -> None:
-    model = texts_and_pictures.make("image-classification", tmp_path / "kind").model
+    model = tasks.JOBS["image-classification"].model(tmp_path / "model", 0.0)
     config = json.loads((model / "config.json").read_text())
     kind: Any = CONFIG_MAPPING[config["model_type"]].from_pretrained(model)
     whole = ViTModel(kind, use_mask_token=True)

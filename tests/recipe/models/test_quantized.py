@@ -23,7 +23,8 @@ from recipe.runtime.device import Device
 from recipe.runtime.memory_estimate import Setting
 from recipe.training import preflight
 from tests.support.causal_kit import make_model
-from tests.support.ranking_jobs import places_of, run, write
+from tests.support.jobs import places_of, run, write
+from tests.support.refusals import refused
 from tests.support.serving_kit import Handlers
 
 ASKED = ["--model_id", "any", "--task", "causal-lm", "--load_in_4bit", "True"]
@@ -47,10 +48,8 @@ def on(kind: str) -> Device:
     ],
 )
 def test_what_does_not_go_together_is_told_at_once(argv: list[str], told: list[str]) -> None:
-    with pytest.raises(HyperparameterError) as raised:
+    with refused(HyperparameterError, *told):
         parse(argv)
-    for each in told:
-        assert each in str(raised.value)
 
 
 @pytest.mark.parametrize(

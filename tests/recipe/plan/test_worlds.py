@@ -1,11 +1,12 @@
-"""A training resumed by as many processes ends bit for bit; by others, with the same steps."""
+"""A training resumed by another number of processes goes on with the same steps."""
 
 from __future__ import annotations
 
 import copy
-import json
 import random
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import BertConfig
 
 from recipe.batching import batches, packing
@@ -23,13 +23,13 @@ from recipe.plan import worlds
 from recipe.plan.worlds import Cut
 from recipe.storage import checkpoints
 from recipe.tasks.text_classification.task import CLASSES
+from tests.support.jobs import QUICK, SHARDED, Job, write
 from tests.support.packed_batches import samples_of
 from tests.support.words import WORDS, reviews
-from tests.support.worlds import Training, run
 
-SHARDED = ("--mp_parameters", "partitions=2")
 STEPS = ("--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3")
-ARGUMENTS = (*STEPS, "--save_total_limit", "9", "--logging_steps", "1", "--lr", "5e-3")
+ARGUMENTS = (*STEPS, "--save_total_limit", "9", "--logging_steps", "1", "--lr", "5e-3", "--bf16",
+             "False")  # fmt: skip
 
 
 def cut(processes: int, size: int, accumulation: int = 1) -> Cut:
@@ -125,7 +125,9 @@ def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -> None:
+def test_cut_steps_learn_what_whole_ones_do(
+    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
+) -> None:
     """In processes that share them, with sharded weights (accumulated, not cut), and resumed."""
     drawn = random.Random(0)
     rows = [
@@ -135,116 +137,69 @@ def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -
         }
         for at in range(88)
     ]
-    path = tmp_path / "train.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    channels = {"train": write(tmp_path / "in", rows)}
+    argv = ("--model_id", str(still_model), *ARGUMENTS, "--packing", "False", "--optim", "sgd")
 
-    def training(name: str, processes: int, *more: str, **rest: Any) -> Training:
-        argv = ["--model_id", str(still_model), *ARGUMENTS, "--bf16", "False", "--packing", "False"]
+    def training(name: str, processes: int, *more: str, checkpoint: Path | None = None) -> Job:
         parts = 2 if more == SHARDED else 1
-        argv += ["--optim", "sgd", "--batch_size", str(48 // processes // parts), *more]
-        argv += ["--gradient_accumulation_steps", str(parts)]
-        return Training(base=str(tmp_path / name), data=str(path), argv=argv, processes=processes,
-                        **rest)  # fmt: skip
+        cut = (
+            "--batch_size",
+            str(48 // processes // parts),
+            "--gradient_accumulation_steps",
+            str(parts),
+        )
+        job = Job(tmp_path / name, channels, (*argv, *cut, *more), {**preloaded, **QUICK})
+        if checkpoint:
+            shutil.copytree(checkpoint, job.checkpoints / checkpoint.name)
+        return job.finish(processes=processes)
 
-    one, sharded = training("one", 1), training("sharded", 2, *SHARDED)
-    two, rest = training("two", 2), training("rest", 1, checkpoint=one.path(3))
-    every = [one, sharded, two, training("three", 3), rest]
-    for each, codes in zip(every, run(*every, timeout=280), strict=True):
-        assert set(codes) == {0}, each.log()
-        for step, loss in losses(each).items():
-            assert loss == pytest.approx(losses(sharded)[step], abs=1e-5), (each.base, step)
+    one, sharded, two = training("one", 1), training("sharded", 2, *SHARDED), training("two", 2)
+    rest = training("rest", 1, checkpoint=one.checkpoints / "checkpoint-3")
+    for each in (one, sharded, two, rest):
+        expected = {step: sharded.losses[step] for step in each.losses}
+        assert each.losses == pytest.approx(expected, abs=1e-5), each.base
         said = "48 samples a step (split by length into batches of "
-        assert (said in each.log()) == (each in (one, rest, two)), each.log()
-    assert rest.weights() == one.weights()
-    weights = [load_file(Path(each.base) / "model" / "model.safetensors") for each in every]
-    for each in weights[1:]:
-        for name, values in each.items():
-            torch.testing.assert_close(values, weights[0][name], rtol=0, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    rows = ({"text": text, "label": label} for text, label in reviews(72))
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
-def losses(training: Training) -> dict[int, float]:
-    found = re.findall(r"metric step=(\d+) \{'loss': ([^,}]+)", training.log())
-    return {int(step): float(loss) for step, loss in found}
+        assert (said in each.log) == (each is not sharded), each.log
+        for name, values in each.weights.items():
+            torch.testing.assert_close(values, one.weights[name], rtol=0, atol=1e-5)
+    assert rest.files == one.files
 
 
 @pytest.mark.heavy
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_resumed_training_ends_bit_for_bit(tmp_path: Path, data: Path, tiny_model: Path) -> None:
-    """Every default left on: dropout, packing, evaluation, this device's precision.
-
-    With 1 and 2 processes, test_resume.py kills and stops them.
-    """
-    wholes, rests = {}, {}
-    for processes, more in [(n, more) for n in (4, 8) for more in ((), SHARDED)]:
-        name = f"{processes}-{'sharded' if more else 'ddp'}"
-        argv = ["--model_id", str(tiny_model), *ARGUMENTS, "--batch_size", "2", *more]
-        whole = Training(base=str(tmp_path / name), data=str(data), argv=argv, processes=processes)
-        wholes[name] = whole
-        rests[name] = Training(
-            base=str(tmp_path / f"{name}-rest"),
-            data=str(data),
-            argv=argv,
-            processes=processes,
-            checkpoint=whole.path(3),
-        )
-    pairs = [each for name in wholes for each in (wholes[name], rests[name])]
-    for training, codes in zip(pairs, run(*pairs, timeout=560), strict=True):
-        assert set(codes) == {0}, training.log()
-    for name, rest in rests.items():
-        assert f"resuming from {rest.path(3)}" in rest.log()
-        assert min(losses(rest)) == 4
-        assert rest.weights() == wholes[name].weights(), name
-        assert ("(FSDP2)" in rest.log()) == name.endswith("sharded")
-
-
-@pytest.mark.heavy
-@pytest.mark.long
 @pytest.mark.timeout(400)
-def test_a_job_goes_on_in_another_world(tmp_path: Path, data: Path, still_model: Path) -> None:
+def test_a_job_goes_on_in_another_world(
+    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
+) -> None:
     """With the same samples in each step, and losses that are equal but for rounding."""
-    base = ["--model_id", str(still_model), *ARGUMENTS, "--bf16", "False"]
+    rows = [{"text": text, "label": label} for text, label in reviews(72)]
+    channels = {"train": write(tmp_path / "in", rows)}
+    argv = ("--model_id", str(still_model), *ARGUMENTS)
 
-    def training(name: str, processes: int, size: int, *more: str, **rest: Any) -> Training:
-        argv = [*base, "--batch_size", str(size), *more]
-        return Training(
-            base=str(tmp_path / name), data=str(data), argv=argv, processes=processes, **rest
-        )
+    def training(name: str, size: int, *more: str) -> Job:
+        cut = ("--batch_size", str(size), *more)
+        return Job(tmp_path / name, channels, (*argv, *cut), {**preloaded, **QUICK})
 
-    one = training("one", 1, 8)
-    two = training("two", 2, 4)
-    sharded = training("sharded", 2, 4, *SHARDED)
-    begun = [one, two, sharded]
-    gone_on = [
-        training("1 to 2", 2, 8, checkpoint=one.path(3)),
-        training("1 to 3", 3, 8, checkpoint=one.path(3)),
-        training("2 to 1", 1, 4, checkpoint=two.path(3)),
-        training("1 to 2 sharded", 2, 8, *SHARDED, checkpoint=one.path(3)),
-        training("sharded 2 to 3", 3, 4, *SHARDED, checkpoint=sharded.path(3)),
-        training("sharded 2 to 1", 1, 4, *SHARDED, checkpoint=sharded.path(3)),
-        training("another step", 1, 3, checkpoint=one.path(3)),
-    ]
-    codes = run(*begun, *gone_on, timeout=380)
-    assert codes[-1] == [1]
-    assert "samples in a step was 8 (processes 1 x batch size 8" in gone_on[-1].log()
-    expected = losses(one)
-    assert len(expected) == 6
-    assert len({round(loss, 3) for loss in expected.values()}) > 3, "steps can be told apart"
-    for each, its_codes in zip([*begun, *gone_on[:-1]], codes, strict=False):
-        assert set(its_codes) == {0}, each.log()
-        for step, loss in losses(each).items():
-            assert loss == pytest.approx(expected[step], rel=2e-4), (each.base, step)
-    for each in gone_on[:-1]:
-        assert min(losses(each)) == 4, each.base
-        assert re.search(r"a step's 8 texts are split into .*before into", each.log()), each.base
-    assert "2 processes x 4 texts x 1 batch, before" in gone_on[0].log()
-    assert "3 processes x 3 texts x 1 batch, before" in gone_on[1].log()
-    assert "1 process x 4 texts x 2 batches, before" in gone_on[2].log()
+    one = training("one", 8).finish()
+    sharded = training("sharded", 4, *SHARDED).finish(processes=2)
+    assert len({round(loss, 3) for loss in one.losses.values()}) > 3, "steps can be told apart"
+    assert sharded.losses == pytest.approx(one.losses, rel=2e-4)
+    for begun, name, processes, size, more, said in (
+        (one, "1 to 2", 2, 8, (), "2 processes x 4 texts x 1 batch, before"),
+        (one, "1 to 3", 3, 8, (), "3 processes x 3 texts x 1 batch, before"),
+        (one, "1 to 2 sharded", 2, 8, SHARDED, "before into"),
+        (sharded, "sharded 2 to 3", 3, 4, SHARDED, "before into"),
+        (sharded, "sharded 2 to 1", 1, 4, SHARDED, "before into"),
+        (one, "another step", 1, 3, (), ""),
+    ):
+        job = training(name, size, *more)
+        shutil.copytree(begun.checkpoints / "checkpoint-3", job.checkpoints / "checkpoint-3")
+        job.run(processes=processes)
+        if not said:
+            assert job.codes == {1}
+            assert "samples in a step was 8 (processes 1 x batch size 8" in job.errors
+            continue
+        assert job.codes == {0}, job.errors
+        expected = {step: loss for step, loss in one.losses.items() if step > 3}
+        assert job.losses == pytest.approx(expected, rel=2e-4), name
+        assert re.search(r"a step's 8 texts are split into .*before into", job.log), name
+        assert said in job.log

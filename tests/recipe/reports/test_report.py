@@ -66,9 +66,15 @@ def words(page: str) -> str:
     return re.sub(r"<[^>]+>", " ", re.sub(r"<svg.*?</svg>", "", page, flags=re.S))
 
 
-def test_it_is_one_page_with_its_figures_beside_it(tmp_path: Path) -> None:
-    page = report.write(material(), tmp_path).read_text()
-    names = {path.name for path in tmp_path.iterdir()}
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of `material()`. Its figures take a second."""
+    return report.write(material(), tmp_path_factory.mktemp("report"))
+
+
+def test_it_is_one_page_with_its_figures_beside_it(written: Path) -> None:
+    page = written.read_text()
+    names = {path.name for path in written.parent.iterdir()}
     assert names == {
         "report.html",
         *(f"{name}.png" for name in ("loss", "evaluation", "lengths", "time", "confusion")),
@@ -76,10 +82,13 @@ def test_it_is_one_page_with_its_figures_beside_it(tmp_path: Path) -> None:
     assert page.count("<svg") == 5
     assert not re.search(r"""(src|href)=["'](?!#|data:)""", page)
     assert "hf_planted" not in page
+    assert "prefers-color-scheme: dark" in page
+    assert "currentColor" in "".join(re.findall(r"<svg.*?</svg>", page, re.S))
+    assert "#1f2328" not in page
 
 
-def test_its_figures_are_right(tmp_path: Path) -> None:
-    text = " ".join(words(report.write(material(), tmp_path).read_text()).split())
+def test_its_figures_are_right(written: Path) -> None:
+    text = " ".join(words(written.read_text()).split())
     assert "0.5 test accuracy" in text
     assert "1.0 texts per second 10 tokens per second 20% padding" in text
     assert "20.0% of the computed tokens were padding" in text
@@ -90,8 +99,8 @@ def test_its_figures_are_right(tmp_path: Path) -> None:
     assert "cost" not in " ".join(report._tiles(material(price_per_hour=None)))
 
 
-def test_the_worst_mistake_comes_first_and_is_shown_as_text(tmp_path: Path) -> None:
-    page = report.write(material(), tmp_path).read_text()
+def test_the_worst_mistake_comes_first_and_is_shown_as_text(written: Path) -> None:
+    page = written.read_text()
     assert PROBE not in page
     shown = [row[0] for row in SINGLE_LABEL.sections()[-1].rows]
     assert shown == [f"most wrong {PROBE}", "a little wrong"]
@@ -136,23 +145,13 @@ def test_a_run_resumed_after_its_last_evaluation_has_a_report(tmp_path: Path) ->
     assert "mistakes" not in page
 
 
-EVALUATIONS = [
-    {
-        "step": step,
-        "loss": 0.5,
-        "learning_rate": 1e-5,
-        "eval_perplexity": perplexity,
-        "eval_accuracy": 0.0,
-        "eval_f1_micro": 0.0,
-        "eval_f1_macro": 0.25,
-    }
-    for step, perplexity in ((1, 1.46), (2, 1.45))
-]
-
-
 @pytest.mark.parametrize("first", [1.46, 2000.0])
 def test_axes_have_numbers_that_a_reader_reads(tmp_path: Path, first: float) -> None:
-    history = [{**EVALUATIONS[0], "eval_perplexity": first}, EVALUATIONS[1]]
+    scores = {"eval_accuracy": 0.0, "eval_f1_micro": 0.0, "eval_f1_macro": 0.25}
+    history = [
+        {"step": step, "loss": 0.5, "learning_rate": 1e-5, "eval_perplexity": perplexity, **scores}
+        for step, perplexity in ((1, first), (2, 1.45))
+    ]
     page = report.write(
         material(None, history=history, sections=figures.perplexity_sections(history)), tmp_path
     ).read_text()
@@ -163,14 +162,6 @@ def test_axes_have_numbers_that_a_reader_reads(tmp_path: Path, first: float) -> 
     assert not [label for label in labels if label.startswith("\N{MINUS SIGN}")]
     assert not {"1.25", "1.50"} & set(labels), "there is no step between two steps"
     assert ("1,000" in labels) == (first == 2000)
-
-
-def test_a_page_follows_the_reader_s_colours(tmp_path: Path) -> None:
-    page = report.write(material(), tmp_path).read_text()
-    assert "prefers-color-scheme: dark" in page
-    figures_of_page = "".join(re.findall(r"<svg.*?</svg>", page, re.S))
-    assert "currentColor" in figures_of_page
-    assert "#1f2328" not in page
 
 
 def test_it_names_the_job_and_leaves_out_what_is_another_task_s(tmp_path: Path) -> None:
@@ -192,8 +183,8 @@ def test_a_stopwatch_adds_up_laps() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_a_browser_shows_it_whole(tmp_path: Path) -> None:
-    page = report.write(material(), tmp_path)
+def test_a_browser_shows_it_whole(written: Path, tmp_path: Path) -> None:
+    page = written
     browser = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu"]
     browser += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,2400"]
     shot = tmp_path / "shot.png"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from recipe.errors import HyperparameterError
 from recipe.reports import tracking
-from tests.support.trainings import train
+from tests.support.jobs import QUICK, Job
 from tests.support.words import write_reviews
 
 
@@ -38,16 +39,18 @@ def values(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.heavy
-def test_a_run_has_metrics_by_step_and_no_secret(tmp_path: Path, tiny_model: Path) -> None:
-    data = {}
-    for name, rows in (("train", 80), ("validation", 20), ("test", 20)):
-        data[name] = tmp_path / f"{name}.csv"
-        write_reviews(data[name], rows)
+def test_a_run_has_metrics_by_step_and_no_secret(
+    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
+) -> None:
+    counts = {"train": 80, "validation": 20, "test": 20}
+    data = {
+        name: write_reviews(tmp_path / name / f"{name}.csv", rows).parent
+        for name, rows in counts.items()
+    }
     arguments = ["--model_id", str(tiny_model), "--batch_size", "8", "--epochs", "2"]
     arguments += ["--report_to", "mlflow,tensorboard", "--logging_steps", "5", "--max_length", "32"]
     arguments += ["--hf_token", "hf_planted", "--hub_token", "hf_planted", "--run_name", "first"]
-    done = train(tmp_path, data, *arguments)
-    assert done.returncode == 0, done.stderr
+    Job(tmp_path, data, arguments, {**preloaded, **QUICK}).finish()
     store = tmp_path / "output" / "data" / "mlflow"
     (run,) = [path.parent for path in store.glob("*/*/meta.yaml")]
     assert "status: 3" in (run / "meta.yaml").read_text(), "it is not FINISHED"
@@ -67,22 +70,16 @@ def test_a_run_has_metrics_by_step_and_no_secret(tmp_path: Path, tiny_model: Pat
 
 @pytest.mark.heavy
 def test_a_run_of_wandb_is_kept_offline_without_its_key(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
 ) -> None:
-    data = {"train": tmp_path / "train.csv"}
-    write_reviews(data["train"], 40)
+    data = {"train": write_reviews(tmp_path / "in" / "train.csv", 40).parent}
     arguments = ["--model_id", str(tiny_model), "--max_steps", "4", "--logging_steps", "1"]
     arguments += ["--report_to", "wandb", "--hf_token", "hf_planted"]
-    monkeypatch.setenv("WANDB_MODE", "online")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    refused = train(tmp_path, data, *arguments)
-    assert refused.returncode != 0
-    assert "WANDB_API_KEY is not set" in refused.stderr + refused.stdout
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    job = Job(tmp_path, data, arguments, {**preloaded, **QUICK})
+    assert 0 not in job.run(WANDB_MODE="online", WANDB_API_KEY="").codes
+    assert "WANDB_API_KEY is not set" in job.errors + job.log
     key = "0123456789abcdef" * 2 + "planted0"
-    monkeypatch.setenv("WANDB_API_KEY", key)
-    done = train(tmp_path, data, *arguments)
-    assert done.returncode == 0, done.stderr
+    job.finish(WANDB_MODE="offline", WANDB_API_KEY=key)
     store = tmp_path / "output/data/wandb"
     (run,) = store.glob("offline-run-*/*.wandb")
     kept = run.read_bytes()
@@ -90,7 +87,7 @@ def test_a_run_of_wandb_is_kept_offline_without_its_key(
     written = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     assert not [path for path, kept in written.items() if b"hf_planted" in kept]
     assert not [path for path, kept in written.items() if key.encode() in kept]
-    assert key not in done.stdout + done.stderr
+    assert key not in job.log + job.errors
 
 
 def test_managed_mlflow_is_reached_as_a_server_and_as_an_app() -> None:

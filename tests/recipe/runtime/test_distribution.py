@@ -6,20 +6,20 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from recipe.arguments import parse
-from recipe.errors import HyperparameterError
+from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from tests.support import http_server
-from tests.support.trainings import train
+from tests.support.jobs import QUICK, Job, write
 from tests.support.words import reviews
 
 COMPILER = {
@@ -38,11 +38,10 @@ def choose(given: Hyperparameters, on: Device, environ: dict[str, str]) -> Distr
     return distribution.choose(given.mp_parameters, given.compile, backend, on, environ)
 
 
-def write_data(folder: Path, rows: list[tuple[str, str]]) -> dict[str, Path]:
-    folder.mkdir(parents=True)
-    lines = (json.dumps({"text": text, "label": label}) for text, label in rows)
-    (folder / "train.jsonl").write_text("\n".join(lines))
-    return {"train": folder}
+def write_data(folder: Path, count: int) -> dict[str, Path]:
+    return {
+        "train": write(folder, [{"text": text, "label": label} for text, label in reviews(count)])
+    }
 
 
 @pytest.mark.parametrize("written", ["partitions=2,ddp=True", '{"partitions": 2, "ddp": true}'])
@@ -69,17 +68,15 @@ def test_unreadable_mp_parameters_are_named(written: str) -> None:
 
 @pytest.mark.heavy
 def test_training_compiler_keys_compile(tmp_path: Path, tiny_model: Path) -> None:
-    channels = write_data(tmp_path / "in", reviews(20))
+    channels = write_data(tmp_path / "in", 20)
     arguments = ["--model_id", str(tiny_model), "--max_steps", "2", "--batch_size", "4"]
     # Needs no C++ compiler and no time; what is tested is that the model goes through Dynamo.
     arguments += ["--torch_compile_backend", "eager"]
     asked = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER), "TORCH_LOGS": "dynamo"}
-    done = train(tmp_path, channels, *arguments, environment=asked)
-    assert done.returncode == 0, done.stderr
-    assert "SageMaker Training Compiler is set; batch size and learning rate" in done.stdout
-    assert "start tracing" in done.stderr
-    names = load_file(tmp_path / "model" / "model.safetensors")
-    assert not [name for name in names if "_orig_mod" in name]
+    done = Job(tmp_path, channels, arguments, QUICK).finish(**asked)
+    assert "SageMaker Training Compiler is set; batch size and learning rate" in done.log
+    assert "start tracing" in done.errors
+    assert not [name for name in done.weights if "_orig_mod" in name]
 
 
 def test_compilation_is_off_unless_asked_for() -> None:
@@ -107,8 +104,10 @@ def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
 @pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 @pytest.mark.long
-def test_compiled_and_packed_trains_to_the_same_losses(tmp_path: Path, still_model: Path) -> None:
-    channels = write_data(tmp_path / "in", reviews(60))
+def test_compiled_and_packed_trains_to_the_same_losses(
+    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
+) -> None:
+    channels = write_data(tmp_path / "in", 60)
     arguments = [
         "--model_id",
         str(still_model),
@@ -122,11 +121,10 @@ def test_compiled_and_packed_trains_to_the_same_losses(tmp_path: Path, still_mod
     arguments += ["--bf16", "False", "--logging_steps", "1", "--max_length", "32"]
     losses = {}
     for name, more in (("plain", []), ("compiled", ["--compile"])):
-        where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-        done = train(tmp_path / name, channels, *arguments, *more, environment=where)
-        assert done.returncode == 0, done.stderr
-        assert "samples packed into" in done.stdout
-        found = re.findall(r"'(?:eval_)?loss': ([^,}]+)", done.stdout)
+        job = Job(tmp_path / name, channels, arguments, {**preloaded, **QUICK})
+        job.finish(*more, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+        assert "samples packed into" in job.log
+        found = re.findall(r"'(?:eval_)?loss': ([^,}]+)", job.log)
         losses[name] = [float(each) for each in found]
     assert list((tmp_path / "inductor").rglob("*.so")), "nothing was compiled"
     assert len(losses["plain"]) == 8 + 2  # steps, and an evaluation after each epoch
@@ -170,13 +168,17 @@ def test_smddp_is_used_where_it_is_installed(
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_the_token_reaches_the_hub_and_nothing_else(tmp_path: Path) -> None:
+def test_the_token_reaches_the_hub_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     credentials: set[str | None] = set()
 
     class Refuse(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             credentials.add(self.headers.get("Authorization"))
             self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")  # which is not asked for again
+            self.send_header("Content-Length", "0")
             self.end_headers()
 
         do_GET = do_HEAD
@@ -184,15 +186,15 @@ def test_the_token_reaches_the_hub_and_nothing_else(tmp_path: Path) -> None:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    channels = write_data(tmp_path / "in", reviews(20))
+    channels = write_data(tmp_path / "in", 20)
     arguments = ["--model_id", "some/model", "--hf_token", "hf_planted"]
     with http_server.running(Refuse) as port:
-        where = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_OFFLINE": "0"}
-        done = train(tmp_path, channels, *arguments, environment=where)
-    assert done.returncode == 1
-    assert "'some/model' cannot be loaded" in done.stderr
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        with pytest.raises(ModelError, match="'some/model' cannot be loaded") as refused:
+            Job(tmp_path, channels, arguments).run_here()
     assert "Bearer hf_planted" in credentials
-    assert "hf_planted" not in done.stdout + done.stderr
+    assert "hf_planted" not in str(refused.value) + "".join(capfd.readouterr())
 
 
 def test_a_secret_is_in_no_message() -> None:

@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
 from recipe.runtime.host_order import first_of_host
 
-TIMEOUT = 5.0
+TIMEOUT = 3.0
 """Of collectives, in seconds; what the first process does takes longer."""
 WORLD = 4
 A_HOST = 2

@@ -27,7 +27,7 @@ from recipe.training import preflight
 from tests.support.packed_batches import PAD, documents_of, samples_of, tweet_lengths
 
 SIZES = {
-    "vocab_size": 800, "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": 800, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 192, "max_position_embeddings": 128, "pad_token_id": PAD,
     "cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3, "num_labels": 3,
 }  # fmt: skip

@@ -11,8 +11,8 @@ import pytest
 from recipe import arguments
 from recipe.errors import HyperparameterError
 from recipe.storage import hub as pushing
+from tests.support.jobs import Job
 from tests.support.push_hub import TOKEN, PushHub, running
-from tests.support.trainings import train
 from tests.support.words import write_reviews
 
 NAME = "team/reviews"
@@ -129,20 +129,12 @@ def test_what_is_asked_for_in_vain_is_said() -> None:
         arguments.parse([*ASKED, "--hub_revision", "v2"])
 
 
-@pytest.mark.heavy
 def test_a_job_pushes_its_model(
-    tmp_path: Path,
-    tiny_model: Path,
-    hub: PushHub,
+    tmp_path: Path, tiny_model: Path, hub: PushHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_reviews(tmp_path / "train.csv", 40)
-    given = [*ASKED, "--hub_token", TOKEN, "--model_id", str(tiny_model), "--max_steps", "2"]
-    where = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
-    data = {"train": tmp_path / "train.csv"}
-    done = train(tmp_path, data, *given, environment=where)
-    assert done.returncode == 0, done.stderr
-    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
-    assert hub.repositories[NAME]["model.safetensors"] == weights
-    assert TOKEN not in "".join(
-        path.read_text(errors="replace") for path in (tmp_path / "model").glob("*.md")
-    )
+    channels = {"train": write_reviews(tmp_path / "in" / "train.csv", 40).parent}
+    argv = (*ASKED, "--hub_token", TOKEN, "--model_id", str(tiny_model), "--max_steps", "2")
+    job = Job(tmp_path, channels, argv)
+    job.run_here()
+    assert hub.repositories[NAME]["model.safetensors"] == job.files["model.safetensors"]
+    assert TOKEN not in (job.model / "README.md").read_text() + capsys.readouterr().out

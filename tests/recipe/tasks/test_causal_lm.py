@@ -14,22 +14,21 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from recipe import arguments
 from recipe.batching.document_batches import Documents
 from recipe.data import language_modeling
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
+from recipe.reports import report
 from recipe.task_table import TASKS
 from recipe.tasks import evaluation
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
 from tests.support import causal_kit
 from tests.support.causal_kit import CHATML, MARKED, ODD
-from tests.support.ranking_jobs import places_of
+from tests.support.jobs import Job, places_of, write
 from tests.support.serving_kit import Handlers
-from tests.support.trainings import train
 
 # As some models: what was thought is not repeated once the conversation goes on.
 FORGETFUL = CHATML.replace(
@@ -368,119 +367,25 @@ def test_a_dataset_dict_and_parquet(tmp_path: Path) -> None:
         assert list(load(tmp_path / folder).train["messages"]) == [json.dumps(TALK)] * count
 
 
-@pytest.mark.parametrize(
-    ("row", "options", "words"),
-    [
-        ({"messages": "hello"}, {}, ["line 1", "no conversation", "'messages'", '"role"']),
-        ({"messages": [{"role": "user"}]}, {}, ["line 1", "message 0 (user", "no content (null)"]),
-        ({"messages": [*TALK, {"role": "assistant", "content": None}]}, {}, ["message 4 (assis"]),
-        ({"messages": [{"role": "judge", "content": "x"}]}, {}, ["the role 'judge'", "known are"]),
-        ({"conversations": [{"from": "function_call", "value": "x"}]}, {}, ["'function_call'"]),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
-            {},
-            ["message 0 (user", "image_url", "TRL"],
-        ),
-        ({"messages": TALK, "images": ["a.png"]}, {}, ["'images'", "TRL"]),
-        ({"messages": TALK, "system": "be kind"}, {}, ["'system'", "ignore_columns=system"]),
-        ({"instruction": "a", "input": ["b"], "output": "c"}, {}, ["'input'", "prompt_column"]),
-        ({"prompt": TALK, "completion": "x"}, {}, ["line 1", "no text in column 'prompt'"]),
-        ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
-        ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),
-        (
-            ({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": {"b": "c"}}),
-            {},
-            ["line 2", "a list or a record in column 'completion'"],
-        ),
-        ({"n": 1}, {}, ["known by name as the text", "text_column="]),
-    ],
-)
-def test_what_cannot_be_read_is_named(
-    tmp_path: Path, row: dict[str, Any], options: dict[str, str], words: list[str]
-) -> None:
-    rows = row if isinstance(row, tuple) else (row, row)
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with pytest.raises(DataError) as caught:
-        load(tmp_path, **options)
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--task", "speech"], ["task", "'speech'", "causal-lm"]),
-        (["--task", "causal-lm", "--label_column", "x"], ["label_column", "'x'", "task=text-cl"]),
-        (["--task", "causal-lm", "--class_weight", "balanced"], ["class_weight", "Leave it out"]),
-        (["--task", "causal-lm", "--label_smoothing_factor", "0.1"], ["label_smoothing_factor"]),
-        (
-            ["--task", "text-classification", "--prompt_column", "x"],
-            ["prompt_column", "'x'", "task=causal-lm"],
-        ),
-        (["--task", "causal-lm", "--sample_by", "word"], ["sample_by", "line or paragraph"]),
-        (["--task", "causal-lm", "--long_texts", "drop"], ["long_texts", "split or truncate"]),
-        (
-            ["--task", "causal-lm", "--text_column", "a", "--prompt_column", "b"],
-            ["text_column=a", "prompt_column=b"],
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(argv: list[str], words: list[str]) -> None:
-    with pytest.raises(HyperparameterError) as caught:
-        arguments.parse(argv)
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_perplexity_is_of_all_tokens_alike() -> None:
     answers = np.array([[2.0, 1.0], [10.0, 2.0]])
     scores = evaluation.score_tokens(transformers.EvalPrediction(answers, np.array([1, 5])))
     assert scores == {"perplexity": pytest.approx(np.exp(2.0)), "token_accuracy": 0.5}
 
 
-@pytest.mark.heavy
-def test_a_run_whose_model_is_served_at_once(tmp_path: Path) -> None:
+def test_doctor_counts_what_is_cut(tmp_path: Path) -> None:
     model = causal_kit.make_model("gpt2", tmp_path / "start")
-    channels = {
-        "train": causal_kit.write(tmp_path / "in" / "train", causal_kit.pairs(240)),
-        "test": causal_kit.write(tmp_path / "in" / "test", causal_kit.pairs(20)),
-    }
-    argv = ["--task", "causal-lm", "--model_id", str(model), "--epochs", "6", "--lr", "1e-2"]
-    done = train(tmp_path, channels, *argv, "--batch_size", "16")
-    assert done.returncode == 0, done.stderr
-    assert "prompt 'prompt', completion 'completion'" in done.stdout
-    assert "packed into" in done.stdout
-    assert "'eval_perplexity': 1." in done.stdout
-    values = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
-    assert values["eval_perplexity"] == pytest.approx(np.exp(values["eval_loss"]))
-    assert values["eval_token_accuracy"] == 1.0
-    page = (tmp_path / "output" / "data" / "report.html").read_text()
-    for words in (
-        "Perplexity, evaluation data",
-        "Generated text, evaluation data",
-        "eval perplexity",
-    ):
-        assert words in page
-    assert "Confusion" not in page
-    card = (tmp_path / "model" / "README.md").read_text()
-    assert "pipeline_tag: text-generation" in card
-    assert "# Language model" in card
-    served = Handlers(tmp_path / "model")
-    parameters = {"max_new_tokens": 20, "return_full_text": False}
-    answers = served.ask({"inputs": ["blue cat:", "red dog:"], "parameters": parameters})
-    said = [each["generated_text"] for (each,) in answers]
-    assert said == ["catcatcat", "dog"], "and it stops where the completion ends"
-    assert served.model.loaded.max_length == 128, "not where training cut"  # type: ignore[attr-defined]
-    places = places_of(tmp_path, {**channels, "model": model})
+    channels = {"train": write(tmp_path / "in", causal_kit.pairs(240)), "model": model,
+                "test": write(tmp_path / "test", causal_kit.pairs(20), "test")}  # fmt: skip
+    places = places_of(tmp_path, channels)
     asked = ["--task", "causal-lm", "--max_length", "8", "--batch_size", "16", "--epochs", "1"]
     found = {each.what: each for each in preflight.inspect(asked, places, 1)}
     assert "240" in found["lengths"].detail
     assert "100.0% of the texts are longer than 8 tokens" in found["truncation"].detail
     assert found["steps"].detail.startswith("15 an epoch")
-    found = {
-        each.what: each for each in preflight.inspect([*asked, "--long_texts", "split"], places, 1)
-    }
-    assert int(found["steps"].detail.split()[0]) > 30
+    split = preflight.inspect([*asked, "--long_texts", "split"], places, 1)
+    (steps,) = (each.detail for each in split if each.what == "steps")
+    assert int(steps.split()[0]) > 30
 
 
 def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
@@ -513,35 +418,31 @@ def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_served_chat_model_stops_where_its_template_ends_a_turn(tmp_path: Path) -> None:
+def test_a_served_chat_model_stops_where_its_template_ends_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The base model's end token is another one, and earlier turns are learned, too."""
     model = causal_kit.make_model("llama", tmp_path / "start")
     reader = transformers.AutoTokenizer.from_pretrained(model)
     reader.chat_template = FORGETFUL
     reader.save_pretrained(model)
+    turns = ("prompt", "completion", "again", "no")
     rows = [
-        [{"role": role, "content": text} for role, text in zip(
-            ("user", "assistant") * 2, (one["prompt"], one["completion"], "again", "no"), strict=True
-        )]
+        {"messages": [{"role": role, "content": one.get(turn, turn)}
+                      for role, turn in zip(("user", "assistant") * 2, turns, strict=True)]}
         for one in causal_kit.pairs(240)
     ]  # fmt: skip
-    channel = causal_kit.write(tmp_path / "train", [{"messages": talk} for talk in rows])
-    argv = ["--task", "causal-lm", "--model_id", str(model), "--epochs", "8", "--lr", "1e-2"]
-    done = train(tmp_path, {"train": channel}, *argv, "--batch_size", "16")
-    assert done.returncode == 0, done.stderr
-    assert "432 of 432 assistant turns are learned" in done.stdout
-    assert (
-        "stop tokens     </s>, <|im_end|> (the model's, and what ends the learned texts)"
-        in done.stdout
-    )
-    saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    argv = ("--task", "causal-lm", "--epochs", "8", "--lr", "1e-2", "--batch_size", "16")
+    job = Job(tmp_path, {"train": write(tmp_path / "in", rows), "model": model}, argv)
+    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    job.run_here()
+    assert "stop tokens     </s>, <|im_end|> (the model's" in capsys.readouterr().out
+    saved = json.loads((job.model / "generation_config.json").read_text())
     assert saved["eos_token_id"] == [0, 2]
-    served = Handlers(tmp_path / "model")
     turn = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     prompts = [turn.format(f"{animal}:") for animal in ("blue cat", "red dog")]
     prompts.append(f"{prompts[1]}dog<|im_end|>\n" + turn.format("again"))
-    answers = served.ask({
-        "inputs": prompts, "parameters": {"max_new_tokens": 40, "return_full_text": False},
-    })  # fmt: skip
+    parameters = {"max_new_tokens": 40, "return_full_text": False}
+    answers = Handlers(job.model).ask({"inputs": prompts, "parameters": parameters})
     texts = [each["generated_text"].removesuffix("<|im_end|>") for (each,) in answers]
     assert texts == ["(thought)catcatcat", "(thought)dog", "(thought)no"]

@@ -23,29 +23,11 @@ from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
 from tests.support import serving_kit
-from tests.support.packed_batches import spread
+from tests.support.packed_batches import KINDS, SMALL, spread
 
 TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2
 LONG = "paris was unbelievable , said anna in the incredible film ; " * 9
-SMALL = {
-    "vocab_size": 71,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-DISTIL = {"vocab_size": 71, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("Bert", {**SMALL, **STILL}),
-    "distilbert": ("DistilBert", {**DISTIL, "dropout": 0.0, "attention_dropout": 0.0}),
-    "electra": ("Electra", {**SMALL, **STILL, "embedding_size": 16}),
-    "roberta": ("Roberta", {**SMALL, **STILL, "max_position_embeddings": 66}),
-    "modernbert": ("ModernBert", {**SMALL, "local_attention": 8, "global_attn_every_n_layers": 2}),
-    "deberta-v2": ("DebertaV2", {**SMALL, **STILL, "relative_attention": True}),
-}
+ENCODERS = {**KINDS, "deberta-v2": ("DebertaV2", {**SMALL, "relative_attention": True})}
 
 
 def tokenise(
@@ -186,7 +168,8 @@ def test_an_evaluation_masks_at_least_one_token() -> None:
 
 def make(kind: str) -> PreTrainedModel:
     """A small random model whose weights are far from 0, so that a leak would be seen."""
-    name, values = KINDS[kind]
+    name, values = ENCODERS[kind]
+    values = {**values, "vocab_size": 71, "pad_token_id": 0}
     config = getattr(transformers, f"{name}Config")(**values)
     config._attn_implementation = "eager" if kind == "deberta-v2" else "sdpa"
     torch.manual_seed(0)
@@ -194,7 +177,9 @@ def make(kind: str) -> PreTrainedModel:
     return spread(model)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["bert", "distilbert", "electra", "roberta", "modernbert", "deberta-v2"]
+)
 def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
     model = make(kind)
     config: Any = model.config

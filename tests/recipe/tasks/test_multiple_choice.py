@@ -18,8 +18,8 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.tasks.multiple_choice import data
 from recipe.tasks.multiple_choice.data import ANSWER, CHOICES, CONTEXT, QUESTION
 from recipe.tasks.multiple_choice.task import Choices
+from tests.support.jobs import write
 from tests.support.packed_batches import PAD, make, samples_of
-from tests.support.ranking_jobs import write
 from tests.support.serving_kit import Handlers, assert_close, save
 
 ENDINGS = {f"ending{n}": text for n, text in enumerate(("sat", "ran", "ate", "hid"))}
@@ -63,34 +63,6 @@ def test_public_formats_are_read(
     assert set(loaded.train[QUESTION]) == {question}
     assert sorted(set(loaded.train[ANSWER])) == sorted(set(positions))
     assert loaded.train[0][CHOICES][:2] == ["sat", "ran"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([{"choices": ["a b", "c d", "e f"], "answer": 1}] * 4, ["numbers from 0 or numbers from 1"]),
-        ([{"choices": ["B", "A"], "answer": "A"}] * 4, ["letters or texts of the choices"]),
-        ([{"choices": PAIR, "answer": "A"}, {"choices": PAIR, "answer": "C"}], ["'C'", "line 2"]),
-        ([{"choices": PAIR, "answer": 0}, {"choices": PAIR, "answer": 2}], ["'2'", "line 2"]),
-        ([{"choices": PAIR, "answer": ""}], ["no answer", "line 1"]),
-        ([{"choices": ["a"], "answer": "A"}], ["two choices", "line 1"]),
-        ([{"choices": ["a", ""], "answer": "A"}], ["empty"]),
-        ([{"choices": PAIR, "mark": "A"}], ["known by name as the answer", "label_column=mark"]),
-        ([{"choices": PAIR, "label": n % 2, "answer": "AABB"[n]} for n in range(4)],
-         ["label_column=label", "label_column=answer"]),
-        ([{"choices": PAIR, "answer": "A", "passage": "It", "article": "He"}], ["'passage'"]),
-        ([{"choices": PAIR, "answer": "A", "query": "It"}], ["text_column=question"]),
-        ([{"choices": "sat or ran", "answer": "A"}], ["lists of texts"]),
-        ([{"ending0": "sat", "ending2": "ran", "label": 0}], ["without a gap"]),
-    ],
-)  # fmt: skip
-def test_what_is_not_certain_is_refused(
-    rows: list[dict[str, Any]], words: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(DataError) as caught:
-        load(tmp_path, [{"question": "who", **row} for row in rows])
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_other_data_has_the_columns_of_the_training_data(tmp_path: Path) -> None:

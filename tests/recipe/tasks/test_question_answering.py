@@ -19,6 +19,7 @@ from recipe.tasks.question_answering import tokens as windows
 from recipe.tasks.question_answering.batches import NOWHERE, Windows
 from recipe.tasks.question_answering.data import Questions
 from recipe.tasks.question_answering.report import Answer, f1_of, find, normal, scores
+from tests.support.refusals import refused
 
 CONTEXT = "Ada was here in 1843 , and Ada left ."
 ROWS = [
@@ -120,9 +121,8 @@ def test_flat_rows_have_starts_as_a_data_frame_writes_them(tmp_path: Path) -> No
 def test_illegal_rows_are_named(tmp_path: Path, change: dict[str, Any], words: list[str]) -> None:
     rows = [flat(ROWS[0]), {**flat(ROWS[0]), **change}]
     folder = written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows)))
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, *words, "line 2"):
         load(folder)
-    assert [word for word in (*words, "line 2") if word not in str(caught.value)] == []
 
 
 def test_each_answer_is_learned_where_it_stands_whole(tiny_model: Path, tmp_path: Path) -> None:

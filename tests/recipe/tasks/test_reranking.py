@@ -12,81 +12,68 @@ import torch
 
 from recipe import arguments, task_table
 from recipe.data.files import part
-from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
 from recipe.tasks import ranking_scores
 from recipe.tasks.ranking_scores import JudgedLists
 from recipe.tasks.reranking import data as reranking
 from recipe.tasks.reranking.task import Reranking
-from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
+from tests.support.jobs import run, write
 from tests.support.serving_kit import Handlers, assert_close
+from tests.support.words import triplets
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 TASK = ("--task", "reranking")
 
 
-@pytest.fixture(scope="module")
-def trained(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Path, Any]]:
-    base = tmp_path_factory.mktemp("reranking")
-    held = write(base / "held", lists(12), "validation")
-    argv = (*TASK, "--lr", "1e-3", "--epochs", "1", "--max_length", "40")
-    pairs = {"train": write(base / "rows", rows_of(lists(40))), "validation": held}
-    whole = {"train": write(base / "lists", lists(40)), "validation": held}
-    return {
-        "pairs": (base / "a", run(base / "a", tiny_model, pairs, *argv, "--batch_size", "16")),
-        "lists": (
-            base / "b",
-            run(base / "b", tiny_model, whole, *argv, "--listwise", "True", "--batch_size", "6"),
-        ),
-    }
-
-
-@pytest.mark.parametrize("how", ["pairs", "lists"])
-def test_the_library_and_our_image_give_the_same_scores(
-    how: str, trained: dict[str, tuple[Path, Any]]
-) -> None:
-    from sentence_transformers import CrossEncoder
-    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-
-    base, metrics = trained[how]
-    library = CrossEncoder(str(base / "model"), device="cpu")
-    rows = lists(12)
-    row = rows[3]
-    scores = library.predict([(row["query"], text) for text in row["documents"]])
-    assert library.max_length == 40
-    assert type(library.activation_fn).__name__ == ("Sigmoid" if how == "pairs" else "Identity")
-    served = Handlers(base / "model")
-    ranked = served.ask({"inputs": {"query": row["query"], "texts": row["documents"]}})
-    by_index = sorted(ranked, key=lambda each: each["index"])
-    if how == "lists":  # A score is a probability, as from TEI and transformers' pipeline.
-        scores = 1 / (1 + np.exp(-scores))
-    assert_close([each["score"] for each in by_index], scores.tolist())
-    assert [each["score"] for each in ranked] == sorted((s["score"] for s in ranked), reverse=True)
-    samples = [
+def lists(count: int, texts: int = 4) -> list[dict[str, Any]]:
+    """Return lists of texts, of which the one with the number of the query is relevant."""
+    return [
         {
-            "query": each["query"],
-            "positive": each["documents"][:1],
-            "negative": each["documents"][1:],
+            "query": f"film number {at}",
+            "documents": [f"the film was number {at + n * 11} , {'good' * (n % 2)}" for n in range(texts - at % 2)],
+            "labels": [int(n == 0) for n in range(texts - at % 2)],
         }
-        for each in rows
-    ]
-    evaluator: Any = CrossEncoderRerankingEvaluator(samples, show_progress_bar=False)  # type: ignore[arg-type]
-    theirs = evaluator(library)
-    for name in ("mrr", "ndcg"):
-        (value,) = [each for key, each in theirs.items() if key.endswith(f"{name}@10")]
-        assert metrics[f"eval_{name}_at_10"] == pytest.approx(value, abs=1e-6)
-    assert "pipeline_tag: text-ranking" in (base / "model" / "README.md").read_text()
-    assert "Ranks, evaluation data" in (base / "output" / "report.html").read_text()
+        for at in range(count)
+    ]  # fmt: skip
 
 
-def test_a_list_is_learned_as_a_whole(trained: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("reranking")
+    channels = {
+        "train": write(base / "lists", lists(40)),
+        "test": write(base / "held", lists(12), "test"),
+    }
+    argv = (*TASK, "--lr", "1e-3", "--max_steps", "3", "--max_length", "40", "--batch_size", "6")
+    run(base, tiny_model, channels, *argv, "--listwise", "True")
+    return base
+
+
+def test_lists_are_scored_as_the_library_scores_them(trained: Path) -> None:
+    """Their logits are no probabilities; those of single texts are in tests/contract."""
+    from sentence_transformers import CrossEncoder
+
+    library = CrossEncoder(str(trained / "model"), device="cpu")
+    row = lists(12)[3]
+    logits = library.predict([(row["query"], text) for text in row["documents"]])
+    assert library.max_length == 40
+    assert type(library.activation_fn).__name__ == "Identity"
+    ranked = Handlers(trained / "model").ask(
+        {"inputs": {"query": row["query"], "texts": row["documents"]}}
+    )
+    by_index = sorted(ranked, key=lambda each: each["index"])
+    # A score is a probability, as from TEI and transformers' pipeline.
+    assert_close([each["score"] for each in by_index], (1 / (1 + np.exp(-logits))).tolist())
+    assert [each["score"] for each in ranked] == sorted((s["score"] for s in ranked), reverse=True)
+    assert "Ranks, evaluation data" in (trained / "output" / "data" / "report.html").read_text()
+
+
+def test_a_list_is_learned_as_a_whole(trained: Path, tmp_path: Path) -> None:
     """Packed and padded: ListNet of the logits that the model gives the pairs by themselves."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    folder = trained["lists"][0] / "model"
+    folder = trained / "model"
     rows = lists(6)
     argv = [*TASK, "--listwise", "True", "--eval_strategy", "no"]
     task = Reranking({"train": write(tmp_path, rows)}, arguments.parse(argv))
@@ -125,26 +112,6 @@ def test_equal_scores_rank_nothing() -> None:
     alike = JudgedLists(starts=np.asarray([0, 2]), labels=np.zeros(2))
     found = ranking_scores.rank(np.ones(2), alike)
     assert ranking_scores.of_lists(np.ones(2), alike, found) == {}
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([{"query": f"q{n}", "positive": f"p{n}"} for n in range(9)], ["none that do not", "label"]),
-        ([{"query": f"q{n}", "passage": "p", "label": n % 2 - 1} for n in range(9)], ["-1", "0"]),
-        ([{"query": f"q{n}", "documents": ["p", "r"], "labels": [1, 1]} for n in range(9)],
-         ["Every label is 1"]),
-        ([{"query": f"q{n}", "documents": ["p", "r"]} for n in range(9)],
-         ["known by name as the score", "label_column"]),
-    ],
-)  # fmt: skip
-def test_data_that_cannot_be_right_is_refused(
-    rows: list[Any], words: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(DataError) as caught:
-        Reranking({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +13,44 @@ import torch
 
 from recipe import arguments
 from recipe.data import relevance
-from recipe.errors import DataError, HyperparameterError
+from recipe.errors import HyperparameterError
 from recipe.models.pretrained import Source
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.ranking_scores import Corpus
 from recipe.tasks.sentence_embedding.task import SentenceEmbedding
-from tests.support.paths import CODE
-from tests.support.ranking_jobs import run, scored, triplets, write
+from tests.support.jobs import run, write
 from tests.support.serving_kit import Handlers, assert_close
+from tests.support.words import triplets
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 TASK = ("--task", "sentence-embedding")
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    base = tmp_path_factory.mktemp("embedding")
-    rows = triplets(60)
-    channels = {
-        "train": write(base / "data", rows[:44]),
-        "validation": write(base / "held", rows[44:], "validation"),
-    }
-    argv = (*TASK, "--lr", "5e-4", "--epochs", "1", "--batch_size", "8", "--max_length", "40")
-    argv += ("--query_prompt", "film , ", "--matryoshka_dims", "8,16")
-    return base, run(base, tiny_model, channels, *argv)
-
-
-def test_the_folder_is_sentence_transformers_own_and_served(trained: tuple[Path, Any]) -> None:
+def test_prompts_and_lengths_are_those_of_the_librarys_folder(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """What else the library reads is in tests/contract."""
     from sentence_transformers import SentenceTransformer
-    from transformers import AutoModel
 
-    folder = trained[0] / "model"
+    rows = triplets(24)
+    channels = {"train": write(tmp_path / "data", rows[:16]),
+                "test": write(tmp_path / "held", rows[16:], "test")}  # fmt: skip
+    argv = (*TASK, "--max_steps", "2", "--batch_size", "8", "--max_length", "40")
+    argv += ("--query_prompt", "film , ", "--matryoshka_dims", "8,16")
+    run(tmp_path, tiny_model, channels, *argv)
+    folder = tmp_path / "model"
     library = SentenceTransformer(str(folder), device="cpu")
     assert library.max_seq_length == 40
     assert library.prompts == {"query": "film , ", "document": ""}
     texts = ["film number 7", "the great film was number 12 , truly", "bad " * 60]
-    vectors = library.encode(texts)
-    served = Handlers(folder)
-    assert_close(served.ask({"inputs": texts}), vectors.tolist())
-    named = served.ask({"inputs": texts, "parameters": {"prompt_name": "query"}})
+    named = Handlers(folder).ask({"inputs": texts, "parameters": {"prompt_name": "query"}})
     assert_close(named, library.encode(texts, prompt_name="query").tolist())
-    encoder = AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        plain = encoder(**library.tokenizer(texts[:1], return_tensors="pt")).last_hidden_state
-    assert_close(plain.mean(dim=1)[0].tolist(), vectors[0].tolist())
-    assert "library_name: sentence-transformers" in (folder / "README.md").read_text()
-    assert "pipeline_tag: sentence-similarity" in (folder / "README.md").read_text()
     assert "1_Pooling/config.json" in (folder / "SHA256SUMS").read_text()
-    report = (trained[0] / "output" / "report.html").read_text()
-    assert "Ranks, evaluation data" in report
-    assert "Worst queries" in report
-
-
-def test_the_scores_are_the_librarys(trained: tuple[Path, Any]) -> None:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.evaluation import (
-        InformationRetrievalEvaluator,
-    )
-
-    rows = triplets(60)[44:]
-    documents = list(dict.fromkeys(row[key] for row in rows for key in ("positive", "negative")))
-    evaluator: Any = InformationRetrievalEvaluator(
-        queries={str(n): row["query"] for n, row in enumerate(rows)},  # it adds the prompt
-        corpus={text: text for text in documents},
-        relevant_docs={str(n): {row["positive"]} for n, row in enumerate(rows)},
-        accuracy_at_k=[1],
-        precision_recall_at_k=[1, 10, 100],
-        show_progress_bar=False,
-    )
-    model = SentenceTransformer(str(trained[0] / "model"), device="cpu")
-    theirs = {name: value for name, value in evaluator(model).items() if "cosine" in name}
-    ours = trained[1]
-    assert 0.2 < ours["eval_recall_at_1"] < 1
-    for name in ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100"):
-        (value,) = [each for key, each in theirs.items() if key.endswith(f"cosine_{name}")]
-        assert ours[f"eval_{name.replace('@', '_at_')}"] == pytest.approx(value, abs=1e-6)
+    report = (tmp_path / "output" / "data" / "report.html").read_text()
+    assert "Ranks, evaluation data" in report and "Worst queries" in report
+    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+    assert settings["similarity_fn_name"] == "cosine"
+    assert not (folder / "config.json").read_text().count("after_encoder")
 
 
 def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_path: Path) -> None:
@@ -139,6 +99,16 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
                 torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-4, atol=1e-5)
 
 
+def scored(count: int) -> list[dict[str, Any]]:
+    """Return scored pairs of texts that share a number, an ending, or nothing."""
+    second = ["the bad {} was awful", "film number {}", "the film number {}"]
+    return [
+        {"sentence1": f"the film number {at}", "sentence2": second[score].format(
+            at if score == 2 else at + 7), "score": score / 2}
+        for at in range(count) for score in range(3)
+    ]  # fmt: skip
+
+
 def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -> None:
     from scipy.stats import spearmanr
     from sentence_transformers import SentenceTransformer, util
@@ -177,53 +147,6 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
         scores = ranking_scores.of_search(found, corpus)
         assert scores["ndcg_at_10"] == scores["recall_at_10"] == 0
         assert {rank.item() for rank in found.ranks} == {40}
-
-
-@pytest.mark.parametrize(
-    ("rows", "argv", "words"),
-    [
-        (
-            [{"id": 1, "url": "x"}] * 9,
-            [],
-            ["no column that is known", "text_column="],
-        ),
-        (
-            [{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)],
-            [],
-            ["Every row", "has 1 in column 'label'", "Leave the column out"],
-        ),
-        (
-            [{"premise": f"a {n}", "hypothesis": "b c", "label": "neutral"} for n in range(9)],
-            [],
-            ["line 1", '"neutral"', "label_column"],
-        ),
-        (
-            [{"premise": f"a {n}", "hypothesis": "b c", "label": n % 3} for n in range(9)],
-            [],
-            ["numbers 0, 1, 2, which may be classes of entailment", "Give triplets"],
-        ),
-        (
-            [{"query": "a", "documents": ["b", "c"], "labels": [1]}] * 9,
-            [],
-            ["2 texts", "1 scores"],
-        ),
-        (
-            [{"query": {"a": 1}, "positive": {"b": 2}}] * 9,
-            [],
-            ["no column that is known", "'query.a'"],
-        ),
-        (triplets(9), ["--negative_columns", "negativ"], ["negativ", "Did you mean negative?"]),
-    ],
-)
-def test_data_that_cannot_be_right_is_refused(
-    rows: list[Any], argv: list[str], words: list[str], tmp_path: Path
-) -> None:
-    channels = {"train": write(tmp_path, rows)}
-    given = arguments.parse([*TASK, *argv])
-    with pytest.raises(DataError) as caught:
-        SentenceEmbedding(channels, given)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -278,12 +201,6 @@ def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_pat
         SentenceEmbedding(channels, arguments.parse(argv))
 
 
-def test_its_settings_say_what_was_learned(trained: tuple[Path, Any]) -> None:
-    settings = json.loads((trained[0] / "model" / "config_sentence_transformers.json").read_text())
-    assert settings["similarity_fn_name"] == "cosine"
-    assert not (trained[0] / "model" / "config.json").read_text().count("after_encoder")
-
-
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_an_evaluations_loss_is_of_groups_of_nearly_one_size(count: int) -> None:
     spans = ranking_scores.in_batches(count, 64)
@@ -317,63 +234,3 @@ def test_texts_are_numbered_as_they_first_come_each_once(
         alike.setdefault(text, set()).add(identity)
     assert all(len(each) == 1 for each in alike.values())
     assert len(set().union(*alike.values())) == len(alike)
-
-
-_GRADIENTS = """
-import sys, torch, torch.distributed as dist
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer import losses
-from recipe.models import ranking_losses
-dist.init_process_group("gloo")
-rank, rows = dist.get_rank(), 4
-def model():
-    made = SentenceTransformer(sys.argv[1], device="cpu")
-    for module in made.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return made
-def features(encoder):
-    at = range(0, 4 * rows, 2)[rank * rows : (rank + 1) * rows]
-    texts = [[f"film number {n}" for n in at], [f"the film was number {n}" for n in at],
-             [f"the bad film was {n + 1}" for n in at]]
-    return [{k: v for k, v in encoder.tokenize(each).items() if k != "modality"} for each in texts]
-def gradients(encoder, loss):
-    loss.backward()
-    for name, weight in encoder.named_parameters():
-        if weight.grad is not None:
-            dist.all_reduce(weight.grad)
-            yield name, weight.grad / dist.get_world_size()
-theirs = model()
-loss = losses.MultipleNegativesRankingLoss(theirs, gather_across_devices=True)
-wanted = dict(gradients(theirs, loss(features(theirs), None)))
-ours = model()
-vectors = torch.stack([ours(dict(each))["sentence_embedding"] for each in features(ours)], dim=1)
-texts = torch.arange(1, 3 * rows + 1).reshape(rows, 3) + rank * 3 * rows
-# One place of the batch is empty.
-vectors = torch.cat([vectors, torch.randn(1, *vectors.shape[1:])])
-texts = torch.cat([texts, torch.zeros(1, 3, dtype=torch.int64)])
-each = ranking_losses.multiple_negatives(vectors, texts, 20.0)[:rows]
-found = dict(gradients(ours, each.mean()))
-assert found.keys() == wanted.keys() and len(found) > 10
-assert max(float(each.abs().max()) for each in wanted.values()) > 1e-2
-for name, value in wanted.items():
-    torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
-print("the same", len(found))
-"""
-
-
-@pytest.mark.heavy
-def test_gathered_negatives_have_the_librarys_gradients(tiny_model: Path, tmp_path: Path) -> None:
-    script = tmp_path / "gradients.py"
-    script.write_text(_GRADIENTS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    launcher += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*launcher, str(script), str(tiny_model)],
-        env={**os.environ, "PYTHONPATH": str(CODE), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the same") == 2

@@ -17,15 +17,24 @@ from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, token
 LONG = "the film was good in paris " * 20
 
 
-def sentence_model(folder: Path, pooling: str, seed: int, *more: Any, **settings: Any) -> Any:
+def sentence_model(
+    folder: Path, *more: Any, pooling: str = "mean", family: str = "", **settings: Any
+) -> Any:
+    """Return a model of the library around a BERT, or a model of another family and configuration."""
+    import torch
+    import transformers
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
-    save("BertModel", folder / "plain", seed)
+    save("BertModel", folder / "plain", 1)
+    if family:
+        config = getattr(transformers, f"{family}Config")(vocab_size=len(tokenizer()), **settings)
+        settings = {}
+        torch.manual_seed(5)
+        getattr(transformers, f"{family}Model")(config).save_pretrained(folder / "plain")
     first = modules.Transformer(str(folder / "plain"))
-    return SentenceTransformer(
-        modules=[first, modules.Pooling(32, pooling), *more], device="cpu", **settings
-    )
+    parts = [first, modules.Pooling(32, pooling), *more]
+    return SentenceTransformer(modules=parts, device="cpu", **settings)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
@@ -38,7 +47,7 @@ def test_vectors_are_the_librarys(pooling: str, tmp_path: Path) -> None:
     prompts = {"query": "who said ", "passage": "in "}
     named = "query" if pooling == "cls" else None
     library = sentence_model(
-        tmp_path, pooling, 1, *more, prompts=prompts, default_prompt_name=named
+        tmp_path, *more, pooling=pooling, prompts=prompts, default_prompt_name=named
     )
     library.max_seq_length = 17
     library.save_pretrained(str(tmp_path / "saved"))
@@ -83,7 +92,7 @@ def test_a_single_text_in_bfloat16_is_answered_as_among_others() -> None:
 def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
     from recipe.backend.requests.payloads import BadRequest
 
-    library = sentence_model(tmp_path, "mean", 2, prompts={"query": "who "})
+    library = sentence_model(tmp_path, prompts={"query": "who "})
     library.max_seq_length = 8
     library.save_pretrained(str(tmp_path / "saved"))
     served = Handlers(tmp_path / "saved")
@@ -102,21 +111,10 @@ def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
 
 def test_a_sentence_model_reads_no_more_than_its_positions(tmp_path: Path) -> None:
     """RoBERTa's begin behind the padding; folders of the hub name one or two more."""
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules
-    from transformers import RobertaConfig, RobertaModel
-
-    reader = tokenizer()
-    torch.manual_seed(5)
-    config = RobertaConfig(
-        vocab_size=len(reader), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+    model = sentence_model(
+        tmp_path, family="Roberta", hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=20, pad_token_id=0,
     )  # fmt: skip
-    RobertaModel(config).save_pretrained(tmp_path / "plain")
-    reader.save_pretrained(tmp_path / "plain")
-    first = modules.Transformer(str(tmp_path / "plain"))
-    model = SentenceTransformer(modules=[first, modules.Pooling(32, "mean")], device="cpu")
     model.max_seq_length = 20
     model.save_pretrained(str(tmp_path / "saved"))
     served = Handlers(tmp_path / "saved")
@@ -183,20 +181,10 @@ def test_pairs_are_cut_as_the_library_cuts_them(tmp_path: Path) -> None:
 def test_vectors_of_models_that_heed_no_mask_are_those_of_each_text_alone(
     kind: str, tmp_path: Path
 ) -> None:
-    import torch
-    import transformers
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules
-
-    save("BertModel", tmp_path / "plain", 1)
     size = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32}
     if kind == "FNet":
         size = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32}
-    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer()), **size)
-    torch.manual_seed(0)
-    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path / "plain")
-    first = modules.Transformer(str(tmp_path / "plain"))
-    library = SentenceTransformer(modules=[first, modules.Pooling(32, "mean")], device="cpu")
+    library = sentence_model(tmp_path, family=kind, **size)
     library.save_pretrained(str(tmp_path / "saved"))
     served = Handlers(tmp_path / "saved")
     together = served.ask({"inputs": [*TEXTS, "said"]})
@@ -207,24 +195,15 @@ def test_vectors_of_models_that_heed_no_mask_are_those_of_each_text_alone(
 
 def test_a_long_texts_vector_does_not_depend_on_what_came_before(tmp_path: Path) -> None:
     """BigBird ends its sparse attention at the first short batch."""
-    import torch
-    import transformers
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules
 
-    save("BertModel", tmp_path / "plain", 1)
-    config = transformers.BigBirdConfig(
-        vocab_size=len(tokenizer()), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+    library = sentence_model(
+        tmp_path, family="BigBird", hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=32, block_size=4, num_random_blocks=1, max_position_embeddings=128,
         initializer_range=0.5,
     )  # fmt: skip
-    torch.manual_seed(0)
-    transformers.BigBirdModel(config).save_pretrained(tmp_path / "plain")
-    first = modules.Transformer(str(tmp_path / "plain"), max_seq_length=128)
-    folder = str(tmp_path / "saved")
-    SentenceTransformer(modules=[first, modules.Pooling(32, "mean")], device="cpu").save_pretrained(
-        folder
-    )
+    library.max_seq_length = 128
+    library.save_pretrained(folder := str(tmp_path / "saved"))
     served = Handlers(tmp_path / "saved")
     before = served.ask({"inputs": LONG})
     served.ask({"inputs": "said"})
@@ -238,7 +217,7 @@ def test_a_long_texts_vector_does_not_depend_on_what_came_before(tmp_path: Path)
 def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    sentence_model(tmp_path, "mean", 1).save_pretrained(str(tmp_path / "saved"))
+    sentence_model(tmp_path).save_pretrained(str(tmp_path / "saved"))
     for folder in ("saved", "plain"):  # the library's, and one for feature-extraction
         (file,) = (tmp_path / folder).rglob("model.safetensors")
         weights = load_file(file)
@@ -255,7 +234,7 @@ def test_an_encoder_in_a_folder_below_is_looked_at_there(tmp_path: Path) -> None
     """As older releases of the library have saved it."""
     from safetensors.torch import load_file, save_file
 
-    library = sentence_model(tmp_path, "mean", 1)
+    library = sentence_model(tmp_path)
     folder = tmp_path / "saved"
     library.save_pretrained(str(folder))
     below = folder / "0_Transformer"

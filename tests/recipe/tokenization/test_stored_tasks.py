@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from recipe.batching.samples import Samples
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
 from recipe.tasks.masked_lm import tokens as masked_texts
@@ -145,30 +144,29 @@ def test_words_to_mask_are_those_of_each_row(
 
 
 TAGGING = words.Tagging(names=("O", "B-X", "I-X"), all_pieces=True, long_texts=None)
-MAKERS: dict[str, tuple[datasets.Dataset, Callable[[datasets.Dataset, Any], Samples]]] = {
-    "texts": (IDS, lambda split, tokenizer: texts.samples(split, tokenizer, LONGEST)),
-    "documents": (TALKS, lambda split, tokenizer: documents.tokenise(
-        "train", split, tokenizer, LONGEST, None)),
-    "masked": (TEXTS, lambda split, tokenizer: masked_texts.tokenise(
-        "evaluation", split, tokenizer, LONGEST, Hyperparameters())),
-    "words": (TAGGED, lambda split, tokenizer: words.tokenise(
-        "train", split, tokenizer, LONGEST, TAGGING, judged=True)),
-    "windows": (QUESTIONS, lambda split, tokenizer: windows.tokenise(
-        "train", split, tokenizer, LONGEST + 8, 3, judged=True)),
-    "pairs": (PAIRS, lambda split, tokenizer: text_pairs.tokenise(
-        "train", split, tokenizer, "do: ", LONGEST, 9)),
-    "answers": (ANSWERS, lambda split, tokenizer: preferences.tokenise(
-        "train", split, False, tokenizer, LONGEST)),
-    "answers in talks": (TWO_TALKS, lambda split, tokenizer: preferences.tokenise(
-        "train", split, True, tokenizer, 60)),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("task", MAKERS)
+@pytest.mark.parametrize("case", [
+    pytest.param((IDS, lambda split, tokenizer: texts.samples(split, tokenizer, LONGEST)), id="texts"),
+    pytest.param((TALKS, lambda split, tokenizer: documents.tokenise(
+        "train", split, tokenizer, LONGEST, None)), id="documents"),
+    pytest.param((TEXTS, lambda split, tokenizer: masked_texts.tokenise(
+        "evaluation", split, tokenizer, LONGEST, Hyperparameters())), id="masked"),
+    pytest.param((TAGGED, lambda split, tokenizer: words.tokenise(
+        "train", split, tokenizer, LONGEST, TAGGING, judged=True)), id="words"),
+    pytest.param((QUESTIONS, lambda split, tokenizer: windows.tokenise(
+        "train", split, tokenizer, LONGEST + 8, 3, judged=True)), id="windows"),
+    pytest.param((PAIRS, lambda split, tokenizer: text_pairs.tokenise(
+        "train", split, tokenizer, "do: ", LONGEST, 9)), id="pairs"),
+    pytest.param((ANSWERS, lambda split, tokenizer: preferences.tokenise(
+        "train", split, False, tokenizer, LONGEST)), id="answers"),
+    pytest.param((TWO_TALKS, lambda split, tokenizer: preferences.tokenise(
+        "train", split, True, tokenizer, 60)), id="answers in talks"),
+])  # fmt: skip
 def test_tokens_are_made_once_whatever_comes_together(
-    task: str, tiny_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    case: Any, tiny_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split, make = MAKERS[task]
+    split, make = case
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     first = make(split, tokenizer)
     (kept,) = cache.iterdir()

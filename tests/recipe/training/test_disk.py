@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,8 @@ from safetensors.torch import save_file
 
 from recipe.errors import CheckpointError, OutputError
 from recipe.storage import atomic, checkpoints
+from tests.support.jobs import Job
 from tests.support.mounts import Mount, mounted
-from tests.support.trainings import train
 from tests.support.words import write_reviews
 
 
@@ -78,24 +76,18 @@ def widened(folder: Path, kilobytes: int) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.long
 def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
-    tmp_path: Path, tmpfs: Mount, tiny_model: Path
+    tmp_path: Path, tmpfs: Mount, tiny_model: Path, preloaded: Mapping[str, str]
 ) -> None:
     """The disk of checkpoints, then the model's, then that of the report."""
     saved, model = tmpfs("job/checkpoints", 700), tmpfs("job/model", 100)
     output = tmpfs("job/output/data", 40)
-    data = tmp_path / "train.csv"
-    write_reviews(data, 80)
-    arguments = ["--model_id", str(tiny_model), "--batch_size", "8", "--max_steps", "6"]
-    arguments += ["--save_steps", "2", "--save_total_limit", "3"]
-
-    def start() -> subprocess.CompletedProcess[str]:
-        return train(tmp_path / "job", {"train": data}, *arguments)
-
-    full = start()
-    assert full.returncode == 1
-    last = full.stderr.strip().splitlines()[-1]
+    data = write_reviews(tmp_path / "in" / "train.csv", 80).parent
+    argv = ["--model_id", str(tiny_model), "--batch_size", "8", "--max_steps", "6"]
+    argv += ["--save_steps", "2", "--save_total_limit", "3"]
+    job = Job(tmp_path / "job", {"train": data}, argv, preloaded).run()
+    assert job.codes == {1}
+    last = job.errors.strip().splitlines()[-1]
     for words in ("CheckpointError", str(saved), "It takes about 0.", "MB were free", "Free space"):
         assert words in last
     found = checkpoints.newest(saved)
@@ -103,22 +95,18 @@ def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
     assert not list(saved.glob(".*"))
 
     widened(saved, 10_000)
-    without_model = start()
-    assert f"resuming from {found.path}" in without_model.stdout
-    assert without_model.returncode == 1
-    last = without_model.stderr.strip().splitlines()[-1]
+    assert job.run().codes == {1}
+    assert f"resuming from {found.path}" in job.log
+    last = job.errors.strip().splitlines()[-1]
     for words in ("OutputError", "The model cannot be written", str(model), "volume size"):
         assert words in last
     assert list(model.iterdir()) == []
 
     widened(model, 10_000)
-    done = start()
-    assert done.returncode == 0, done.stderr
-    assert "checkpoint-6" in done.stdout
-    assert "metric step=1 " not in done.stdout
-    assert (model / "model.safetensors").is_file()
-    assert json.loads((output / "metrics.json").read_text())["eval_loss"] > 0
-    (line,) = (line for line in done.stdout.splitlines() if "no report" in line)
-    for words in (str(output), "0.0 MB were free", "the model and metrics.json are written"):
+    done = job.finish()
+    assert "checkpoint-6" in done.log and not done.losses
+    assert done.files and done.metrics["eval_loss"] > 0
+    (line,) = (line for line in done.log.splitlines() if "the report cannot" in line)
+    for words in (str(output), "0.0 MB were free", "metrics.json are already written"):
         assert words in line
     assert [path.name for path in output.iterdir()] == ["metrics.json"]

@@ -26,14 +26,15 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.plan import detection
 from recipe.training import run as training_run
 from tests.support.paths import CODE, ROOT
-from tests.support.task_cases import CASES, make
+from tests.support.tasks import CASES, make
 from tests.support.words import reviews
 
 RULES = ROOT / "tests" / "support" / "neuron_rules.py"
 OPERATORS = ROOT / "tests" / "support" / "neuron_operators.txt"
-GRAPHS = {"summaries": 3, "summaries, LoRA": 3}
+TO_TEXT = ("summarization", "summarization, LoRA", "translation", "text2text-generation")
+GRAPHS = dict.fromkeys(TO_TEXT, 3)
 """Of a training and its evaluations: two, but for these."""
-WATCHED = ("classes", "ranks of lists")
+WATCHED = ("text-classification", "ranks of lists")
 """The others take minutes in all."""
 COMPILED = ("--compile", "--torch_compile_backend", "neuron")
 STAND_IN = """
@@ -83,15 +84,13 @@ def run(
     "name",
     [each if each in WATCHED else pytest.param(each, marks=pytest.mark.long) for each in CASES],
 )
-def test_nothing_is_computed_in_float64(name: str, tmp_path: Path, tiny_model: Path) -> None:
+def test_nothing_is_computed_in_float64(name: str, tmp_path: Path) -> None:
     """TorchNeuron would silently compute it in float32."""
-    case = CASES[name]
-    model, data, channels, arguments = make(case, tmp_path, tiny_model)
-    more = ("--model_id", str(model), "--task", case.task, "--max_steps", "3", "--batch_size", "4")
+    data, arguments = make(name, tmp_path)
+    more = ("--max_steps", "3", "--batch_size", "4")
     done, (seen,) = run(
-        tmp_path / "run", [], *more, *arguments, *case.more,
-        **channels, SM_CHANNEL_TRAIN=data, WATCH="1",
-    )  # fmt: skip
+        tmp_path / "run", [], *arguments, *more, SM_CHANNEL_TRAIN=str(data), WATCH="1"
+    )
     assert done.returncode == 0, done.stderr
     assert {"aten.embedding.default", "aten.embedding_dense_backward.default"} <= set(
         seen["operators"]
@@ -128,19 +127,18 @@ def test_the_process_group_is_started_before_anything_is_seeded(
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "name",
-    [each if each == "classes" else pytest.param(each, marks=pytest.mark.long) for each in CASES],
+    [
+        each if each == "text-classification" else pytest.param(each, marks=pytest.mark.long)
+        for each in CASES
+    ],
 )
-def test_every_task_keeps_the_rules(name: str, tmp_path: Path, tiny_model: Path) -> None:
+def test_every_task_keeps_the_rules(name: str, tmp_path: Path) -> None:
     """No break, no symbolic shape, and as many graphs however many epochs there are."""
-    case = CASES[name]
-    model, data, channels, arguments = make(case, tmp_path, tiny_model)
+    data, arguments = make(name, tmp_path)
     graphs = []
     for epochs in ("1", "2"):
-        more = ("--model_id", str(model), "--task", case.task, "--epochs", epochs)
-        done, (seen,) = run(
-            tmp_path / epochs, [], *more, "--batch_size", "4", *COMPILED, *arguments, *case.more,
-            **channels, SM_CHANNEL_TRAIN=data,
-        )  # fmt: skip
+        more = ("--epochs", epochs, "--batch_size", "4", *COMPILED)
+        done, (seen,) = run(tmp_path / epochs, [], *arguments, *more, SM_CHANNEL_TRAIN=str(data))
         assert done.returncode == 0, done.stderr
         assert seen["breaks"] == 0
         graphs.append(seen["graphs"])

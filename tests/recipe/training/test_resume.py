@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,106 +20,100 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recipe import arguments, paths
 from recipe.errors import CheckpointError, DivergedError
 from recipe.storage import checkpoints
-from recipe.training import run as training_run
 from recipe.training.interruptions import EXIT_CODE
 from recipe.training.resuming import Resumable
 from recipe.training.snapshot import Snapshot
+from tests.support.jobs import QUICK, SHARDED, Job, run, write
+from tests.support.paths import CODE
 from tests.support.ports import free_port
-from tests.support.trainings import CODE, STEPS, Job
-from tests.support.words import write_reviews
+from tests.support.refusals import refused
+from tests.support.words import reviews
+
+STEPS = 100
+"""Of an epoch; there are two."""
+REVIEWS = [{"text": text, "label": label} for text, label in reviews(8 * STEPS * 10 // 9)]
+ARGV = (
+    "--epochs", "2", "--lr", "1e-3", "--batch_size", "8", "--logging_steps", "1", "--save_steps", "7",
+    "--save_strategy", "steps", "--max_length", "32",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "reviews.csv"
-    write_reviews(path, 8 * STEPS * 10 // 9)
-    return path
-
-
-SHARDED = ("--mp_parameters", "partitions=2")
+    return write(tmp_path_factory.mktemp("data"), REVIEWS)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("processes", "more"),
-    [
-        pytest.param(1, (), marks=pytest.mark.long),
-        (2, ()),
-        pytest.param(2, SHARDED, marks=pytest.mark.long),
-    ],
-)
-def test_a_run_killed_and_stopped_ends_with_the_same_weights(
-    tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
+@pytest.mark.parametrize("more", [(), pytest.param(SHARDED, marks=pytest.mark.long)])
+def test_two_processes_killed_and_stopped_end_with_the_same_weights(
+    tmp_path: Path,
+    tiny_model: Path,
+    data: Path,
+    preloaded: Mapping[str, str],
+    more: tuple[str, ...],
 ) -> None:
-    whole = Job(tmp_path / "whole", tiny_model, data, processes, more)
-    output = whole.finish()
-    assert f"metric step={2 * STEPS} {{'loss'" in output
-    job = Job(tmp_path / "disturbed", tiny_model, data, processes, more)
-    drawn = random.Random(processes)
-    killed_at = drawn.randint(10, STEPS - 10)
-    code, _ = job.interrupt(signal.SIGKILL, killed_at)
-    assert code == -signal.SIGKILL
-    # Early in the second epoch: what is left must outlast this process's own reading of the log.
-    stopped_at = drawn.randint(STEPS, STEPS + 10)
-    code, resumed = job.interrupt(signal.SIGTERM, stopped_at)
-    assert code == EXIT_CODE, (killed_at, stopped_at, resumed)
+    """Of one process, tests/contract stops every task; ordeal/kill.py kills it."""
+    argv = ("--model_id", str(tiny_model), *ARGV, "--batch_size", "4", *more)
+    whole, job = (
+        Job(tmp_path / name, {"train": data}, argv, {**preloaded, **QUICK})
+        for name in ("whole", "disturbed")
+    )
+    whole.finish(processes=2)
+    assert len(whole.losses) == 2 * STEPS
+    job.interrupt("metric step=43 {'loss'", by=signal.SIGKILL, processes=2)
+    assert -signal.SIGKILL in job.codes and 0 not in job.codes
+    resumed = job.interrupt("metric step=104 {'loss'", processes=2).log
+    assert job.codes == {EXIT_CODE}, resumed
     assert re.search(r"resuming from .*/checkpoint-\d+", resumed)
     (step,) = re.findall(r"stopped at step (\d+) of", resumed)
-    assert (job.checkpoints / f"checkpoint-{step}").is_dir()
-    assert f"training stopped after step {step} of {2 * STEPS}" in resumed
-    assert (job.base / "model" / "model.safetensors").is_file()
-    last = job.finish()
-    assert f"resuming from {job.checkpoints}/checkpoint-{step}" in last
-    assert job.weights() == whole.weights(), (killed_at, stopped_at)
+    assert resumed.count(f"training stopped after step {step} of {2 * STEPS}") == 1
+    kept = job.checkpoints / f"checkpoint-{step}" / "model.safetensors"
+    partial, saved = job.weights, load_file(kept)
+    assert all(torch.equal(partial[key], saved[key]) for key in partial)
+    losses = job.losses
+    last = job.finish(processes=2).log
+    assert f"resuming from {kept.parent}" in last
+    assert job.files == whole.files
     # Each step was logged with the same loss, whichever start it was in.
-    expected = dict(re.findall(r"metric step=(\d+) \{('loss': [^,}]+)", output))
-    for number, loss in re.findall(r"metric step=(\d+) \{('loss': [^,}]+)", resumed + last):
-        assert loss == expected[number], number
+    assert whole.losses.items() >= {**losses, **job.losses}.items()
     # Once more: training had ended, the model is written again.
-    (job.base / "model" / "model.safetensors").unlink()
-    again = job.finish()
-    assert "metric step=1 " not in again
-    assert f"this job was finished before, at step {2 * STEPS}: nothing is trained" in again
-    assert job.weights() == whole.weights()
+    (job.model / "model.safetensors").unlink()
+    again = job.finish(processes=2)
+    assert not again.losses
+    assert f"this job was finished before, at step {2 * STEPS}: nothing is trained" in again.log
+    assert job.files == whole.files
 
 
 @pytest.mark.heavy
-@pytest.mark.long
-def test_a_stop_during_an_evaluation_repeats_it(tmp_path: Path, tiny_model: Path) -> None:
-    for name, rows in (("train", 48), ("test", 6000)):
-        write_reviews(tmp_path / f"{name}.csv", rows)
-    ends = {}
-    for name in ("whole", "disturbed"):
-        job = Job(tmp_path / name, tiny_model, tmp_path / "train.csv")
-        job.environment["SM_CHANNEL_TEST"] = str(tmp_path / "test.csv")
-        job.arguments[job.arguments.index("steps")] = "epoch"
-        job.arguments += ["--load_best_model_at_end", "True"]
-        if name == "disturbed":
-            code, output = job.interrupt(signal.SIGTERM, 6)
-            assert code == EXIT_CODE, output
-            assert "stopped at step 6 of 12; checkpoint saved in" in output
-            assert "eval_loss" not in output
-        ends[name] = (job.finish(), job.weights())
-    assert ends["disturbed"][1] == ends["whole"][1]
-    scores = [re.findall(r"step=6 .*'eval_loss': ([^,}]+)", output) for output, _ in ends.values()]
+def test_a_stop_during_an_evaluation_repeats_it(
+    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
+) -> None:
+    channels = {"train": write(tmp_path / "in", REVIEWS[:48]),
+                "test": write(tmp_path / "test", REVIEWS, "test")}  # fmt: skip
+    argv = ("--model_id", str(tiny_model), *ARGV, "--save_strategy", "epoch",
+            "--load_best_model_at_end", "True")  # fmt: skip
+    whole, job = (
+        Job(tmp_path / name, channels, argv, {**preloaded, **QUICK})
+        for name in ("whole", "disturbed")
+    )
+    job.interrupt("metric step=6 {'loss'")
+    assert job.codes == {EXIT_CODE}, job.log
+    assert "stopped at step 6 of 12; checkpoint saved in" in job.log
+    assert "eval_loss" not in job.log
+    assert job.finish().files == whole.finish().files
+    scores = [re.findall(r"step=6 .*'eval_loss': ([^,}]+)", each.log) for each in (whole, job)]
     assert len(scores[0]) == 1
     assert scores[0] == scores[1]
 
 
-def train_here(job: Job, *more: str) -> None:
-    """Train in this process, which has imported the recipe."""
-    given = paths.from_environment(job.environment)
-    training_run.run(arguments.parse([*job.arguments, *more], given), given, job.environment)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Path) -> Job:
-    job = Job(tmp_path_factory.mktemp("job"), tiny_model, data)
-    train_here(job, "--max_steps", "15")
+    argv = ("--model_id", str(tiny_model), *ARGV, "--max_steps", "15")
+    job = Job(tmp_path_factory.mktemp("job"), {"train": data}, argv)
+    job.run_here()
     return job
 
 
@@ -186,14 +181,11 @@ def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
 
     monkeypatch.setattr(Resumable, "_snapshot", taken)
     monkeypatch.setattr(Snapshot, "write", slowly)
-    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(data))
     for name, beside in (("beside", True), ("within", False)):
-        monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / name))
         monkeypatch.setattr(Resumable, "_fits_in_memory", lambda self, fits=beside: fits)
-        argv = ["--model_id", str(tiny_model), "--max_steps", "5", "--save_strategy", "steps"]
-        argv += ["--save_steps", "1", "--save_total_limit", "9", "--lr", "1e-3"]
-        given = paths.from_environment(os.environ)
-        training_run.run(arguments.parse(argv, given), given, os.environ)
+        argv = ("--max_steps", "5", "--save_strategy", "steps", "--save_steps", "1",
+                "--save_total_limit", "9", "--lr", "1e-3")  # fmt: skip
+        run(tmp_path / name, tiny_model, {"train": data}, *argv)
     assert len(places) == 4, "the last step's is written in the step"
     assert places[0] == places[1] == places[2] == places[3]
     seen = set()
@@ -291,18 +283,20 @@ def test_half_written_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_job_does_not_resume(
-    trained: Job, tmp_path: Path, tiny_model: Path, data: Path
-) -> None:
-    job = Job(trained.base, tiny_model, data)
-    job.arguments[job.arguments.index("--batch_size") + 1] = "4"
-    job.arguments += ["--seed", "1", "--class_weight", "balanced", "--adam_beta2", "0.98"]
-    longer = tmp_path / "more.csv"
-    longer.write_text(data.read_text() + "the film was good,pos\n")
-    job.environment["SM_CHANNEL_TRAIN"] = str(longer)
-    with pytest.raises(CheckpointError) as raised:
-        train_here(job, "--max_steps", "15")
-    for words in (
+def test_another_job_does_not_resume(trained: Job, tmp_path: Path) -> None:
+    longer = {"train": write(tmp_path, [*REVIEWS, REVIEWS[0]])}
+    changes = (
+        "--batch_size",
+        "4",
+        "--seed",
+        "1",
+        "--class_weight",
+        "balanced",
+        "--adam_beta2",
+        "0.98",
+    )
+    with refused(
+        CheckpointError,
         "checkpoint-15 cannot be resumed from, since the job has changed:",
         "samples in a step was 8 (processes 1 x batch size 8 x gradient_accumulation_steps 1) and "
         "is 4 (processes 1 x batch size 4",
@@ -312,45 +306,43 @@ def test_another_job_does_not_resume(
         "the data has changed",
         "resume_from_checkpoint=False",
     ):
-        assert words in str(raised.value)
+        replace(trained, channels=longer).run_here(*changes)
 
 
 @pytest.mark.heavy
 def test_another_model_does_not_resume(
-    trained: Job, tmp_path: Path, tiny_model: Path, data: Path
+    trained: Job, tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     weights = load_file(other / "model.safetensors")
     weights["embeddings.word_embeddings.weight"][0] += 1
     save_file(weights, other / "model.safetensors", {"format": "pt"})
-    job = Job(trained.base, other, data, processes=2)
-    _, errors = job.start("--max_steps", "15").communicate(timeout=240)
+    changes = ("--model_id", str(other), "--batch_size", "4")
+    errors = replace(trained, environ=preloaded).run(*changes, processes=2).errors
     line = next(line for line in errors.splitlines() if "CheckpointError:" in line)
     assert "the model has changed" in line
     assert "samples in a step" not in line, "which another number of processes keeps"
     assert "data" not in line.partition("since")[2].partition("resume_from")[0]
 
 
-@pytest.mark.heavy
-@pytest.mark.long
-def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
-    job = Job(tmp_path, tiny_model, data)
-    job.finish("--max_steps", "3", "--save_minutes", "0.00001")
+def test_it_starts_anew_where_asked_to(
+    tmp_path: Path, trained: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(trained, base=tmp_path)
+    job.run_here("--max_steps", "3", "--save_minutes", "0.00001")
     assert {path.name for path in job.checkpoints.iterdir()} == {"checkpoint-2", "checkpoint-3"}
-    output = job.finish("--max_steps", "3", "--resume_from_checkpoint", "False")
+    capsys.readouterr()
+    job.run_here("--max_steps", "3", "--resume_from_checkpoint", "False")
+    output = capsys.readouterr().out
     assert "resuming" not in output
     assert "2 earlier checkpoint(s) moved" in output
     assert {path.name for path in job.checkpoints.iterdir()} == {"before-1", "checkpoint-3"}
 
 
-def test_a_loss_that_is_no_number_names_step_and_rows(
-    tmp_path: Path, tiny_model: Path, data: Path
-) -> None:
-    job = Job(tmp_path, tiny_model, data)
-    job.arguments[job.arguments.index("1e-3")] = "1e38"
+def test_a_loss_that_is_no_number_names_step_and_rows(tmp_path: Path, trained: Job) -> None:
     with pytest.raises(DivergedError) as raised:
-        train_here(job, "--lr_scheduler_type", "constant")
+        replace(trained, base=tmp_path).run_here("--lr", "1e38", "--lr_scheduler_type", "constant")
     for words in (
         "The loss of step",
         "is NaN or infinite. Its batch",

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-from recipe import paths
-from recipe.arguments import parse
+from recipe.reports import report
 from recipe.training import engine as engines
-from recipe.training import run
-from tests.support.task_cases import CASES, make
-from tests.support.waits import Waits
+from tests.support.jobs import Job
+from tests.support.tasks import CASES, make
 
 pytestmark = pytest.mark.heavy
-IN_EVERY_CHECK = ("classes", "embeddings in parts", "completions, LoRA")
-OF_THE_LIBRARY = {"summaries": 2, "summaries, LoRA": 2}
+IN_EVERY_CHECK = ("embeddings in parts", "causal-lm, LoRA")
+TO_TEXT = ("summarization", "summarization, LoRA", "translation", "text2text-generation")
+OF_THE_LIBRARY = dict.fromkeys(TO_TEXT, 2)
 """Waits for each batch: transformers asks whether a mask leaves anything out, of the encoder's
 attention and of the decoder's to the encoder."""
 BATCHES = 2
@@ -26,6 +26,26 @@ ARGUMENTS = (
     *("--max_steps", "7", "--save_strategy", "no", "--eval_strategy", "no", "--bf16", "True"),
     *("--logging_strategy", "no", "--batch_size", "4", "--gradient_accumulation_steps", "2"),
 )
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations for whose result a process would wait for its GPU."""
+
+    NAMES = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        # By a mask, of which it must know how many places are True.
+        by_mask = name in ("index", "index_put_", "index_put") and any(
+            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
+        )
+        if name.startswith(self.NAMES) or by_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 class Quiet(TrainerCallback):
@@ -45,14 +65,10 @@ class Quiet(TrainerCallback):
     [pytest.param(name, marks=[pytest.mark.long] * (name not in IN_EVERY_CHECK)) for name in CASES],
 )
 def test_no_step_waits_for_the_device(
-    name: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = CASES[name]
-    model, data, variables, arguments = make(case, tmp_path, tiny_model)
-    for variable, value in {
-        "SAGEMAKER_BASE_DIR": str(tmp_path / "base"), "SM_CHANNEL_TRAIN": data, **variables
-    }.items():  # fmt: skip
-        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    data, arguments = make(name, tmp_path)
     waits = Waits()
     quiet = Quiet(waits)
     real = engines.build
@@ -71,9 +87,7 @@ def test_no_step_waits_for_the_device(
         return trainer
 
     monkeypatch.setattr(engines, "build", build)
-    argv = ["--task", case.task, "--model_id", str(model), *ARGUMENTS, *arguments, *case.more]
-    places = paths.from_environment(os.environ)
-    run.run(parse(argv, places), places, os.environ)
+    Job(tmp_path / "base", {"train": data}, (*arguments, *ARGUMENTS)).run_here()
     expected = OF_THE_LIBRARY.get(name, 0) * BATCHES * 4
     assert quiet.counts[6] - quiet.counts[2] == expected, waits.found
     assert waits.found.count("_local_scalar_dense") >= 1, "it counts nothing"

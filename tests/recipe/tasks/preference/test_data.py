@@ -146,35 +146,6 @@ def test_a_prompt_that_the_conversations_repeat_is_read_once() -> None:
     assert found == (ASKED, GOOD, BAD)
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([{"prompt": "q", "chosen": "a"}], ["known by name as the rejected", "rejected_column", "'prompt' ('q'), 'chosen'"]),
-        ([{"ask": "q", "chosen": "one", "rejected": "two"}], ["prompt_column", "2 of 2", "ask"]),
-        ([{"chosen": ASKED + GOOD, "rejected": "no"}], ["in only one of the columns"]),
-        ([{"prompt": "q", "chosen": ["a"], "rejected": ["b"]}], ["line 1", "no text", "'chosen'"]),
-        ([{"prompt": "q", "chosen": "a", "rejected": "a"}], ["no pair that can be used", SAME]),
-        ([{"prompt": "q", "chosen": [{"from": "judge", "value": "x"}], "rejected": BAD}],
-         ["column 'chosen', message 0", "'judge', which is not known"]),
-        ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "images": ["a.png"]}],
-         ["'images'", "TRL"]),
-        ([{"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}], ["status", "tie"]),
-        ([{"prompt": "Q?", "chosen": "Q? yes", "rejected": "Q? no"}], ["begins with its prompt"]),
-        ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}],
-         ["'tools'", "ignore_columns=tools"]),
-        ([{"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}],
-         ["'chat_template_kwargs.thinking'"]),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_refused(
-    tmp_path: Path, rows: list[dict[str, Any]], words: list[str]
-) -> None:
-    with pytest.raises(DataError) as caught:
-        load(tmp_path, rows * 2)
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_ties_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = [{"prompt": f"q {n}", "chosen": "a", "rejected": "b", "status": status}
             for n, status in enumerate(["swapped", "tie", "unchanged", "tie"])]  # fmt: skip

@@ -14,22 +14,19 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, EvalPrediction
 
-from recipe import arguments
 from recipe.batching import batches
-from recipe.errors import CheckpointError, DataError, HyperparameterError
+from recipe.errors import CheckpointError, DataError
 from recipe.models import flat_attention
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
 from recipe.reports import report
-from recipe.tasks.preference import task as preference
 from recipe.tasks.preference.batches import AnswerPairs
 from recipe.tasks.preference.task import Preferring, tokens
 from recipe.training import preflight
 from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit
 from tests.support.causal_kit import CHATML, MARKED, ODD
-from tests.support.ranking_jobs import places_of, run, write
-from tests.support.serving_kit import Handlers
+from tests.support.jobs import places_of, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 TEXTS = {
@@ -265,37 +262,23 @@ def trained(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return base, run(base, start, channels, *argv)
 
 
-@pytest.mark.heavy
-def test_a_run_learns_what_is_preferred_and_is_served(
-    trained: tuple[Path, dict[str, float]], start: Path
-) -> None:
+def test_a_run_begins_at_no_margin_and_reports_it(trained: tuple[Path, dict[str, float]]) -> None:
     base, metrics = trained
     assert metrics["eval_reward_accuracy"] > 0.9
-    assert metrics["test_reward_accuracy"] > 0.9
-    assert metrics["eval_reward_margin"] == pytest.approx(
-        metrics["eval_chosen_reward"] - metrics["eval_rejected_reward"], rel=1e-5
-    )
-    history = json.loads(
-        (base / "checkpoints" / "checkpoint-20" / "trainer_state.json").read_text()
-    )
-    at_start = history["log_history"][0]
+    margin = metrics["eval_chosen_reward"] - metrics["eval_rejected_reward"]
+    assert metrics["eval_reward_margin"] == pytest.approx(margin, rel=1e-5)
+    state = json.loads((base / "checkpoints" / "checkpoint-20" / "trainer_state.json").read_text())
+    at_start = state["log_history"][0]
     assert at_start["eval_reward_margin"] == 0.0, "exactly: the references are of the same batches"
     assert at_start["eval_loss"] == pytest.approx(np.log(2))
-    page = (base / "output" / "report.html").read_text()
+    page = (base / "output" / "data" / "report.html").read_text()
     for words in (
         "Margins, test data",
         "lowest and the highest",
         "Generated text, evaluation data",
     ):
         assert words in page
-    card = (base / "model" / "README.md").read_text()
-    assert "pipeline_tag: text-generation" in card
-    assert "DPO, sigmoid loss, beta 0.1" in card
-    assert (base / "model" / "SHA256SUMS").is_file()
-    served = Handlers(base / "model")
-    parameters = {"max_new_tokens": 8, "return_full_text": False, "do_sample": False}
-    (said,) = served.ask({"inputs": "red cat:", "parameters": parameters})
-    assert isinstance(said["generated_text"], str)
+    assert "DPO, sigmoid loss, beta 0.1" in (base / "model" / "README.md").read_text()
 
 
 def test_a_resumed_run_takes_its_references_from_the_checkpoint(
@@ -348,44 +331,6 @@ def test_a_stop_before_the_first_step_is_one(
     assert left.value.code == EXIT_CODE
     assert not (tmp_path / "model").exists()
     assert not list((tmp_path / "checkpoints").glob("checkpoint-*"))
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["--do_train", "False", "--do_eval", "True"], ["do_train=False", "task=causal-lm"]),
-        (["--loss_type", "ipo", "--label_smoothing", "0.1"], ["label_smoothing", "loss_type=ipo"]),
-        (["--metric_for_best_model", "accuracy"], ["reward_accuracy", "reward_margin"]),
-        (["--chosen_column", "prompt"], ["no column of prompts"]),
-        (["--rejected_column", "x"], ["rejected_column", "'x'"]),
-    ],
-)
-def test_what_cannot_be_asked_for_is_refused(
-    tmp_path: Path, more: list[str], words: list[str]
-) -> None:
-    channels = {"train": write(tmp_path, better(20))}
-    asked = arguments.parse(["--task", "preference", *more])
-    with pytest.raises((HyperparameterError, DataError)) as caught:
-        preference.TASK(channels, asked)
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--beta", "0"], ["beta", "above 0"]),
-        (["--label_smoothing", "0.5"], ["label_smoothing", "below 0.5"]),
-        (["--loss_type", "dpo"], ["loss_type", "sigmoid"]),
-        (["--task", "causal-lm", "--beta", "0.2"], ["beta", "task=preference"]),
-        (["--task", "preference", "--label_smoothing_factor", "0.1"], ["label_smoothing_factor"]),
-    ],
-)
-def test_values_that_cannot_be_are_refused(argv: list[str], words: list[str]) -> None:
-    with pytest.raises(HyperparameterError) as caught:
-        arguments.parse(argv)
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_doctor_tells_of_it(start: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError
 from recipe.training import preflight
-from tests.support.ranking_jobs import places_of
+from tests.support.jobs import places_of
 
 ROWS = {
     "classes": ["good", "bad", "so"],
@@ -35,38 +35,9 @@ def test_a_metric_that_evaluation_gives_may_choose(tmp_path: Path, kind: str, na
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "words"),
-    [
-        ("classes", "f1", ["'f1'", "f1_macro", "f1_weighted", "accuracy"]),
-        ("classes", "eval_pearson", ["'eval_pearson'", "accuracy"]),
-        ("numbers", "accuracy", ["'accuracy'", "mse", "pearson"]),
-    ],
-)
-def test_another_metric_is_refused_with_those_that_there_are(
-    tmp_path: Path, kind: str, name: str, words: list[str]
-) -> None:
-    given = parse(["--metric_for_best_model", name])
-    with pytest.raises(HyperparameterError) as caught:
-        task_table.load("text-classification")(channels(tmp_path, kind), given)
-    for word in ("metric_for_best_model", *words):
-        assert word in str(caught.value)
-
-
 def test_windows_of_long_texts_are_refused_with_what_to_do_instead() -> None:
     with pytest.raises(HyperparameterError, match=r"long_texts has value 'split'.*ModernBERT"):
         parse(["--task", "text-classification", "--long_texts", "split"])
-
-
-def test_a_number_of_labels_that_the_data_has_not_is_refused(tmp_path: Path) -> None:
-    given = parse(["--num_labels", "2"])
-    with pytest.raises(
-        HyperparameterError, match=r"num_labels has value 2.*3 label.*bad, good, so"
-    ):
-        task_table.load("text-classification")(channels(tmp_path, "classes"), given)
-    assert task_table.load("text-classification")(
-        channels(tmp_path, "classes"), parse(["--num_labels", "3"])
-    ).found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""Data and hyperparameters that a task cannot learn from: each is refused, and what to do is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe import task_table
+from recipe.arguments import parse
+from recipe.errors import RecipeError
+from recipe.tasks.preference.data import SAME
+from tests.support.jobs import write
+from tests.support.refusals import refused
+from tests.support.words import triplets
+
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yes?"},
+    {"role": "user", "content": "why"},
+    {"role": "assistant", "content": "so."},
+]
+ASKED, GOOD, BAD = TALK[:3], TALK[3:], [{"role": "assistant", "content": "no idea"}]
+PREFERRED = {"prompt": "q", "chosen": "a", "rejected": "b"}
+PAIR = ["sat", "ran"]
+TRANSLATED = {"translation": {"en": "yes", "de": "ja"}}
+CLASSED = [{"text": f"a film of {n}", "label": ["good", "bad", "so"][n % 3]} for n in range(12)]
+NUMBERED = [{"text": f"a film of {n}", "label": [0.5, 1.25, 2.5][n % 3]} for n in range(12)]
+SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "given", "words"),
+    [
+        *(("causal-lm", *case) for case in [
+            ({"messages": "hello"}, {}, ["line 1", "no conversation", "'messages'", '"role"']),
+            ({"messages": [{"role": "user"}]}, {}, ["line 1", "message 0 (user", "no content (null)"]),
+            ({"messages": [*TALK, {"role": "assistant", "content": None}]}, {}, ["message 4 (assis"]),
+            ({"messages": [{"role": "judge", "content": "x"}]}, {}, ["the role 'judge'", "known are"]),
+            ({"conversations": [{"from": "function_call", "value": "x"}]}, {}, ["'function_call'"]),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+                {},
+                ["message 0 (user", "image_url", "TRL"],
+            ),
+            ({"messages": TALK, "images": ["a.png"]}, {}, ["'images'", "TRL"]),
+            ({"messages": TALK, "system": "be kind"}, {}, ["'system'", "ignore_columns=system"]),
+            ({"instruction": "a", "input": ["b"], "output": "c"}, {}, ["'input'", "prompt_column"]),
+            ({"prompt": TALK, "completion": "x"}, {}, ["line 1", "no text in column 'prompt'"]),
+            ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
+            ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),
+            (
+                ({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": {"b": "c"}}),
+                {},
+                ["line 2", "a list or a record in column 'completion'"],
+            ),
+            ({"n": 1}, {}, ["known by name as the text", "text_column="]),
+        ]),
+        *(("preference", *case) for case in [
+            ({"prompt": "q", "chosen": "a"}, {}, ["known by name as the rejected", "rejected_column", "'prompt' ('q'), 'chosen'"]),
+            ({"ask": "q", "chosen": "one", "rejected": "two"}, {}, ["prompt_column", "2 of 2", "ask"]),
+            ({"chosen": ASKED + GOOD, "rejected": "no"}, {}, ["in only one of the columns"]),
+            ({"prompt": "q", "chosen": ["a"], "rejected": ["b"]}, {}, ["line 1", "no text", "'chosen'"]),
+            ({"prompt": "q", "chosen": "a", "rejected": "a"}, {}, ["no pair that can be used", SAME]),
+            ({"prompt": "q", "chosen": [{"from": "judge", "value": "x"}], "rejected": BAD}, {},
+             ["column 'chosen', message 0", "'judge', which is not known"]),
+            ({"prompt": "q", "chosen": GOOD, "rejected": BAD, "images": ["a.png"]}, {},
+             ["'images'", "TRL"]),
+            ({"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}, {}, ["status", "tie"]),
+            ({"prompt": "Q?", "chosen": "Q? yes", "rejected": "Q? no"}, {}, ["begins with its prompt"]),
+            ({"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}, {},
+             ["'tools'", "ignore_columns=tools"]),
+            ({"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}, {},
+             ["'chat_template_kwargs.thinking'"]),
+            (PREFERRED, {"do_train": "False", "do_eval": "True"}, ["do_train=False", "task=causal-lm"]),
+            (PREFERRED, {"loss_type": "ipo", "label_smoothing": "0.1"}, ["label_smoothing", "loss_type=ipo"]),
+            (PREFERRED, {"metric_for_best_model": "accuracy"}, ["reward_accuracy", "reward_margin"]),
+            (PREFERRED, {"chosen_column": "prompt"}, ["no column of prompts"]),
+            (PREFERRED, {"rejected_column": "x"}, ["rejected_column", "'x'"]),
+        ]),
+        *(("multiple-choice", [{"question": "who", **row} for row in rows], {}, words) for rows, words in [
+            ([{"choices": ["a b", "c d", "e f"], "answer": 1}] * 4, ["numbers from 0 or numbers from 1"]),
+            ([{"choices": ["B", "A"], "answer": "A"}] * 4, ["letters or texts of the choices"]),
+            ([{"choices": PAIR, "answer": "A"}, {"choices": PAIR, "answer": "C"}], ["'C'", "line 2"]),
+            ([{"choices": PAIR, "answer": 0}, {"choices": PAIR, "answer": 2}], ["'2'", "line 2"]),
+            ([{"choices": PAIR, "answer": ""}], ["no answer", "line 1"]),
+            ([{"choices": ["a"], "answer": "A"}], ["two choices", "line 1"]),
+            ([{"choices": ["a", ""], "answer": "A"}], ["empty"]),
+            ([{"choices": PAIR, "mark": "A"}], ["known by name as the answer", "label_column=mark"]),
+            ([{"choices": PAIR, "label": n % 2, "answer": "AABB"[n]} for n in range(4)],
+             ["label_column=label", "label_column=answer"]),
+            ([{"choices": PAIR, "answer": "A", "passage": "It", "article": "He"}], ["'passage'"]),
+            ([{"choices": PAIR, "answer": "A", "query": "It"}], ["text_column=question"]),
+            ([{"choices": "sat or ran", "answer": "A"}], ["lists of texts"]),
+            ([{"ending0": "sat", "ending2": "ran", "label": 0}], ["without a gap"]),
+        ]),
+        *(("reranking", rows, {}, words) for rows, words in [
+            ([{"query": f"q{n}", "positive": f"p{n}"} for n in range(9)], ["none that do not", "label"]),
+            ([{"query": f"q{n}", "passage": "p", "label": n % 2 - 1} for n in range(9)], ["-1", "0"]),
+            ([{"query": f"q{n}", "documents": ["p", "r"], "labels": [1, 1]} for n in range(9)],
+             ["Every label is 1"]),
+            ([{"query": f"q{n}", "documents": ["p", "r"]} for n in range(9)],
+             ["known by name as the score", "label_column"]),
+        ]),
+        *(("sentence-embedding", *case) for case in [
+            ([{"id": 1, "url": "x"}] * 9, {}, ["no column that is known", "text_column="]),
+            ([{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)], {}, ["Every row", "has 1 in column 'label'", "Leave the column out"]),
+            ([{"premise": f"a {n}", "hypothesis": "b c", "label": "neutral"} for n in range(9)], {}, ["line 1", '"neutral"', "label_column"]),
+            ([{"premise": f"a {n}", "hypothesis": "b c", "label": n % 3} for n in range(9)], {}, ["numbers 0, 1, 2, which may be classes of entailment", "Give triplets"]),
+            ([{"query": "a", "documents": ["b", "c"], "labels": [1]}] * 9, {}, ["2 texts", "1 scores"]),
+            ([{"query": {"a": 1}, "positive": {"b": 2}}] * 9, {}, ["no column that is known", "'query.a'"]),
+            (triplets(9), {"negative_columns": "negativ"}, ["negativ", "Did you mean negative?"]),
+        ]),
+        *(("text-classification", *case) for case in [
+            (CLASSED, {"metric_for_best_model": "f1"}, ["'f1'", "f1_macro", "f1_weighted", "accuracy"]),
+            (CLASSED, {"metric_for_best_model": "eval_pearson"}, ["'eval_pearson'", "accuracy"]),
+            (NUMBERED, {"metric_for_best_model": "accuracy"}, ["'accuracy'", "mse", "pearson"]),
+            *(
+                (rows, {name: value}, [f"{name} has value {value}, but {why}"])
+                for rows, why in ((SEVERAL, "rows have several labels"), (NUMBERED, "labels are numbers"))
+                for name, value in (("class_weight", "balanced"), ("label_smoothing_factor", "0.1"))
+            ),
+            (CLASSED, {"tune_thresholds": "True"}, ["a row has one label only"]),
+            (SEVERAL, {"tune_thresholds": "True", "do_eval": "False"}, ["nothing is evaluated"]),
+            (SEVERAL, {"tune_thresholds": "True", "do_train": "False", "do_eval": "True"}, ["writes no model"]),
+            (CLASSED, {"num_labels": "2"}, ["num_labels has value 2", "3 label", "bad, good, so"]),
+        ]),
+        *(("translation", *case) for case in [
+            (TRANSLATED, {}, ["Give source_lang=en target_lang=de"]),
+            (TRANSLATED, {"source_lang": "de", "target_lang": "de"}, ["known by name as the source"]),
+            ({"a": "yes", "b": "ja"}, {}, ["known by name as the source and the target"]),
+            ([{"text": "a", "summary": "b"}, {"text": "a", "summary": ["x"]}], {},
+             ["a list or a record in column 'summary'"]),
+            ([{"prompt": "a", "completion": "b", "label": bool(n % 2)} for n in range(8)], {},
+             ["ignore_columns=label"]),
+        ]),
+    ],
+)  # fmt: skip
+def test_what_a_task_cannot_learn_from_is_refused(
+    task: str, rows: Any, given: dict[str, str], words: list[str], tmp_path: Path
+) -> None:
+    rows = [rows, rows] if isinstance(rows, dict) else rows
+    argv = [
+        word for name, value in {"task": task, **given}.items() for word in (f"--{name}", value)
+    ]
+    with refused(RecipeError, *words):
+        task_table.load(task)({"train": write(tmp_path, rows)}, parse(argv))

@@ -1,0 +1,17 @@
+"""What a refusal must name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+
+@contextlib.contextmanager
+def refused(error: type[Exception] | tuple[type[Exception], ...], *words: str) -> Iterator[None]:
+    """See that an error is raised whose text has all the words."""
+    with pytest.raises(error) as caught:
+        yield
+    said = str(caught.value)
+    assert [word for word in words if word not in said] == [], said
