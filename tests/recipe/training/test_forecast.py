@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 from recipe import arguments
 from recipe.errors import HyperparameterError
 from recipe.training.forecast import Forecast
-from tests.support.trainings import train
+from tests.support.jobs import Job
 from tests.support.words import write_reviews
 
 BATCH, ROWS = 4, 400
@@ -221,20 +220,21 @@ def test_the_smaller_limit_counts(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_real_job_ends_with_its_budget(processes: int, tmp_path: Path, tiny_model: Path) -> None:
-    write_reviews(tmp_path / "reviews.csv", 400)
-    started = time.monotonic()
-    done = train(
-        tmp_path, {"train": tmp_path / "reviews.csv"}, "--model_id", str(tiny_model), "--epochs",
-        "10000", "--batch_size", "8", "--max_minutes", "0.4", "--lr", "1e-3",
-        "--eval_strategy", "steps", "--eval_steps", "0.2", "--save_strategy", "no",
-        processes=processes,
+def test_a_real_job_ends_with_its_budget(
+    processes: int, tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
+) -> None:
+    channels = {"train": write_reviews(tmp_path / "in" / "reviews.csv", 400).parent}
+    argv = (
+        "--model_id", str(tiny_model), "--epochs", "10000", "--batch_size", "8", "--max_minutes",
+        "0.4", "--lr", "1e-3", "--eval_strategy", "steps", "--eval_steps", "0.2", "--save_strategy",
+        "no",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    job = Job(tmp_path, channels, argv, preloaded)
+    started = time.monotonic()
+    job.finish(processes=processes)
     # The start of Python is not included, and waits on a busy machine.
     assert 15 < time.monotonic() - started < 120
-    assert done.stdout.count("steps fit into 24 s; the learning rate ends there") in (1, 2)
-    logged = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
-    rates = [float(rate) for rate in re.findall(r"'learning_rate': ([\d.]+)", done.stdout)]
+    assert job.log.count("steps fit into 24 s; the learning rate ends there") in (1, 2)
+    rates = [float(rate) for rate in re.findall(r"'learning_rate': ([\d.]+)", job.log)]
     assert rates[-1] < 0.1 * max(rates)
-    assert logged["epoch"] < 10000 and "eval_accuracy" in logged
+    assert job.metrics["epoch"] < 10000 and "eval_accuracy" in job.metrics
