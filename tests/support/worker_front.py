@@ -105,7 +105,7 @@ class Front:
 
     def until_idle(self) -> list[tuple[dict[str, Any], bytes]]:
         frames = []
-        while not frames or (frames[-1][0].get("state"), frames[-1][0]["batch"]) != (
+        while not frames or (frames[-1][0].get("state"), frames[-1][0].get("batch")) != (
             "idle",
             self.number,
         ):
