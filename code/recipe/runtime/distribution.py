@@ -127,7 +127,7 @@ def _compilation(
     why = "SageMaker Training Compiler" if by_training_compiler else "compile"
     backend = requested or compiler
     if chosen.kind == "cpu" and backend == "inductor" and not by_hyperparameter:
-        # Measured: a step takes 1.4 times as long (docs/LAB.md).
+        # Measured: a step takes 1.4 times as long.
         said = f"torch.compile is off, although {why} is set: it does not pay on a CPU"
         return Distribution(said=(f"{said}; compile=True turns it on",))
     cxx = environ.get("CXX") or "g++"

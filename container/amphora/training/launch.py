@@ -261,8 +261,8 @@ def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
     }
     if devices.kind == CPU and not devices.has_other:
         # Otherwise accelerate and HF Trainer make each process on a CPU a world of one, and each
-        # silently trains its own model.
-        defaults["ACCELERATE_USE_CPU"] = "true"
+        # silently trains its own model, or takes torch-xla's CPU device in an image of Trainium's.
+        defaults |= {"ACCELERATE_USE_CPU": "true", "USE_TORCH_XLA": "0"}
     if job.entry_point is not None:
         # By default mlflow-skinny opens an SQL store, for which the image lacks the packages.
         defaults["MLFLOW_TRACKING_URI"] = f"file://{job.paths.output_data}/mlflow"

@@ -44,10 +44,12 @@ def test_one_cpu_process_is_plain_python(tree: Tree) -> None:
 
 def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tree) -> None:
     name, tree = "ACCELERATE_USE_CPU", tree.configure({"sagemaker_program": "script.py"})
-    assert plan(tree, devices()).environ[name] == "true"
+    on_cpus = plan(tree, devices(), AMPHORA_NEURON_STACK="xla").environ
+    assert (on_cpus[name], on_cpus["USE_TORCH_XLA"]) == ("true", "0")
     assert plan(tree, devices(), **{name: "false"}).environ[name] == "false"
     for found in (devices(gpus=1), devices(cores=2), replace(devices(), has_other=True)):
-        assert name not in plan(tree, found, AMPHORA_NEURON_STACK="xla").environ
+        started = plan(tree, found, AMPHORA_NEURON_STACK="xla").environ
+        assert not {name, "USE_TORCH_XLA"} & set(started)
 
 
 def test_several_accelerators_mean_torchrun(tree: Tree) -> None:

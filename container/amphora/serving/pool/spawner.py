@@ -233,7 +233,7 @@ def worker_environment(
         child.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     if settings.device_kind == devices.CPU:
         # oneDNN keeps a compiled kernel for every shape, and texts have many shapes. A worker grew
-        # by 276 MB; with these bounds by 7 MB, for the same CPU time (docs/LAB.md).
+        # by 276 MB; with these bounds by 7 MB, for the same CPU time.
         child.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
         child.setdefault("LRU_CACHE_CAPACITY", "1")
     visible = devices.KINDS[settings.device_kind].visible
