@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,12 +140,13 @@ def test_card_report_and_log_have_the_numbers_of_metrics_json(trained: Trained) 
 
 
 def test_doctor_prints_the_plan_that_is_executed(trained: Trained) -> None:
-    command = [sys.executable, "-m", "amphora", "doctor", "--json"]
-    environ = trained.tree.environment()
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1000)
-    assert done.returncode == 0, done.stdout + done.stderr
-    findings = json.loads(done.stdout)["findings"]
-    said = {(each["what"], plain(each["detail"], each["reason"])) for each in findings}
+    code, findings = trained.tree.doctor()
+    assert code == 0, findings
+    said = {
+        (what, plain(each["detail"], each["reason"]))
+        for what, found in findings.items()
+        for each in found
+    }
     card = (trained.model / "README.md").read_text()
     plan = card.partition("## Plan")[2].partition("## Metrics")[0]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", plan, re.MULTILINE)[1:]

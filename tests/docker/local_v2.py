@@ -27,9 +27,7 @@ ESTIMATORS = {"generic": Estimator, "pytorch": PyTorch, "huggingface": HuggingFa
 
 def local_session(root: str, port: int = 8080, **settings: Any) -> LocalSession:
     session = LocalSession(boto3.Session(region_name="us-east-1"), **settings)
-    session.config = {
-        "local": {"local_code": True, "serving_port": port, "container_root": root},
-    }
+    session.config = {"local": {"local_code": True, "serving_port": port, "container_root": root}}
     return session
 
 
@@ -48,15 +46,6 @@ def fit(kind: str, root: str, inputs: dict[str, str], **settings: Any) -> str:
     made = estimator(kind, root, **settings)
     made.fit({name: f"file://{folder}" for name, folder in inputs.items()})
     return str(made.model_data)
-
-
-def fit_and_fail(kind: str, root: str, **settings: Any) -> str:
-    """What the SDK raised."""
-    try:
-        estimator(kind, root, **settings).fit()
-    except RuntimeError as error:
-        return str(error)
-    raise AssertionError("the job did not fail")
 
 
 def compiler_refusal(root: str, image: str) -> str:

@@ -58,9 +58,7 @@ def train(
 
 def deploy_and_predict(root: str, image: str, archive: str, port: int, texts: list[str]) -> Any:
     session = LocalSession(boto3.Session(region_name="us-east-1"))
-    session.config = {
-        "local": {"local_code": True, "serving_port": port, "container_root": root},
-    }
+    session.config = {"local": {"local_code": True, "serving_port": port, "container_root": root}}
     client = session.sagemaker_client
     client.create_model("a-model", {"Image": image, "ModelDataUrl": archive, "Environment": {}})
     variant = {"ModelName": "a-model", "VariantName": "AllTraffic"}

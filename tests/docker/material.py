@@ -44,10 +44,5 @@ def save_data(folder: Path) -> None:
         (folder / channel / f"{channel}.csv").write_text("\n".join(lines) + "\n")
 
 
-LEARNS = {
-    "num_train_epochs": 4,
-    "per_device_train_batch_size": 8,
-    "learning_rate": 0.01,
-    "seed": 1,
-}
+LEARNS = {"num_train_epochs": 4, "per_device_train_batch_size": 8, "learning_rate": 0.01, "seed": 1}
 """Hyperparameters with which the tiny model learns the tiny data."""

@@ -1,7 +1,8 @@
 """ECR and S3 as far as one machine has them: moto answers the APIs, a real registry has the layers.
 
 The registry answers under ECR's own name, so that build_and_push.sh, the AWS CLI, docker and the SDK
-are what they are everywhere. For that /etc/hosts and /etc/docker/certs.d change, and change back.
+are what they are everywhere. For that /etc/hosts and /etc/docker/certs.d change, and change back. In
+every run test_scripts.py has the commands of a push, and tests/amphora the code from S3.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.docker.sdk import Sdk
 from tests.support.ports import free_port
 from tests.support.until import until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.long, pytest.mark.timeout(1500)]
 
 SDK = ("sdk2", "local_v2.py")
 REGISTRY = "123456789012.dkr.ecr.us-east-1.amazonaws.com"

@@ -93,21 +93,12 @@ def test_a_stopped_training_resumes_and_ends(make_job: MakeJob, docker: Docker) 
     assert not job.failure
 
 
-ENDINGS = [
-    ("import sys; sys.exit(42)", 42, "42"),
-    ("raise ValueError('seven is no colour')", 1, "ValueError: seven is no colour"),
-    ("import os; os.kill(os.getpid(), 9)", 137, "SIGKILL"),
-]
-
-
-@pytest.mark.parametrize(("source", "code", "reason"), ENDINGS)
-def test_exit_codes_and_reasons_are_the_scripts(
-    make_job: MakeJob, source: str, code: int, reason: str
-) -> None:
-    job = script_mode(make_job(), "ends.py", source)
+def test_exit_codes_and_reasons_are_the_scripts(make_job: MakeJob) -> None:
+    """tests/contract has the other ends of a script."""
+    job = script_mode(make_job(), "ends.py", "import os; os.kill(os.getpid(), 9)")
     returned, told = run_script(job)
-    assert returned == code, told
-    assert reason in job.failure.splitlines()[0]
+    assert returned == 137, told
+    assert "SIGKILL" in job.failure.splitlines()[0]
 
 
 def test_a_wrong_job_ends_with_2_before_anything_starts(make_job: MakeJob) -> None:

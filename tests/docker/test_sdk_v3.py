@@ -56,15 +56,6 @@ def test_without_source_code_the_recipe_runs_and_its_model_is_served(
     assert ["1" in str(one["label"]) for one in answers] == [True, False]
 
 
-def test_two_hosts_without_source_code(
-    sdk: Sdk, request_of: dict[str, object], tmp_path: Path
-) -> None:
-    told = sdk("train", hosts=2, **request_of)
-    assert told.value == "", told.output
-    assert "cpu, 2 processes" in told.output
-    assert "model.safetensors" in model_files(tmp_path)
-
-
 def test_source_code_with_torchrun_on_two_hosts(
     sdk: Sdk, request_of: dict[str, object], tmp_path: Path
 ) -> None:

@@ -86,11 +86,7 @@ pytestmark = pytest.mark.heavy
     ],
 )
 def test_clarify_reads_the_probability_of_each_label(
-    url: str,
-    expected: list[dict[str, float]],
-    template: str,
-    probability: str,
-    headers: list[str],
+    url: str, expected: list[dict[str, float]], template: str, probability: str, headers: list[str]
 ) -> None:
     lines = [template.replace("$features", json.dumps([text])) for text in TEXTS]
     assert jmespath.search(CLARIFY["FeaturesAttribute"], json.loads(lines[0])) == [TEXTS[0]]

@@ -142,13 +142,6 @@ def test_a_request_holds_to_the_service_model(operation: str, text: str) -> None
     assert shape is not None and list(violations(shape, request)) == []
 
 
-def test_a_wrong_one_is_found() -> None:
-    part = {"ResourceConfig": {"InstanceTyp": "ml.g5.2xlarge"}}
-    name, request = whole("CreateTrainingJob", part)
-    shape = SAGEMAKER.operation_model(name).input_shape
-    assert shape is not None and any("InstanceTyp" in each for each in violations(shape, request))
-
-
 def plain(value: Any) -> Any:
     """A text that SDK v2 wrote as JSON, as what it means."""
     try:

@@ -78,10 +78,7 @@ def test_train_on_spot_with_two_hosts_and_lora(aws: Aws, example: Example, kind:
     assert job["ResourceConfig"]["InstanceCount"] == 2
     assert job["EnableManagedSpotTraining"] is True
     assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/checkpoints"
-    assert job["StoppingCondition"] == {
-        "MaxRuntimeInSeconds": 7200,
-        "MaxWaitTimeInSeconds": 14400,
-    }
+    assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 14400}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,10 +146,7 @@ def test_tune(aws: Aws, example: Example, kind: str) -> None:
     done = example("tune", kind, *TRAIN, *output(kind), "--jobs", "4", "epochs=2")
     assert "best" in done.stdout
     tuning = aws.asked("CreateHyperParameterTuningJob")
-    config, training = (
-        tuning["HyperParameterTuningJobConfig"],
-        tuning["TrainingJobDefinition"],
-    )
+    config, training = (tuning["HyperParameterTuningJobConfig"], tuning["TrainingJobDefinition"])
     objective = config["HyperParameterTuningJobObjective"]
     assert objective == {"Type": "Maximize", "MetricName": "eval_f1_macro"}
     assert config["ResourceLimits"]["MaxNumberOfTrainingJobs"] == 4

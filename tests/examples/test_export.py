@@ -58,7 +58,9 @@ print(numpy.abs(answer - expected).max())
 
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("scheme", ["FP8_DYNAMIC", "W8A8", "none"])
+@pytest.mark.parametrize(
+    "scheme", ["FP8_DYNAMIC", pytest.param("W8A8", marks=pytest.mark.long), "none"]
+)
 def test_a_quantized_decoder_answers_nearly_the_same(
     tmp_path: Path, python: Path, scheme: str
 ) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from amphora.common.devices import Devices
 from amphora.common.variables import SETTINGS
 from amphora.serving import settings
 from amphora.serving.vllm import selection
-from tests.examples.aws import Aws
-from tests.examples.conftest import ROOT, Run
+from tests.examples.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "MIGRATING.md").read_text()
 HOST = Devices(cpus=2, efa=False, reason="")
@@ -44,34 +41,3 @@ def test_requests_are_batched_as_it_says() -> None:
 def test_the_variables_of_other_servers_of_vllm_are_refused_or_read() -> None:
     assert f"`{selection.PREFIX}*`" == cell("AWS's vLLM image", 2)
     assert f"`{selection._LMI}*` is refused" == cell("LMI (DJL)", 2)
-
-
-SDK2 = {
-    "HuggingFace": ("sagemaker.huggingface", "HuggingFace"),
-    "PyTorch": ("sagemaker.pytorch", "PyTorch"),
-    "Estimator": ("sagemaker.estimator", "Estimator"),
-}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", SDK2)
-def test_an_estimator_needs_image_uri_instead_of_versions(
-    name: str, aws: Aws, run: Run, sdk2: str, tmp_path: Path
-) -> None:
-    assert f"{name}(" in PAGE
-    module, kind = SDK2[name]
-    script = "" if name == "Estimator" else 'entry_point="train.py", '
-    if name == "HuggingFace":
-        script += 'py_version="py312", '
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "shown.py").write_text(
-        f"from {module} import {kind}\n"
-        f'{kind}(image_uri="an-image", role="arn:aws:iam::123456789012:role/a", {script}'
-        'instance_type="ml.m5.large", instance_count=1, output_path="s3://bucket/models/",'
-        ' code_location="s3://bucket/code/")'
-        '.fit({"train": "s3://bucket/train/"}, wait=False)\n'
-    )
-    done = run(tmp_path / "shown.py", python=sdk2)
-    assert done.returncode == 0, done.stderr
-    job = aws.asked("CreateTrainingJob")
-    assert job["AlgorithmSpecification"]["TrainingImage"] == "an-image"

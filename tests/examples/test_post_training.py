@@ -39,6 +39,7 @@ ANSWER = [{"type": "text", "text": "anna"}]
 CONVERSATION = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 PAIRS = [{"anchor": f"who was {word}", "positive": f"anna was {word} in paris"} for word in WORDS]
 ENCODERS = "retrieval/train_encoder.py"
+SIBLINGS = ("multi_vector", "kto", "distillation")
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "script",
-    # The script of `sparse` trains `multi_vector`, too.
-    [pytest.param(name, marks=[pytest.mark.long] * (name == "multi_vector")) for name in CASES],
+    # The script of `sparse` trains `multi_vector`, too; kto is stopped below; distillation is an
+    # online trainer, as grpo.
+    [pytest.param(name, marks=[pytest.mark.long] * (name in SIBLINGS)) for name in CASES],
 )
 def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(tree: Tree, script: str) -> None:
     """On one process, then on two. The last rate of a schedule is 0: a step more changes nothing,

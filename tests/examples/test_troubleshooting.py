@@ -4,55 +4,46 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.support.job_tree import Tree, clean_environ
-from tests.support.ports import free_port
+from amphora.common.errors import AmphoraError, CodeError
+from amphora.contract.job import Job, read_job
+from amphora.serving.worker import handlers
+from amphora.training.entry_point import locate
+from amphora.training.failure import Ended, diagnose
+from amphora.training.limits import Limits
+from tests.support.job_tree import Tree
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "TROUBLESHOOTING.md").read_text()
 QUOTED = re.findall(r"^- `([^`]+)`", PAGE, re.MULTILINE)
 CODES = re.findall(r"^\| \d+ `(\w+)` \|", PAGE, re.MULTILINE)
 
-JOBS: Mapping[str, tuple[int, str, Mapping[str, str]]] = {
-    "AMPHORA_ ... is not a variable of this image.": (2, "", {"AMPHORA_QUEUE_LIMITS": "8"}),
-    "is not valid JSON: ... Write one JSON object.": (2, "", {"hyperparameters": "{"}),
-    "sagemaker_submit_directory is ... which does not exist.": (
-        2,
-        "",
-        {
-            "hyperparameters": '{"sagemaker_program": "train.py",'
-            ' "sagemaker_submit_directory": "/nowhere/code"}'
-        },
-    ),
-    "Out of memory: lower the batch size or max_length, or take a larger instance.": (
-        1,
-        "import torch; torch.empty(1 << 60)",
-        {},
-    ),
-    "List the package in requirements.txt, next to the script.": (1, "import not_installed", {}),
-    "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).": (
-        1,
-        "open('/dev/full', 'w', buffering=1).write('a line\\n')",
-        {},
-    ),
-    "Stopped by ...": (
-        143,
-        "import os; os.kill(os.getppid(), 15); __import__('time').sleep(60)",
-        {},
-    ),
-    "another rank ended first, or the hosts cannot reach each other.": (
-        1,
-        "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer')",
-        {},
-    ),
-}
-"""Exit code, script and variables (or the file of hyperparameters) of a job that ends so."""
+SCRIPTS = {
+    "Out of memory: lower the batch size or max_length, or take a larger instance.": "MemoryError",
+    "List the package in requirements.txt, next to the script.": "ModuleNotFoundError: No module named 'x'",
+    "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).":
+        "OSError: [Errno 28] No space left on device",
+    "Stopped by ...": "",
+    "another rank ended first, or the hosts cannot reach each other.":
+        "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
+}  # fmt: skip
+"""The last line of a script that ends so; the empty one was stopped."""
+JOBS: Mapping[str, Callable[[Tree], object]] = {
+    "AMPHORA_ ... is not a variable of this image.": lambda _: Limits.of({"AMPHORA_QUEUE_LIMITS": "8"}),
+    "is not valid JSON: ... Write one JSON object.": lambda tree: read(tree.configure("{")),
+    "sagemaker_submit_directory is ... which does not exist.": lambda tree: locate(read(tree.configure(
+        {"sagemaker_program": "train.py", "sagemaker_submit_directory": "/nowhere/code"})), {}, tree.base),
+}  # fmt: skip
+"""What refuses a job so."""
+
+
+def read(tree: Tree) -> Job:
+    return read_job({"SAGEMAKER_BASE_DIR": str(tree.base)})
+
 
 DATA = "text,label\na good film,pos\na bad film,neg\n"
 DATA_AND_ARGUMENTS: Mapping[str, tuple[str, str]] = {
@@ -92,21 +83,12 @@ LOADED: Mapping[str, Mapping[str, str]] = {
 }
 """The files of a model that the image's own handlers do not load."""
 
-SERVED: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
-    "it needs the module ... which is not installed": (
-        {"code/inference.py": "import not_installed\n"},
-        {},
-    ),
-    "if the code was written for version 4": (
-        {"code/inference.py": "from transformers import AutoModelWithLMHead\n"},
-        {},
-    ),
-    "SAGEMAKER_PROGRAM is ... has no such file.": (
-        {"code/inference.py": ""},
-        {"SAGEMAKER_PROGRAM": "handlers.py"},
-    ),
+SERVED: Mapping[str, tuple[str, str | None]] = {
+    "it needs the module ... which is not installed": ("import not_installed\n", None),
+    "if the code was written for version 4": ("from transformers import AutoModelWithLMHead", None),
+    "SAGEMAKER_PROGRAM is ... has no such file.": ("", "handlers.py"),
 }
-"""The files of a model with code of its own, and variables of its server."""
+"""A model's inference.py, and the program that its server is to run."""
 
 ELSEWHERE = {
     "The loss of step ... is NaN or infinite. ... Lower learning_rate, or look at these rows.": (
@@ -129,17 +111,27 @@ def assert_contains(message: str, quoted: str) -> None:
 
 def test_every_failure_is_met_by_a_test() -> None:
     assert len(QUOTED) >= 25
-    assert sorted(QUOTED) == sorted([*JOBS, *DATA_AND_ARGUMENTS, *LOADED, *SERVED, *ELSEWHERE])
+    assert sorted(QUOTED) == sorted(
+        [*SCRIPTS, *JOBS, *DATA_AND_ARGUMENTS, *LOADED, *SERVED, *ELSEWHERE]
+    )
+
+
+@pytest.mark.parametrize("quoted", SCRIPTS)
+def test_a_script_fails_so(quoted: str, tmp_path: Path) -> None:
+    """That a job writes it is tested in tests/amphora/training/test_failures.py."""
+    line = SCRIPTS[quoted]
+    ended = Ended(
+        pid=1, is_script=True, exit_code=1 if line else -15, tail=[line],
+        stop_signal=None if line else 15,
+    )  # fmt: skip
+    assert_contains(diagnose(ended, tmp_path).head, quoted)
 
 
 @pytest.mark.parametrize("quoted", JOBS)
-def test_a_job_fails_so(quoted: str, tmp_path: Path) -> None:
-    code, script, variables = JOBS[quoted]
-    hyperparameters = variables.get("hyperparameters", '{"sagemaker_program": "script.py"}')
-    tree = Tree(tmp_path).configure(hyperparameters).script(script)
-    done = tree.train(**{name: text for name, text in variables.items() if name.isupper()})
-    assert done.returncode == code, done.stdout + done.stderr
-    assert_contains(tree.failure or "", quoted)
+def test_a_job_is_refused_so(quoted: str, tmp_path: Path) -> None:
+    with pytest.raises(AmphoraError) as raised:
+        JOBS[quoted](Tree(tmp_path))
+    assert_contains(str(raised.value), quoted)
 
 
 @pytest.mark.parametrize("quoted", DATA_AND_ARGUMENTS)
@@ -195,25 +187,13 @@ def test_a_model_is_not_loaded_so(
 
 
 @pytest.mark.parametrize("quoted", SERVED)
-def test_a_server_fails_so(quoted: str, tmp_path: Path) -> None:
-    files, variables = SERVED[quoted]
-    write_model(tmp_path / "model", files)
-    done = subprocess.run(
-        [sys.executable, "-m", "amphora", "serve"],
-        env=clean_environ(
-            SAGEMAKER_BASE_DIR=str(tmp_path),
-            SAGEMAKER_BIND_TO_PORT=str(free_port()),
-            SAGEMAKER_MODEL_SERVER_WORKERS="1",
-            AMPHORA_CODE_DIR=str(ROOT / "code"),
-            HF_HUB_OFFLINE="1",
-            **variables,
-        ),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode
-    assert_contains((done.stdout + done.stderr).splitlines()[-1], quoted)
+def test_handlers_are_refused_so(quoted: str, tmp_path: Path) -> None:
+    """That a server ends with the reason is tested in tests/amphora/serving."""
+    code, program = SERVED[quoted]
+    model = write_model(tmp_path / "model", {"code/inference.py": code})
+    with pytest.raises(CodeError) as raised:
+        handlers.resolve(model / "code", program, ROOT / "code", model)
+    assert_contains(str(raised.value), quoted)
 
 
 @pytest.mark.parametrize("quoted", ELSEWHERE)

@@ -33,10 +33,7 @@ def printed(base: Path, python: Path | str, script: str, processes: int = 1, **m
 
 @pytest.mark.parametrize(
     ("python", "plain"),
-    [
-        pytest.param(PYTHON_4, ["tensorboard"], id="4"),
-        pytest.param(sys.executable, [], id="5"),
-    ],
+    [pytest.param(PYTHON_4, ["tensorboard"], id="4"), pytest.param(sys.executable, [], id="5")],
 )
 def test_trackers_of_the_image_do_not_join_a_script(
     tmp_path: Path, python: Path | str, plain: list[str]

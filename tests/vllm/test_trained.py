@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.support import causal_kit
 from tests.support.causal_kit import save_llama
@@ -20,8 +18,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * START_SECONDS)]
 # Tokens that are proposed from the prompt.
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
                "prompt_lookup_min": 1}  # fmt: skip
-# Weights that share a scale.
-GROUP = 32
 
 
 @pytest.mark.parametrize("saved", ["adapter", pytest.param("full", marks=pytest.mark.long)])
@@ -85,62 +81,3 @@ def test_a_quantized_decoder_is_served(tmp_path: Path, serve: Serve) -> None:
     text = reply.json()["choices"][0]["text"]
     # Rounding may decide otherwise somewhere, not at once.
     assert text[:2] == greedy(base, "blue cat:", 2)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["awq", "gptq"])
-def test_a_folder_of_4_bits_answers_as_its_weights(
-    tmp_path: Path, serve: Serve, method: str
-) -> None:
-    """In the layouts of AutoAWQ and AutoGPTQ."""
-    plain = save_llama(tmp_path / "plain")
-    _quantize(plain, save_llama(tmp_path / "model"), method)
-    server = serve(tmp_path, SM_VLLM_DTYPE="bfloat16").ready(START_SECONDS)
-    for prompt in ("blue cat:", "green dog:"):
-        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0}
-        text = server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-        assert text[:2] == greedy(plain, prompt, 2)
-
-
-def _quantize(plain: Path, folder: Path, method: str) -> None:
-    """Save a model's weights with 4 bits in `folder`, and their values in `plain`."""
-    rows = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8)}[method]
-
-    def packed(values: torch.Tensor, dim: int) -> torch.Tensor:
-        """Eight numbers of a dimension as one of 32 bits."""
-        eights = values.movedim(dim, -1).unflatten(-1, (-1, 8))[..., list(rows)].int()
-        shifts = torch.arange(0, 32, 4, dtype=torch.int32)
-        return (eights << shifts).sum(-1, dtype=torch.int32).movedim(-1, dim).contiguous()
-
-    weights = load_file(plain / "model.safetensors")
-    saved: dict[str, torch.Tensor] = {}
-    for name, weight in list(weights.items()):
-        if not name.endswith("_proj.weight"):
-            saved[name] = weight.half()
-            continue
-        groups = weight.T.unflatten(0, (-1, GROUP))
-        low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-        scales = ((high - low) / 15 if method == "awq" else torch.maximum(-low, high) / 7).half()
-        zeros = (-low / scales).round() if method == "awq" else torch.full_like(low, 8)
-        numbers = ((groups / scales).round() + zeros).clamp(0, 15)
-        weights[name] = ((numbers - zeros) * scales).flatten(0, 1).T.contiguous()
-        numbers, zeros = numbers.flatten(0, 1), zeros[:, 0]
-        stem = name.removesuffix("weight")
-        saved[stem + "scales"] = scales[:, 0]
-        if method == "awq":
-            saved[stem + "qweight"], saved[stem + "qzeros"] = packed(numbers, 1), packed(zeros, 1)
-        else:
-            saved[stem + "qweight"], saved[stem + "qzeros"] = (
-                packed(numbers, 0),
-                packed(zeros - 1, 1),
-            )
-            saved[stem + "g_idx"] = torch.arange(len(numbers), dtype=torch.int32) // GROUP
-    save_file(weights, plain / "model.safetensors", {"format": "pt"})
-    save_file(saved, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    kind = {
-        "awq": {"zero_point": True, "version": "gemm"},
-        "gptq": {"sym": True, "desc_act": False},
-    }
-    quantization = {"quant_method": method, "bits": 4, "group_size": GROUP, **kind[method]}
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))

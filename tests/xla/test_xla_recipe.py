@@ -40,6 +40,7 @@ def test_more_steps_epochs_and_data_compile_nothing_more(
     assert (few, more) == (GRAPHS, GRAPHS)
 
 
+@pytest.mark.long
 def test_a_graph_for_each_length_would_be_seen(
     tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
 ) -> None:

@@ -46,11 +46,7 @@ def no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )  # fmt: skip
 def test_cores_are_counted_as_the_runtime_counts_them(
-    tmp_path: Path,
-    listing: list[dict[str, Any]],
-    environ: dict[str, str],
-    cores: int,
-    says: str,
+    tmp_path: Path, listing: list[dict[str, Any]], environ: dict[str, str], cores: int, says: str
 ) -> None:
     found = devices.detect(printing(tmp_path, listing) | environ)
     assert (found.kind, found.accelerators, found.neuron_cores) == ("neuron", cores, cores)
@@ -135,11 +131,7 @@ def test_the_tool_is_found_where_aws_puts_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_tool_that_tells_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    no_devices: Path,
-    script: str | None,
-    says: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_devices: Path, script: str | None, says: str
 ) -> None:
     # Only the one that says nothing is to be given up.
     monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3 if says == "does not answer" else 60)

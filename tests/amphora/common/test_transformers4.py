@@ -164,11 +164,7 @@ def test_the_tables_hold_for_the_installed_version() -> None:
         ("import transformers; transformers.TextDataset", ["no TextDataset", "datasets"], True),
         ("import transformers.modeling_tf_utils", ["no modeling_tf_utils"], True),
         ("from transformers import pipeline; pipeline('summarization')", ["HF_TASK"], True),
-        (
-            "from transformers import pipeline; pipeline('translation_a_to_b')",
-            ["HF_TASK"],
-            True,
-        ),
+        ("from transformers import pipeline; pipeline('translation_a_to_b')", ["HF_TASK"], True),
         ("from transformers import TFBertModel", ["no TFBertModel"], True),
         (
             "import transformers as t; t.TrainingArguments('x', evaluation_strategy='epoch')",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,42 +21,42 @@ def forget_handlers() -> Iterator[None]:
     sys.modules.pop("inference", None)
 
 
+def _serve(base: Path, limits: dict[str, float] | None, environ: dict[str, str]) -> Running:
+    return Running(base, environ, serve_with(limits) if limits else SERVE)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(code, program="inference.py", files={...}, **environ): a server over that code."""
-    servers: list[Running] = []
+    with contextlib.ExitStack() as servers:
 
-    def _start(
-        code: str = ECHO,
-        program: str = "inference.py",
-        files: dict[str, str] | None = None,
-        limits: dict[str, float] | None = None,
-        **environ: str,
-    ) -> Running:
-        write_code(tmp_path, code, program, files)
-        servers.append(Running(tmp_path, environ, serve_with(limits) if limits else SERVE))
-        return servers[-1]
+        def _start(
+            code: str = ECHO,
+            program: str = "inference.py",
+            files: dict[str, str] | None = None,
+            limits: dict[str, float] | None = None,
+            **environ: str,
+        ) -> Running:
+            write_code(tmp_path, code, program, files)
+            return servers.enter_context(_serve(tmp_path, limits, environ))
 
-    yield _start
-    for server in servers:
-        server.close()
+        yield _start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """As `start`, but for tests that leave a server as it was: those of a module share one."""
-    servers: dict[object, Running] = {}
+    """As `start`, but for tests that leave a server as it was: all of a process share one."""
+    running: dict[object, Running] = {}
+    with contextlib.ExitStack() as servers:
 
-    def _shared(
-        code: str = ECHO, limits: dict[str, float] | None = None, **environ: str
-    ) -> Running:
-        key = (code, str(limits), *sorted(environ.items()))
-        if key not in servers:
-            base = tmp_path_factory.mktemp("shared")
-            write_code(base, code, "inference.py", None)
-            servers[key] = Running(base, environ, serve_with(limits) if limits else SERVE)
-        return servers[key]
+        def _shared(
+            code: str = ECHO, limits: dict[str, float] | None = None, **environ: str
+        ) -> Running:
+            key = (code, str(limits), *sorted(environ.items()))
+            if key not in running:
+                base = tmp_path_factory.mktemp("shared")
+                write_code(base, code, "inference.py", None)
+                running[key] = servers.enter_context(_serve(base, limits, environ))
+            return running[key]
 
-    yield _shared
-    for server in servers.values():
-        server.close()
+        yield _shared

@@ -1,4 +1,4 @@
-"""Scripts that use HF Trainer and accelerate train one model in several processes."""
+"""A script that uses accelerate trains one model in several processes."""
 
 from __future__ import annotations
 
@@ -32,23 +32,6 @@ def tell(world, net):
     told = {"world": world, "weights": weights}
     path = os.path.join(os.environ["SM_OUTPUT_DATA_DIR"], os.environ.get("RANK", "0") + ".json")
     open(path, "w").write(json.dumps(told))
-"""
-TRAINER = f"""
-import json, os, torch
-from transformers import Trainer, TrainingArguments
-{SAMPLES}
-x, y = samples()
-args = TrainingArguments(
-    output_dir=os.environ["SM_MODEL_DIR"], num_train_epochs=5, learning_rate=0.1, optim="sgd",
-    per_device_train_batch_size=12 // int(os.environ["WORLD_SIZE"]), lr_scheduler_type="constant",
-    max_grad_norm=1e9, save_strategy="no", report_to="none", disable_tqdm=True,
-)
-net = Net()
-trainer = Trainer(
-    model=net, args=args, train_dataset=[{{"x": x[i], "labels": y[i]}} for i in range(12)]
-)
-trainer.train()
-tell(args.world_size, net)
 """
 ACCELERATE = f"""
 import json, os, torch
@@ -88,10 +71,11 @@ def expected() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("script", "processes"), [(TRAINER, 2), (ACCELERATE, 3)])
-def test_several_processes_on_cpus_train_one_model(tree: Tree, script: str, processes: int) -> None:
+def test_several_processes_on_cpus_train_one_model(tree: Tree) -> None:
+    """By accelerate, of which HF Trainer is made."""
+    processes = 3
     chosen = {"sagemaker_program": "script.py", "sagemaker_torch_distributed_enabled": "true"}
-    tree.configure(chosen).script(script)
+    tree.configure(chosen).script(ACCELERATE)
     done = tree.train(
         timeout=200,
         AMPHORA_NPROC_PER_NODE=str(processes),

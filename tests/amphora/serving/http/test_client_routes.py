@@ -10,9 +10,8 @@ import openai
 import pytest
 
 from amphora.serving.http.multi_model import TARGET_MODEL
-from amphora.serving.worker import handlers, runner
-from tests.support.paths import CODE
-from tests.support.servers import ECHO, NAMED, Running, Start, write_code, write_model
+from tests.support.servers import ECHO, NAMED, Running, Start, fault, write_model
+from tests.support.worker_front import load_runner, write_code
 
 ROUTED = (
     ECHO
@@ -67,7 +66,7 @@ def test_sagemakers_openai_path_and_the_custom_attribute_name_the_route(shared: 
     assert refused["type"] == "invalid_request_error"
     absent = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/embeddings"}
     answer = server.http.post("/invocations", json="x", headers=absent)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert fault(answer) == (404, "not_found")
     assert "Routes: /invocations, /v1/completions" in answer.text
     # What an attribute means to a user's own handlers is theirs to say.
     local = shared().ready()
@@ -196,7 +195,7 @@ def test_a_model_without_a_name_or_an_absolute_folder_is_refused(
     several: Running, order: dict[str, Any]
 ) -> None:
     answer = several.http.post("/models", json=order)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
+    assert fault(answer) == (400, "bad_request")
     assert len(several.http.get("/models").json()["models"]) == 3
 
 
@@ -219,9 +218,5 @@ def test_a_description_that_json_does_not_hold_is_refused_at_start(
     tmp_path: Path, value: str
 ) -> None:
     code = ECHO + f"\n    def describe_fn(model_dir, model):\n        return {value}\n"
-    write_code(tmp_path, code, "inference.py", None)
-    settings = runner.RunnerSettings(
-        model_dir=str(tmp_path), device_kind="cpu", device_index=0, batch_size=1, batch_tokens=1
-    )
     with pytest.raises(TypeError, match=r"describe_fn|JSON serializable"):
-        runner.load(handlers.resolve(tmp_path / "model" / "code", None, CODE), settings)
+        load_runner(write_code(tmp_path, {"code/inference.py": code}))

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.servers import NAMED, Running, Start, write_model
+from tests.support.servers import NAMED, Running, Start, fault, write_model
 
 
 @pytest.fixture(scope="module")
 def server(shared: Start) -> Running:
     return shared(SAGEMAKER_MULTI_MODEL="true").ready()
-
-
-def code(answer: Any) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]["code"]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +27,7 @@ def test_orders_are_json(shared: Start, path: str, kind: str) -> None:
     order = json.dumps({"model_name": "x", "url": "/x", "name": "x", "src": "/x"})
     headers = {"content-type": kind} if kind else {}
     answer = server.http.post(path, content=order, headers=headers)
-    assert code(answer) == (415, "unsupported_media_type")
+    assert fault(answer) == (415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize(
@@ -51,9 +46,12 @@ def test_pages_of_other_sites_manage_nothing(server: Running, origin: str) -> No
     host = local.rpartition("/")[2] if "evil" in local else f"localhost:{server.port}"
     headers = {"origin": local, "host": host}
     order = {"model_name": "x", "url": "/nowhere"}
-    assert code(server.http.post("/models", json=order, headers=headers)) == (403, "foreign_origin")
-    assert code(server.http.delete("/models/x", headers=headers)) == (403, "foreign_origin")
-    assert code(server.http.delete("/models/x")) == (404, "model_not_found")
+    assert fault(server.http.post("/models", json=order, headers=headers)) == (
+        403,
+        "foreign_origin",
+    )
+    assert fault(server.http.delete("/models/x", headers=headers)) == (403, "foreign_origin")
+    assert fault(server.http.delete("/models/x")) == (404, "model_not_found")
 
 
 def test_a_page_of_the_server_itself_may(server: Running, tmp_path: Path) -> None:
@@ -67,23 +65,23 @@ def test_a_page_of_the_server_itself_may(server: Running, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["a\nforged line", "", "x" * 1025, "\x1b[2J", "a\u2028b"])
 def test_names_are_printable_and_bounded(server: Running, name: str) -> None:
     answer = server.http.post("/models", json={"model_name": name, "url": "/nowhere"})
-    assert code(answer) == (400, "bad_request")
+    assert fault(answer) == (400, "bad_request")
     assert "forged line\n" not in server.log
     answer = server.http.post("/models", json={"model_name": "x", "url": f"/a{name * 4}\n"})
-    assert code(answer) == (400, "bad_request")
+    assert fault(answer) == (400, "bad_request")
 
 
 @pytest.mark.parametrize("name", ["limit", "next_page_token"])
 @pytest.mark.parametrize("value", ["9" * 5000, "9" * 10, "-1", "x", "1.5"])
 def test_numbers_of_a_page_are_bounded(server: Running, name: str, value: str) -> None:
     answer = server.http.get(f"/models?{name}={value}")
-    assert code(answer) == (400, "bad_request")
+    assert fault(answer) == (400, "bad_request")
     assert len(answer.content) < 1000
 
 
 def test_an_answer_does_not_list_a_folder(server: Running) -> None:
     answer = server.http.post("/models", json={"model_name": "x", "url": "/etc"}, timeout=240)
-    assert code(answer) == (500, "model_not_loaded")
+    assert fault(answer) == (500, "model_not_loaded")
     assert not [name for name in ("passwd", "adduser", ".pwd.lock", "apt") if name in answer.text]
     assert "/etc contains " in server.log
 

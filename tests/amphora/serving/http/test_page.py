@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from tests.support.servers import Running, Start, write_model
+from tests.support.until import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -81,10 +81,7 @@ class Browser:
         return result["result"].get("value")
 
     def until(self, expression: str) -> None:
-        end = time.monotonic() + 60
-        while not self.run(expression):
-            assert time.monotonic() < end, self.run("document.body.innerText")
-            time.sleep(0.02)
+        until(lambda: self.run(expression), 60, lambda: self.run("document.body.innerText"))
 
     def open(self, server: Running) -> Browser:
         """Load the page, and wait until it has shown its example."""
@@ -134,10 +131,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     )
     try:
         port_file = profile / "DevToolsActivePort"
-        end = time.monotonic() + 60
-        while not (port_file.is_file() and port_file.read_text().count("\n")):
-            assert time.monotonic() < end, "Chromium did not start"
-            time.sleep(0.05)
+        until(lambda: port_file.is_file() and port_file.read_text().count("\n"), 60)
         port = port_file.read_text().split()[0]
         targets = httpx.get(f"http://127.0.0.1:{port}/json").json()
         (page,) = [entry for entry in targets if entry["type"] == "page"]
@@ -188,6 +182,11 @@ def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert b"storm" in said.stdout
     assert requested(server)[-2:] == [{"inputs": "it's"}] * 2
+    # Long lines wrap.
+    browser.ask(text="a" * 400)
+    for tab in ("curl", "Python", "boto3"):
+        assert "a" * 400 in browser.code(tab)
+        assert browser.run("$('code').scrollWidth <= $('code').clientWidth")
 
 
 def test_a_vector_is_a_summary_and_sentences_are_compared(start: Start, browser: Browser) -> None:
@@ -223,15 +222,6 @@ def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
         "$('text').value = 'third'; $('text').dispatchEvent(new Event('input', {bubbles: true}))"
     )
     assert "third" in browser.code("curl")
-
-
-def test_long_lines_of_programs_wrap(start: Start, browser: Browser) -> None:
-    server = start(of("pair"), AMPHORA_UI="1").ready()
-    browser.open(server)
-    browser.ask(text="a" * 400)
-    for tab in ("curl", "Python", "boto3"):
-        assert "a" * 400 in browser.code(tab)
-        assert browser.run("$('code').scrollWidth <= $('code').clientWidth")
 
 
 def test_a_file_is_sent_as_it_is(start: Start, browser: Browser, tmp_path: Path) -> None:

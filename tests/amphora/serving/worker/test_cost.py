@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amphora.serving.protocol import framing
+from amphora.serving.protocol import messages
 from tests.support.servers import IN_FLOAT32
 from tests.support.serving_kit import save
 from tests.support.worker_front import Front
@@ -133,10 +133,10 @@ class Probe:
         """Wait until a request is answered, or others are taken beside it; return the CPU seconds."""
         began = time.process_time()
         while name not in self.statuses:
-            header, _ = framing.receive(self.front.sock)
+            header, _ = self.front.receive()
             if "status" in header:
                 self.statuses[header["id"]] = header["status"]
-            elif header["op"] in ("open", "idle") and header["batch"] == self.front.number:
+            elif header.get("state") in ("open", "idle") and header["batch"] == self.front.number:
                 break
         return time.process_time() - began
 
@@ -158,7 +158,7 @@ class Probe:
             assert self.statuses["short"] == 200
             time.sleep(0.02)
         if "long" not in self.statuses:
-            self.front.tell(op="cancel", id="long")
+            self.front.tell(messages.Cancel(id="long"))
         self.front.send(last=self.short)
         self.front.until_idle()
         return self.statuses.get("long", 0), longest

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.worker import runner
-from amphora.serving.worker.handlers import resolve
-from amphora.serving.worker.runner import Item, RunnerSettings
-from tests.support.paths import CODE
+from amphora.serving.worker.runner import Item, ModelRunner
+from tests.support.worker_front import load_runner, write_code
 
 # torch's exception is known by its name: this package knows no torch.
 CODE_OF_USER = """
@@ -35,16 +33,11 @@ def output_fn(prediction, accept): return prediction
 """
 
 
-def made(tmp_path: Path, code: str = CODE_OF_USER) -> tuple[runner.ModelRunner, Any]:
-    (tmp_path / "inference.py").write_text(code)
-    settings = RunnerSettings(
-        model_dir=str(tmp_path), device_kind="cpu", device_index=0, batch_size=8, batch_tokens=64
-    )
-    loaded = runner.load(resolve(tmp_path, None, CODE), settings)
+def made(tmp_path: Path, code: str = CODE_OF_USER) -> tuple[ModelRunner, Any]:
+    loaded = load_runner(write_code(tmp_path, {"code/inference.py": code}))
 
     def item(text: str) -> Item:
-        context = loaded.context("id", {})
-        return Item("id", text.encode(), "text/plain", "text/plain", context)
+        return Item("id", text.encode(), "text/plain", "text/plain", loaded.context("id", {}))
 
     return loaded, item
 
