@@ -1,7 +1,7 @@
 """Report what a job's rows are like before it trains: classes, empty and repeated rows, rows that
 stand in training and evaluation (leaks), equal rows with other labels, and lengths.
 
-Rows are compared by a hash of 64 bits of each, of Arrow's buffers: 600,000 rows take two seconds.
+Rows are compared by a hash of 64 bits of each, computed on Arrow's buffers without copies.
 """
 
 from __future__ import annotations

@@ -152,7 +152,8 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         loaded = resolution.load(plan, table)
     watch.lap("model")
     sections = []
-    if is_first_process() and given.trains:
+    # A host may have no rows of sharded channels.
+    if is_first_process() and given.trains and len(task.data.train):
         findings, section = data_report.inspect(task, loaded)
         sections.append(section)
         for finding in findings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -230,10 +229,8 @@ def test_a_real_job_ends_with_its_budget(
         "no",
     )  # fmt: skip
     job = Job(tmp_path, channels, argv, preloaded)
-    started = time.monotonic()
     job.finish(processes=processes)
-    # The start of Python is not included, and waits on a busy machine.
-    assert 15 < time.monotonic() - started < 120
+    assert job.metrics["train_runtime"] < 24, "with reading, before it, at most the budget"
     assert job.log.count("steps fit into 24 s; the learning rate ends there") in (1, 2)
     rates = [float(rate) for rate in re.findall(r"'learning_rate': ([\d.]+)", job.log)]
     assert rates[-1] < 0.1 * max(rates)
