@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,46 +18,26 @@ from amphora.common.errors import CodeError
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
-from amphora.serving.worker import handlers, runner
+from amphora.serving.worker import handlers
 from amphora.serving.worker.context import Context
+from amphora.serving.worker.runner import ModelRunner
 from tests.support.paths import CODE
 from tests.support.servers import Start
+from tests.support.worker_front import JSON, ask, load_runner, write_code
 
-SETTINGS = {"device_kind": "cpu", "device_index": 0, "batch_size": 32, "batch_tokens": 16384}
-JSON = "application/json"
-Load = Callable[..., runner.ModelRunner]
+Load = Callable[..., ModelRunner]
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """load(code, **files): an engine over that code, and other files beside it."""
+    """load(code, **files): a runner over that code, and other files beside it."""
 
-    def _load(code: str, program: str | None = None, **files: str) -> runner.ModelRunner:
-        folder = tmp_path / "model" / "code"
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"{program}.py" if program else "inference.py"
-        for file, text in {name: code, **files}.items():
-            path = folder / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(textwrap.dedent(text))
-        settings = runner.RunnerSettings(model_dir=str(tmp_path / "model"), **SETTINGS)  # type: ignore[arg-type]
-        resolved = handlers.resolve(folder, program, CODE, tmp_path / "model")
-        return runner.load(resolved, settings)
+    def _load(code: str, program: str | None = None, **files: str) -> ModelRunner:
+        named = {f"{program or 'inference'}.py": code, **files}
+        model = write_code(tmp_path / "model", {f"code/{k}": text for k, text in named.items()})
+        return load_runner(model, program)
 
     return _load
-
-
-def answer(
-    loaded: runner.ModelRunner,
-    body: bytes,
-    content_type: str = JSON,
-    accept: str = JSON,
-    **more: str,
-) -> tuple[bytes, str, Context]:
-    headers = {"content-type": content_type, "accept": accept, **more}
-    context = loaded.context("an-id", headers)
-    item = runner.Item("an-id", body, content_type, accept, context)
-    return *loaded.answer(item), context
 
 
 MODELS = {
@@ -93,7 +72,7 @@ def test_the_model_and_the_file_decide(
     assert ("PyTorch image" if family == "torch" else "Hugging Face image") in said
     assert "AMPHORA_HANDLER_DEFAULTS" in said
     expected = b'"Tensor"' if family == "torch" else b'"list"'
-    assert answer(loaded, b"[1, 2]")[0] == expected
+    assert ask(loaded, b"[1, 2]")[0] == expected
 
 
 BERT = (
@@ -111,11 +90,11 @@ def test_an_error_of_predict_fn_names_the_setting_that_gives_other_data(
     code = f"{BERT}def call(model, data): return model(data)\n"
     code += "def predict_fn(data, model): return call(model, data).logits"
     with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=pytorch makes a tensor") as caught:
-        answer(load(code), b"[[1, 2, 3]]")
+        ask(load(code), b"[[1, 2, 3]]")
     assert caught.value.status == 500
     monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "pytorch")
     with pytest.raises(Fault) as caught:  # it was chosen: float32 is what that image gives
-        answer(load(code), b"[[1, 2, 3]]")
+        ask(load(code), b"[[1, 2, 3]]")
     assert "AMPHORA_HANDLER_DEFAULTS" not in str(caught.value)
 
 
@@ -133,8 +112,8 @@ def test_a_requests_return_all_scores_gives_all_as_transformers_4(
         "from transformers import pipeline\n"
         "def model_fn(d): return pipeline('text-classification', model=d, device='cpu')"
     )
-    ask = json.dumps({**body, "parameters": {"return_all_scores": True}}).encode()
-    answered = json.loads(answer(loaded, ask)[0])
+    request = json.dumps({**body, "parameters": {"return_all_scores": True}}).encode()
+    answered = json.loads(ask(loaded, request)[0])
     assert [len(entry) for entry in answered] == [3] * (1 if nested else 2)
 
 
@@ -161,7 +140,7 @@ def test_what_only_a_request_shows_of_transformers_4_has_its_remedy(
         f"def predict_fn(data, model):\n  {predict}"
     )
     with pytest.raises(Fault) as caught:
-        answer(loaded, b"[1]")
+        ask(loaded, b"[1]")
     for part in (words, "--transformers 4", "inference.py, line "):
         assert part in str(caught.value)
 
@@ -187,20 +166,9 @@ def test_a_variable_decides(
     loaded = load(
         "def model_fn(model_dir): return 1\ndef predict_fn(data, m): return type(data).__name__"
     )
-    assert answer(loaded, b"[1]")[0] == json.dumps(name).encode()
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("tensorflow", "'tensorflow'. Give huggingface or pytorch"),
-    ],
-)
-def test_a_variable_that_cannot_be_is_refused(
-    value: str, words: str, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", value)
-    with pytest.raises(ValueError, match=words):
+    assert ask(loaded, b"[1]")[0] == json.dumps(name).encode()
+    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "tensorflow")
+    with pytest.raises(ValueError, match=r"'tensorflow'\. Give huggingface or pytorch"):
         load("def model_fn(model_dir): return 1")
 
 
@@ -216,9 +184,9 @@ def test_a_csv_of_numbers_has_the_setting_that_reads_it(
         """
     body = b"1,2\n3,4\n"
     with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=pytorch reads a CSV of numbers"):
-        answer(load(file), body, content_type="text/csv")
+        ask(load(file), body, content_type="text/csv")
     monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "pytorch")
-    assert json.loads(answer(load(file), body, content_type="text/csv")[0]) == [6.0, 14.0]
+    assert json.loads(ask(load(file), body, content_type="text/csv")[0]) == [6.0, 14.0]
 
 
 def test_an_engine_that_would_not_compute_is_refused(
@@ -248,7 +216,7 @@ def test_a_task_whose_pipeline_transformers_has_dropped(
         capsys.readouterr().out
     )
     requested = {"question": "said anna", "context": "anna said the film was good in paris"}
-    named, given, best = json.loads(answer(loaded, json.dumps({"inputs": requested}).encode())[0])
+    named, given, best = json.loads(ask(loaded, json.dumps({"inputs": requested}).encode())[0])
     assert named == given == best[0]
     assert set(named) == {"score", "start", "end", "answer"}
     assert named["answer"] == requested["context"][named["start"] : named["end"]]
@@ -265,36 +233,26 @@ SHADOWING = """
 
 def test_a_users_modules_are_its_own_and_the_images_still_serve(tmp_path: Path) -> None:
     """In a process of its own: modules of these names are loaded here already."""
-    folder = tmp_path / "model" / "code"
-    folder.mkdir(parents=True)
-    (folder / "inference.py").write_text(textwrap.dedent(SHADOWING))
-    for name in ("check", "train", "utils"):
-        (folder / f"{name}.py").write_text(f"MINE = {name!r}")
+    own = {f"code/{name}.py": f"MINE = {name!r}" for name in ("check", "train", "utils")}
+    model = write_code(tmp_path / "model", {"code/inference.py": SHADOWING, **own})
     script = f"""
-import sys
+import importlib.util, pathlib, sys
+from tests.support import worker_front
 sys.path[:] = [each for each in sys.path if each != {str(CODE)!r}]
-from pathlib import Path
-from amphora.serving.worker import handlers, runner
-model = Path({str(tmp_path / "model")!r})
-settings = runner.RunnerSettings(model_dir=str(model), **{SETTINGS!r})
-loaded = runner.load(handlers.resolve(model / "code", None, Path({str(CODE)!r}), model), settings)
-item = runner.Item("x", b"{{}}", "{JSON}", "{JSON}", loaded.context("x", {{}}))
-body, _ = loaded.answer(item)
-print(body.decode())
-import importlib.util
+print(worker_front.ask(worker_front.load_runner(pathlib.Path({str(model)!r})), b"{{}}")[0].decode())
 print(importlib.util.find_spec("defaults"))
 """
-    environ = {**os.environ, "PYTHONPATH": str(CODE.parent / "container")}
+    environ = {**os.environ, "PYTHONPATH": f"{CODE.parent}/container:{CODE.parent}"}
     run = functools.partial(
         subprocess.run, [sys.executable, "-c", script], env=environ, capture_output=True, text=True
     )
     done = run()
     assert done.returncode == 0, done.stderr
-    *_, answer, last = done.stdout.splitlines()
-    assert json.loads(answer) == ["check", "train", "utils"]
+    *_, answered, last = done.stdout.splitlines()
+    assert json.loads(answered) == ["check", "train", "utils"]
     assert last == "None"
     # The image's package of this name is needed, for input_fn and output_fn.
-    (folder / "recipe.py").touch()
+    (model / "code" / "recipe.py").touch()
     assert "has a module 'recipe', which hides the image's package" in run().stderr
 
 
@@ -394,7 +352,7 @@ def test_bodies_are_text_for_json_and_csv(
         f"def model_fn(d): return 1\ndef input_fn(body{annotation}, t): return type(body).__name__\n"
         "def predict_fn(data, model): return data"
     )
-    assert json.loads(answer(loaded, b"1", content_type)[0]) == kind
+    assert json.loads(ask(loaded, b"1", content_type)[0]) == kind
 
 
 @pytest.mark.parametrize(

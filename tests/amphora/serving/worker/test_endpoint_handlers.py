@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ import pytest
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError
 from amphora.serving import settings
+from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker import handlers, runner
-from tests.support.package_indexes import wheel
+from amphora.serving.worker.runner import ModelRunner
 from tests.support.paths import CODE
-from tests.support.servers import Start
 from tests.support.toolkit_questions import picture
+from tests.support.worker_front import JSON, ask, write_code
 
-JSON = "application/json"
 DEVICES = Devices(reason="", cpus=1, efa=False)
 TOOLKIT = "sagemaker_huggingface_inference_toolkit"
 HANDLERS = {
@@ -65,19 +65,19 @@ HANDLERS = {
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Callable[..., runner.ModelRunner]]:
+def load(tmp_path: Path) -> Iterator[Callable[..., ModelRunner]]:
     """load(folder, code): a runner over handler.py in that folder of a model."""
 
-    def _load(folder: str, code: str) -> runner.ModelRunner:
-        model = tmp_path / "model"
-        place = model / folder
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "handler.py").write_text(textwrap.dedent(code))
-        (place / "helper.py").write_text("def double(value): return [value, value]")
-        (model / "settings.json").write_text('{"unit": "m"}')
-        sizes: Any = {"device_kind": "cpu", "device_index": 0, "batch_size": 1, "batch_tokens": 1}
+    def _load(folder: str, code: str) -> ModelRunner:
+        files = {
+            f"{folder}/handler.py": code,
+            f"{folder}/helper.py": "def double(value): return [value, value]",
+            "settings.json": '{"unit": "m"}',
+        }
+        model = write_code(tmp_path / "model", files)
         chosen = settings.read(tmp_path, {}, DEVICES)
         found = handlers.resolve(chosen.code_dir, chosen.program, CODE, model)
+        sizes: Any = {"device_kind": "cpu", "device_index": 0, "batch_size": 1, "batch_tokens": 1}
         return runner.load(found, runner.RunnerSettings(model_dir=str(model), **sizes))
 
     yield _load
@@ -85,18 +85,14 @@ def load(tmp_path: Path) -> Iterator[Callable[..., runner.ModelRunner]]:
         sys.modules.pop(name, None)
 
 
-def answer(
-    loaded: runner.ModelRunner, body: bytes, content_type: str = JSON, accept: str = JSON
-) -> Any:
-    context = loaded.context("x", {})
-    answered, _ = loaded.answer(runner.Item("x", body, content_type, accept, context))
-    return json.loads(answered)
+def answer(loaded: ModelRunner, body: bytes, content_type: str = JSON) -> Any:
+    return json.loads(ask(loaded, body, content_type)[0])
 
 
 @pytest.mark.parametrize("folder", [".", "code"])
 @pytest.mark.parametrize("name", HANDLERS)
 def test_an_endpoint_handler_answers_as_its_own_call(
-    name: str, folder: str, load: Callable[..., runner.ModelRunner], tmp_path: Path
+    name: str, folder: str, load: Callable[..., ModelRunner], tmp_path: Path
 ) -> None:
     loaded = load(folder, HANDLERS[name])
     assert loaded.handlers.predict_batch_fn is None
@@ -110,7 +106,7 @@ def test_an_endpoint_handler_answers_as_its_own_call(
     assert caught.value.status == 400
 
 
-def test_an_endpoint_handler_reads_images_and_csv(load: Callable[..., runner.ModelRunner]) -> None:
+def test_an_endpoint_handler_reads_images_and_csv(load: Callable[..., ModelRunner]) -> None:
     loaded = load(
         ".",
         """
@@ -126,20 +122,17 @@ def test_an_endpoint_handler_reads_images_and_csv(load: Callable[..., runner.Mod
 
 
 def test_a_handler_at_the_root_has_its_requirements_installed_and_an_inference_py_comes_first(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    wheel(model, "amphora_probe")
-    (model / "requirements.txt").write_text("--no-index\n--find-links .\namphora-probe==1.0\n")
-    (model / "handler.py").write_text(
-        "import amphora_probe\nclass EndpointHandler:\n  def __init__(self, path): pass\n"
-        "  def __call__(self, data): return [amphora_probe.VALUE, data['inputs']]\n"
-    )
-    target = {"PIP_TARGET": str(tmp_path / "there"), "PYTHONPATH": str(tmp_path / "there")}
-    server = start(code="", program="notes.txt", **target).ready()
-    assert server.invoke({"inputs": 1}).json() == ["installed", 1]
-    (model / "code" / "inference.py").write_text("def predict_fn(data, model): return 2")
+    """Installed is what cannot be had here, as the error says."""
+    files = {
+        "handler.py": "class EndpointHandler: ...",
+        "requirements.txt": "--no-index\nabsent==9",
+    }
+    model = write_code(tmp_path / "model", files)
+    with pytest.raises(CodeError, match=f"requirements.txt of {model} cannot be installed"):
+        UserCode(settings.read(tmp_path, {}, DEVICES), {**os.environ}).prepare()
+    write_code(model, {"code/inference.py": "def predict_fn(data, model): return 2"})
     assert settings.read(tmp_path, {}, DEVICES).code_dir == model / "code"
 
 
@@ -152,7 +145,7 @@ def test_a_handler_at_the_root_has_its_requirements_installed_and_an_inference_p
     ],
 )
 def test_what_is_not_here_of_the_toolkit_has_its_replacement(
-    line: str, words: str, load: Callable[..., runner.ModelRunner], stand_in: None
+    line: str, words: str, load: Callable[..., ModelRunner], stand_in: None
 ) -> None:
     with pytest.raises(CodeError) as caught:
         load("code", line)
@@ -160,7 +153,7 @@ def test_what_is_not_here_of_the_toolkit_has_its_replacement(
 
 
 def test_a_file_with_the_toolkits_decoder_and_encoder_answers(
-    load: Callable[..., runner.ModelRunner], stand_in: None
+    load: Callable[..., ModelRunner], stand_in: None
 ) -> None:
     loaded = load(
         "code",
