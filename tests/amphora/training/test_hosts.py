@@ -76,10 +76,27 @@ class Cluster:
         self.started.append(process)
         return process
 
-    def train(self, **environ: str) -> tuple[list[int], list[str]]:
-        processes = [self.start(host, **environ) for host in self.trees]
+    def configure(self, script: str, **hyperparameters: str) -> Cluster:
+        """Write the same job for each host."""
+        for host, tree in self.trees.items():
+            resources = {
+                "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
+            }  # fmt: skip
+            job = {"sagemaker_program": "script.py", **hyperparameters}
+            tree.configure(job, resourceconfig=resources).script(script)
+        return self
+
+    def finish(self, *processes: subprocess.Popen[str]) -> tuple[list[int], list[str]]:
+        """Wait for the end of the processes; return their exit codes and outputs."""
         outputs = [process.communicate(timeout=240)[0] for process in processes]
         return [process.returncode for process in processes], outputs
+
+    def train(self, **environ: str) -> tuple[list[int], list[str]]:
+        return self.finish(*[self.start(host, **environ) for host in self.trees])
+
+    @property
+    def failures(self) -> list[str]:
+        return [tree.failure or "" for tree in self.trees.values()]
 
 
 @pytest.fixture
@@ -92,28 +109,12 @@ def cluster(tmp_path: Path, network: dict[str, str]) -> Iterator[Cluster]:
         process.communicate()
 
 
-def job(cluster: Cluster, script: str, distributed: bool = False) -> Cluster:
-    for host, tree in cluster.trees.items():
-        tree.configure(
-            {
-                "sagemaker_program": "script.py",
-                "sagemaker_torch_distributed_enabled": str(distributed).lower(),
-            },
-            resourceconfig={
-                "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
-            },
-        ).script(script)  # fmt: skip
-    return cluster
+TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
 
 
 def test_two_hosts_train_together(cluster: Cluster) -> None:
-    job(
-        cluster,
-        REDUCE + "print('total', total.item(), os.environ['GLOO_SOCKET_IFNAME'])\n"
-        "dist.destroy_process_group()",
-        True,
-    )
-    codes, outputs = cluster.train()
+    script = REDUCE + "print('total', total.item(), os.environ['GLOO_SOCKET_IFNAME'])\n"
+    codes, outputs = cluster.configure(script + "dist.destroy_process_group()", **TORCHRUN).train()
     assert codes == [0, 0], outputs
     assert all("total 3.0 eth0" in output for output in outputs)
 
@@ -130,14 +131,9 @@ class TestMpirun:
             pytest.skip("no mpirun here")
 
     def start(self, cluster: Cluster, script: str) -> list[subprocess.Popen[str]]:
+        cluster.configure(script, sagemaker_mpi_enabled="true")
         processes = []
         for host, tree in cluster.trees.items():
-            tree.configure(
-                {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true"},
-                resourceconfig={
-                    "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
-                },
-            ).script(script)  # fmt: skip
             (tree.base / "tmp").mkdir()
             unshare = ("unshare", "--uts", "--mount", "sh", "-c", self.AS_HOST)
             environ = {"SAGEMAKER_BASE_DIR": "/mnt", "TMPDIR": "/mnt/tmp"}
@@ -145,9 +141,7 @@ class TestMpirun:
         return processes
 
     def run(self, cluster: Cluster, script: str) -> tuple[list[int], list[str]]:
-        processes = self.start(cluster, script)
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-        return [process.returncode for process in processes], outputs
+        return cluster.finish(*self.start(cluster, script))
 
     def test_a_rank_on_each_host(self, cluster: Cluster) -> None:
         codes, outputs = self.run(
@@ -169,7 +163,7 @@ class TestMpirun:
             "time.sleep(600)",
         )
         assert 0 not in codes, outputs
-        ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+        ours, theirs = cluster.failures
         assert ours.startswith("ValueError: rank 1 of mpi"), ours
         assert theirs.startswith("algo-1 failed first: ValueError: rank 1 of mpi"), theirs
 
@@ -184,21 +178,19 @@ class TestMpirun:
             wait_for(folder / f"ready-{rank}")
         for process in processes:
             process.terminate()
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], outputs
+        codes, outputs = cluster.finish(*processes)
+        assert codes == [0, 0], outputs
         assert all((f / f"saved-{rank}").exists() for rank, f in enumerate(folders)), outputs
 
 
 def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None:
-    job(
-        cluster,
+    codes, outputs = cluster.configure(
         "import os, time\n"
         "if os.environ['SM_CURRENT_HOST'] == 'algo-2': raise OSError('algo-2 has no data')\n"
-        "time.sleep(600)",
-    )
-    codes, outputs = cluster.train()
+        "time.sleep(600)"
+    ).train()
     assert codes[1] == 1 and codes[0] != 0, outputs
-    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+    ours, theirs = cluster.failures
     assert theirs.startswith("OSError: algo-2 has no data")
     assert ours.startswith("algo-2 failed first: OSError: algo-2 has no data")
 
@@ -206,19 +198,17 @@ def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None
 @pytest.mark.heavy
 def test_the_host_that_raised_is_named_though_its_script_ends_last(cluster: Cluster) -> None:
     """Its connections are gone at once; what it says of itself comes seconds later."""
-    job(
-        cluster,
+    codes, outputs = cluster.configure(
         REDUCE + "if dist.get_rank() == 0:\n"
         "    import atexit, time\n"
         "    dist.destroy_process_group()\n"
         "    atexit.register(time.sleep, 5)\n"
         "    raise ValueError('it gave up')\n"
         "dist.all_reduce(total)",
-        True,
-    )
-    codes, outputs = cluster.train()
+        **TORCHRUN,
+    ).train()
     assert 0 not in codes, outputs
-    raised, lost = (cluster.trees[host].failure or "" for host in HOSTS)
+    raised, lost = cluster.failures
     assert raised.startswith("ValueError: it gave up"), raised
     assert lost.startswith("algo-1 failed first: ValueError: it gave up"), lost
 
@@ -226,11 +216,11 @@ def test_the_host_that_raised_is_named_though_its_script_ends_last(cluster: Clus
 @pytest.mark.parametrize("guilty", [0, pytest.param(2, marks=pytest.mark.heavy)])
 def test_the_host_is_named_whose_rank_exited(cluster: Cluster, guilty: int) -> None:
     """The other ranks, of its own host too, raise because they lose it."""
-    job(cluster, REDUCE + f"if dist.get_rank() == {guilty}: raise SystemExit('no data')\n"
-        "dist.all_reduce(total)", True)  # fmt: skip
+    script = f"if dist.get_rank() == {guilty}: raise SystemExit('no data')\ndist.all_reduce(total)"
+    cluster.configure(REDUCE + script, **TORCHRUN)
     codes, outputs = cluster.train(AMPHORA_NPROC_PER_NODE="2")
     assert 0 not in codes, outputs
-    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+    ours, theirs = cluster.failures
     exited, lost = (theirs, ours) if guilty else (ours, theirs)
     cause = "The script ended with exit code 1 and no exception.\nno data\n"
     assert exited.startswith(f"{cause}(exit code 1, rank {guilty})"), exited
@@ -238,8 +228,7 @@ def test_the_host_is_named_whose_rank_exited(cluster: Cluster, guilty: int) -> N
 
 
 def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
-    job(
-        cluster,
+    cluster.configure(
         "import os, pathlib, time\n"
         "while os.environ['SM_CURRENT_HOST'] == 'algo-1' and not pathlib.Path('on').exists():\n"
         "    time.sleep(0.05)\n"
@@ -250,8 +239,7 @@ def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
     time.sleep(1)
     assert second.poll() is None, "it ended before the other host"
     (cluster.trees["algo-1"].base / "code" / "on").touch()
-    assert (first.communicate(timeout=240), first.returncode)[1] == 0
-    assert (second.communicate(timeout=240), second.returncode)[1] == 0
+    assert cluster.finish(first, second)[0] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -259,8 +247,7 @@ def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
 )
 @pytest.mark.parametrize("victim", list(HOSTS))
 def test_a_lost_host_ends_the_job(cluster: Cluster, victim: str, number: int) -> None:
-    job(
-        cluster,
+    cluster.configure(
         "import os, pathlib, time\n"
         "parent = os.getppid()\n"
         "pathlib.Path('ready').touch()\n"
@@ -282,7 +269,7 @@ def test_a_lost_host_ends_the_job(cluster: Cluster, victim: str, number: int) ->
 
 
 def test_a_host_that_never_appears(cluster: Cluster) -> None:
-    job(cluster, "import time; time.sleep(600)")
+    cluster.configure("import time; time.sleep(600)")
     process = cluster.start("algo-2", AMPHORA_HOST_WAIT_SECONDS="1")
     process.communicate(timeout=240)
     assert process.returncode == 2
@@ -328,10 +315,7 @@ STOPPABLE = (
 
 def test_a_stop_before_another_host_has_appeared_fails_nothing(cluster: Cluster) -> None:
     """It was taken for the end of the time that the other one has to appear."""
-    job(cluster, STOPPABLE)
-    tree = cluster.trees["algo-1"]
-    tree.configure({"sagemaker_program": "script.py", "seconds": "1"},
-                   resourceconfig={"current_host": "algo-1", "hosts": list(HOSTS)})  # fmt: skip
+    tree = cluster.configure(STOPPABLE, seconds="1").trees["algo-1"]
     process = cluster.start("algo-1")
     wait_for(tree.base / "code" / "ready")
     process.terminate()
@@ -343,24 +327,23 @@ def test_a_stop_before_another_host_has_appeared_fails_nothing(cluster: Cluster)
 @pytest.mark.heavy
 def test_hosts_that_are_stopped_each_have_their_budget(cluster: Cluster) -> None:
     """The one that has saved first must not cut the other's saving short, nor fail it."""
-    job(cluster, STOPPABLE)
-    for host, seconds in zip(HOSTS, ("0.1", "12"), strict=True):
-        tree = cluster.trees[host]
-        settings = {"sagemaker_program": "script.py", "seconds": seconds}
-        tree.configure(settings, resourceconfig={"current_host": host, "hosts": list(HOSTS)})
+    seconds = "{'algo-1': 0.1, 'algo-2': 12}[os.environ['SM_CURRENT_HOST']]"
+    cluster.configure(STOPPABLE.replace("os.environ['SM_HP_SECONDS']", seconds))
     processes = [cluster.start(host) for host in HOSTS]
     for tree in cluster.trees.values():
         wait_for(tree.base / "code" / "ready")
     for process in processes:
         process.terminate()
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    codes, outputs = cluster.finish(*processes)
+    assert codes == [0, 0], outputs
     assert all((tree.base / "code" / "saved").exists() for tree in cluster.trees.values())
-    assert [tree.failure for tree in cluster.trees.values()] == [None, None]
+    assert cluster.failures == ["", ""]
 
 
 def test_a_host_that_is_done_can_be_stopped(cluster: Cluster) -> None:
-    job(cluster, "import os, time\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': time.sleep(600)")
+    cluster.configure(
+        "import os, time\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': time.sleep(600)"
+    )
     first, second = (cluster.start(host) for host in HOSTS)
     assert first.stdout is not None
     while "waiting for the others" not in (line := first.stdout.readline()):
