@@ -200,15 +200,17 @@ revision() {
 source_url() { git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|' || true; }
 
 # A base may have labels of these names: each is set, even if empty.
+# Not by tee, which would open standard error anew and cut a file that it goes to.
 build() {
-    local output cause
+    local output cause line
     say "building $image from $base_image"
     output=$("$docker" build -f "$dockerfile" --build-arg "BASE_IMAGE=$base_image" --build-arg "STAND_IN=$stand_in" \
         --build-arg "KIND=$kind" --build-arg "STACK=$stack" --build-arg "TRANSFORMERS=$transformers" -t "$image" \
         --label "org.opencontainers.image.version=$version" \
         --label "org.opencontainers.image.revision=$(revision)" \
         --label "org.opencontainers.image.source=$(source_url)" \
-        --label "org.opencontainers.image.base.digest=$base_digest" . 2>&1 | tee /dev/stderr) && return
+        --label "org.opencontainers.image.base.digest=$base_digest" . 2>&1 |
+        while IFS= read -r line; do printf '%s\n' "$line" >&2; printf '%s\n' "$line"; done) && return
     # Newer BuildKits repeat the output of the step that failed, then show the Dockerfile.
     cause=$(sed -n '/^ > \[/,/^------/p' <<<"$output" | sed '/^ > \[/d; /^------/d; s/^\(#[0-9]* \)\{0,1\}[0-9.]* //' | tail -n 1)
     cause=${cause:-$(sed -n 's/^#[0-9]* [0-9][0-9.]* //p' <<<"$output" | tail -n 1)}

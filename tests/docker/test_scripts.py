@@ -40,7 +40,7 @@ def fake(folder: Path, name: str, body: str = "exit 0") -> None:
 
 def build_and_push(tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the script with only `tools` and a shell's usual commands on PATH."""
-    for name in ("bash", "sed", "dirname", "git", "cat", "env", "tee", "tail"):
+    for name in ("bash", "sed", "dirname", "git", "cat", "env", "tail"):
         found = shutil.which(name)
         assert found
         if not (tools / name).exists():
@@ -293,6 +293,21 @@ ERROR: failed to solve: exit code: 1"""
         "build_and_push: The build failed. The image has no torch-xla. Give an XLA image, or build"
         " --stack native."
     )
+
+
+def test_a_log_file_keeps_what_came_before_the_build(calls: Path) -> None:
+    build_and_push(calls.parent)  # puts the shell's commands on PATH
+    with (calls.parent / "log").open("w") as log:
+        done = subprocess.run(
+            [ROOT / "build_and_push.sh", "cpu", "--no-push"],
+            env={"PATH": str(calls.parent), "CALLS": str(calls)},
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+    lines = (calls.parent / "log").read_text().splitlines()
+    assert done.returncode == 0
+    assert lines[0].startswith("build_and_push: the base is")
+    assert lines[-1] == "build_and_push: done"
 
 
 def test_a_private_base_is_logged_in_to(calls: Path) -> None:
