@@ -48,6 +48,7 @@ from recipe import arguments, compat  # noqa: E402
 from recipe.batching.batches import Samples  # noqa: E402
 from recipe.data import classification  # noqa: E402
 from recipe.models import cpu_kernels, pretrained  # noqa: E402
+from recipe.plan.worlds import Computation  # noqa: E402
 from recipe.tasks.text_classification.task import CLASSES  # noqa: E402
 from recipe.tokenization import texts  # noqa: E402
 from recipe.training import engine  # noqa: E402
@@ -163,9 +164,14 @@ def _run(variant: Variant, model: str, source: Path) -> tuple[float, float, int]
         if variant.is_recipe:
             cpu_kernels.keep_memory()
             samples = {name: Samples.of(split) for name, split in ready.items()}
-            trainer: Trainer = engine.build(
-                copy.deepcopy(loaded), tokenizer, args, samples, CLASSES, packing=True
+            computation = Computation(
+                model=copy.deepcopy(loaded),
+                tokenizer=tokenizer,
+                arguments=args,
+                objective=CLASSES,
+                packing=True,
             )
+            trainer: Trainer = engine.build(computation, samples)
         else:
             trainer = Trainer(
                 model=copy.deepcopy(loaded),

@@ -39,6 +39,7 @@ from transformers import (
 
 from recipe.batching.document_batches import Documents
 from recipe.batching.samples import Samples
+from recipe.plan.worlds import Computation
 from recipe.tasks.causal_lm.task import NEXT_TOKENS
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
@@ -121,13 +122,10 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
             changes = {"torch_compile": True} if "compiled" in way else {}
             args = arguments(stage, folder, size, steps, **changes)
             samples = Samples(ids, starts, labels)
-            trainer: Trainer = engine.build(
-                model,
-                tokenizer,
-                args,
-                {"train": samples, "evaluation": samples},
-                CLASSES,
+            computation = Computation(
+                model=model, tokenizer=tokenizer, arguments=args, objective=CLASSES
             )
+            trainer: Trainer = engine.build(computation, {"train": samples, "evaluation": samples})
         else:
             changes = {}
             if way == "HF grouped by length":
@@ -207,7 +205,10 @@ def decoder(stage: Stage, rate: float) -> Values:
                              if way != "recipe" else "random")  # fmt: skip
             if way == "recipe":
                 ready = {"train": documents, "evaluation": documents}
-                trainer: Trainer = engine.build(model, tokenizer, args, ready, NEXT_TOKENS)
+                computation = Computation(
+                    model=model, tokenizer=tokenizer, arguments=args, objective=NEXT_TOKENS
+                )
+                trainer: Trainer = engine.build(computation, ready)
             else:
                 rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
 

@@ -5,27 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser, TrainingArguments
 
-from recipe import foreign_names, structured_values, value_ranges
+from recipe import foreign_names, structured_values
 from recipe.errors import HyperparameterError, near
-from recipe.hyperparameters import Hyperparameters, all_at_once, own_fields
+from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparameters, all_at_once
 from recipe.paths import Places
 from recipe.secret_rules import is_secret_name, mask_shapes
 
 _TRUE = ("true", "1", "yes")
 _ALIKE = 0.85
-_OFF: Mapping[str, Any] = {
-    "query_prompt": "", "document_prompt": "", "save_total_limit": None, "save_minutes": None,
-}  # fmt: skip
-"""What none, null and an empty text mean for hyperparameters that these turn off."""
 _OFF_BY_NONE = dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no")
-"""The same for none alone: None, null and an empty text are their default."""
+"""What none means for some of the Trainer's; null and an empty text are their default."""
 _WORDS = ("missing_labels",)
 """Hyperparameters whose values may be these words."""
 _OFF_AT_0 = ("max_grad_norm", "warmup_steps")
@@ -69,10 +65,10 @@ def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
         values.setdefault(name, converted)
         written_as.setdefault(name, written)
     notes += _notes_of(values, places)
-    of_recipe = {name: value for name, value in values.items() if name in own_fields()}
-    passed = {name: value for name, value in values.items() if name not in of_recipe}
+    common = {name: values.pop(name) for name in _COMMON & {*values}}
+    of_tasks = {name: values.pop(name) for name in FIELDS.keys() & values}
     try:
-        parsed = Hyperparameters(**of_recipe, passed=passed, notes=tuple(notes))
+        parsed = Hyperparameters(**common, task_values=of_tasks, passed=values, notes=tuple(notes))
     except HyperparameterError as error:
         _, *several = str(error).split("\n- ")
         problems += several or [str(error)]
@@ -116,7 +112,7 @@ def _translated(
     written = written.lstrip("-")
     name = written.replace("-", "_")
     name = _aliases().get(name, name)
-    if name in own_fields():
+    if name in FIELDS:
         return name, value
     what = f"Hyperparameter {written} (value {_shown(name, value)})"
     if name in foreign_names.REWRITTEN and value.lower() not in foreign_names.UNSET:
@@ -139,7 +135,7 @@ def _translated(
         return "", ""
     if name not in _training_fields():
         # Less similar names have other meanings, such as val_set_size and eval_batch_size.
-        accepted = {*own_fields(), *_aliases(), *_training_fields()} - {*value_ranges.REFUSED}
+        accepted = {*FIELDS, *_aliases(), *_training_fields()} - {*REFUSED}
         raise HyperparameterError(
             f"{what} is not known.",
             near(name, accepted, _ALIKE) or "python code/train.py --help lists the names.",
@@ -172,17 +168,14 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
     Args:
         notes: Receives a note if no value stands for a default that does something.
     """
-    kind = _OwnValues if name in own_fields() else TrainingArguments
     if value == "none":
         value = _OFF_BY_NONE.get(name, value)
     if value and name in _WORDS:
         return value
-    if value.lower() in foreign_names.UNSET and value.lower() not in value_ranges.CHOICES.get(
-        name, ()
-    ):
-        if name in _OFF:
-            return _OFF[name]
-        item = next(item for item in dataclasses.fields(kind) if item.name == name)
+    if value.lower() in foreign_names.UNSET and value.lower() not in CHOICES.get(name, ()):
+        item = FIELDS.get(name) or _training_fields()[name]
+        if "off" in item.metadata:
+            return item.metadata["off"]
         if isinstance(item.default, (int, float)) and item.default is not False:
             off = "; 0 turns it off" if name in _OFF_AT_0 else ""
             notes.append(f"{name}={value or '(empty)'} means its default, {item.default}{off}")
@@ -194,7 +187,7 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
         return structured
     value = structured
     try:
-        return getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
+        return getattr(_parser(name).parse_args([f"--{name}={value}"]), name)
     except ValueError as error:
         reason = str(error).partition(": ")[2] or str(error)
         raise HyperparameterError(
@@ -205,10 +198,9 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
 def describe() -> str:
     """Return the recipe's hyperparameters with aliases and help, as text."""
     lines = []
-    for item in dataclasses.fields(Hyperparameters):
-        if item.metadata:
-            names = ", ".join([f"--{item.name}", *item.metadata["aliases"]])
-            lines.append(f"{names}  (default {item.default})\n    {item.metadata['help']}")
+    for name, item in FIELDS.items():
+        names = ", ".join(f"--{key}" for key in (name, *item.metadata["aliases"]))
+        lines.append(f"{names}  (default {item.default})\n    {item.metadata['help']}")
     return "\n".join(lines)
 
 
@@ -216,18 +208,17 @@ def _shown(name: str, value: object) -> str:
     return "(a secret)" if is_secret_name(name) else mask_shapes(repr(value))
 
 
+_COMMON = {item.name for item in dataclasses.fields(Hyperparameters) if item.metadata}
+
+
 @functools.cache
-def _training_fields() -> frozenset[str]:
-    return frozenset(item.name for item in dataclasses.fields(TrainingArguments) if item.init)
+def _training_fields() -> Mapping[str, dataclasses.Field[Any]]:
+    return {item.name: item for item in dataclasses.fields(TrainingArguments) if item.init}
 
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    of_recipe = {
-        alias.lstrip("-"): item.name
-        for item in dataclasses.fields(Hyperparameters)
-        for alias in item.metadata.get("aliases", ())
-    }
+    of_recipe = {alias: name for name, item in FIELDS.items() for alias in item.metadata["aliases"]}
     return {**foreign_names.RENAMED, **of_recipe}
 
 
@@ -238,12 +229,15 @@ class _Parser(HfArgumentParser):
         raise ValueError(message)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OwnValues(Hyperparameters):
-    """Hyperparameters without `passed` and `notes`, which are not parsed from strings."""
-
-    passed: Mapping[str, Any] = field(default_factory=dict, init=False)
-    notes: tuple[str, ...] = field(default=(), init=False, compare=False)
-
-
-_parser = functools.cache(_Parser)
+def _parser(name: str) -> _Parser:
+    """Return the parser of one field, by the type that its class declares."""
+    item = FIELDS.get(name) or _training_fields()[name]
+    group: type = next((kind for kind in GROUPS if name in kind.__annotations__), TrainingArguments)
+    types, is_own = typing.get_type_hints(group), name in FIELDS
+    default: Any = dataclasses.field(  # type: ignore[call-overload]
+        default=item.default,
+        default_factory=item.default_factory,
+        metadata={} if is_own else item.metadata,  # the parser takes no other keys than its own
+    )
+    value: Any = dataclasses.make_dataclass("Value", [(name, types[name], default)])
+    return _Parser(value)

@@ -1,179 +1,80 @@
 """Hold all hyperparameters of a job in one frozen value, and check them together.
 
-`recipe.arguments` parses it from argv.
+`recipe.arguments` parses it from argv. `FIELDS` are the declarations: those of `recipe.settings`,
+which are for all tasks or several, and the `options` of each task's spec.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from recipe import value_ranges
 from recipe.errors import HyperparameterError
+from recipe.options import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Valid
 from recipe.secret_rules import is_secret_name, mask_shapes
-from recipe.settings import DataSettings, ModelSettings, documented
+from recipe.settings import DataSettings, JobSettings, ModelSettings
 from recipe.task_table import TASKS
+
+GROUPS = (JobSettings, ModelSettings, DataSettings, *(spec.options for spec in TASKS.values()))
+FIELDS: Mapping[str, dataclasses.Field[Any]] = {
+    item.name: item for group in GROUPS for item in dataclasses.fields(group) if item.metadata
+}
+"""The declaration of each hyperparameter of the recipe, those in `passed` excluded."""
+_TRAINER_RANGES: Mapping[str, Valid] = {
+    "gradient_accumulation_steps": AT_LEAST_1,
+    "label_smoothing_factor": SHARE,
+    "max_grad_norm": NOT_BELOW_0,
+    "adam_beta1": SHARE,
+    "adam_beta2": SHARE,
+    "adam_epsilon": ABOVE_0,
+}
+"""Valid numbers of fields of TrainingArguments."""
+CHOICES: Mapping[str, Sequence[str]] = {
+    # Other modes use CUDA graphs, which overwrite gradients that a step accumulates.
+    "torch_compile_mode": ("default", "max-autotune-no-cudagraphs"),
+    **{name: item.metadata["choices"] for name, item in FIELDS.items() if item.metadata["choices"]},
+}
+"""Valid texts by name."""
+REFUSED: Mapping[str, str] = {
+    "dataloader_drop_last": "no text is left out",
+    "train_sampling_strategy": "batches are already balanced or grouped by length",
+    "ignore_data_skip": "a resumed run would see some texts twice",
+    "auto_find_batch_size": "a batch has one size; lower per_device_train_batch_size",
+    "batch_eval_metrics": "metrics are computed over the whole evaluation",
+    "include_for_metrics": "metrics are computed from logits and labels",
+    "deepspeed": "weights are sharded by PyTorch's FSDP2; give fsdp=True",
+    "save_only_model": "a stopped job could not resume exactly; "
+    "save_total_limit=1 keeps one checkpoint",
+    "enable_jit_checkpoint": "the recipe itself saves a checkpoint on SIGTERM",
+    "restore_callback_states_from_checkpoint": "a resumed job would count evaluations without "
+    "improvement from the beginning",
+    "bf16_full_eval": "evaluation computes as training does (bf16)",
+    "fp16_full_eval": "evaluation computes as training does (fp16)",
+    "prediction_loss_only": "evaluation computes all scores of the task",
+    "eval_accumulation_steps": "the outputs of an evaluation stay on the device; lower "
+    "per_device_eval_batch_size if memory is short",
+    "use_liger_kernel": "it replaces forward passes that packed batches need; torch_compile=True "
+    "fuses the same operations",
+}
+"""Fields of TrainingArguments that the recipe does not support, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(DataSettings, ModelSettings):
     """All that the recipe itself decides on, and `passed`."""
 
-    augmentation: str = documented(
-        "crop",
-        "image-classification: none (off), crop (at least three quarters of height and width), or "
-        "flip (crop, and mirror half of the images).",
-    )
-    class_weight: str | None = documented(
-        None, "balanced: weight each class by the inverse of its frequency."
-    )
-    tune_thresholds: bool = documented(
-        False,
-        "Several labels for each text: choose the threshold of each label by its best F1 on "
-        "the evaluation data, instead of 0.5.",
-    )
-    beta: float = documented(
-        0.1,
-        "preference: rewards are beta times the change of log-probabilities. A higher value "
-        "keeps the model closer to the initial one.",
-    )
-    loss_type: str = documented(
-        "sigmoid",
-        "preference: sigmoid (DPO), robust (with label_smoothing), hinge, or ipo (averages "
-        "over the tokens of an answer).",
-    )
-    label_smoothing: float = documented(
-        0.0,
-        "preference: probability that chosen and rejected are swapped, for loss_type sigmoid "
-        "(conservative DPO) and robust.",
-    )
-    predict_with_generate: bool = documented(
-        True, "Generate text in evaluations, and score it (ROUGE, BLEU, chrF)."
-    )
-    generated_rows: int = documented(
-        100, "Evaluation rows for which text is generated; do_predict generates for all."
-    )
-    num_beams: int | None = documented(
-        None,
-        "Number of beams in generation. Default: the model's.",
-        "generation_num_beams",
-    )
-    scale: float = documented(
-        20.0, "sentence-embedding: factor of the cosine similarities in the loss (1 / temperature)."
-    )
-    mini_batch_size: int | None = documented(
-        None,
-        "sentence-embedding: rows of a batch to compute at once, which saves memory for 1.3 "
-        "times the work. Default: the whole batch.",
-    )
-    matryoshka_dims: str | None = documented(
-        None,
-        "sentence-embedding: dimensions to which vectors can be truncated, separated by commas.",
-    )
-    query_prompt: str | None = documented(
-        None,
-        "sentence-embedding: prompt of each query. Default: the model's; none turns it off.",
-    )
-    document_prompt: str | None = documented(
-        None,
-        "sentence-embedding: prompt of each document. Default: the model's; none turns it off.",
-    )
-    listwise: bool = documented(
-        False,
-        "reranking: train on the list of each query (ListNet), not on single pairs (binary "
-        "cross-entropy). batch_size then counts queries.",
-    )
-    num_train_epochs: float = documented(3.0, "Passes over the training data.", "epochs")
-    max_train_steps: int | None = documented(
-        None,
-        "Stop after this many optimizer steps; overrides the epochs.",
-        "max_steps",
-    )
-    per_device_train_batch_size: int = documented(
-        32,
-        "Training batch size of each process.",
-        "train_batch_size",
-        "batch_size",
-    )
-    per_device_eval_batch_size: int = documented(
-        64,
-        "Evaluation batch size of each process.",
-        "eval_batch_size",
-    )
-    learning_rate: float | None = documented(
-        None,
-        "Peak learning rate of AdamW. Default: by the task and LoRA (docs/REFERENCE.md); the "
-        "log shows it.",
-        "lr",
-    )
-    warmup_steps: float = documented(
-        0.1,
-        "Steps of linear warm-up; below 1, a share of all steps (warmup_ratio). 0 turns it off.",
-    )
-    weight_decay: float = documented(0.0, "Weight decay of AdamW.")
-    compile: bool = documented(False, "Compile the model with torch.compile.")
-    mp_parameters: str | None = documented(
-        None, "SageMaker model parallelism. If set, several processes shard the model (FSDP2)."
-    )
-    packing: bool | None = documented(
-        None,
-        "Pack several texts into one row instead of padding them. Default: if the model "
-        "supports it.",
-    )
-    output_dir: str | None = documented(
-        None, "Folder for checkpoints. Default: /opt/ml/checkpoints."
-    )
-    save_total_limit: int | None = documented(2, "Number of checkpoints to keep; none keeps all.")
-    save_minutes: float | None = documented(
-        15.0,
-        "Also save a checkpoint if the last one is this many minutes old; none turns it off.",
-    )
-    early_stopping_patience: int | None = documented(
-        None,
-        "Stop after this many evaluations without improvement of metric_for_best_model "
-        "(default: the loss), and keep the best model.",
-    )
-    early_stopping_threshold: float = documented(
-        0.0, "Smallest improvement that counts for early stopping."
-    )
-    price_per_hour: float | None = documented(
-        None, "Price of an instance per hour, for the cost in log and report."
-    )
-    max_minutes: float | None = documented(
-        None,
-        "Budget of the job in minutes: it trains as many of its steps as fit, with the learning "
-        "rate's schedule made for them.",
-    )
-    max_price: float | None = documented(
-        None, "The same as a price of all instances; needs price_per_hour."
-    )
-    push_to_hub: bool = documented(
-        False, "Push the saved model to the Hugging Face hub after training."
-    )
-    hub_model_id: str | None = documented(
-        None, "Repository on the hub to push to: owner/name.", "push_to_hub_model_id"
-    )
-    hub_token: str | None = field(
-        default=None,
-        repr=False,
-        metadata={
-            "help": "Access token of the hub, for pushing. Default: hf_token, else HF_TOKEN.",
-            "aliases": ["--push_to_hub_token"],
-        },
-    )
-    hub_private_repo: bool | None = documented(
-        None, "False creates a public repository. Default: private."
-    )
-    hub_strategy: str | None = documented(None, "When to push: end. every_save does the same.")
+    task_values: Mapping[str, Any] = field(default_factory=dict)
+    """Values of tasks' own hyperparameters that are given."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """One line for each hyperparameter that has no effect."""
 
     def __post_init__(self) -> None:
         """Raise HyperparameterError with all invalid values."""
-        problems = [*self._out_of_range(), *self._of_other_tasks()]
+        problems = [*self._invalid(), *self._of_other_tasks()]
         if problems:
             raise all_at_once(problems)
 
@@ -184,24 +85,43 @@ class Hyperparameters(DataSettings, ModelSettings):
             limits.append(3600 * self.max_price / (self.price_per_hour * hosts))
         return min(limits, default=None)
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Return the value of each hyperparameter, the own ones of all tasks included."""
+        common = {name: getattr(self, name, item.default) for name, item in FIELDS.items()}
+        return {**common, **self.task_values}
+
+    def options(self) -> Any:
+        """Return the own hyperparameters of the job's task, of the type `options` of its spec."""
+        kind = TASKS[str(self.task)].options
+        names = {item.name for item in dataclasses.fields(kind)}
+        return kind(**{name: self.task_values[name] for name in names & {*self.task_values}})
+
     def as_text(self) -> dict[str, str]:
         """Return the hyperparameters that are set, as text, without secrets such as hub_token and
         those of other tasks.
         """
-        values = dataclasses.asdict(self)
-        of_tasks = {name: set(row.hyperparameters) for name, row in TASKS.items()}
-        of_others = set().union(*of_tasks.values()) - of_tasks.get(str(self.task), set())
-        passed = values.pop("passed")
-        del values["notes"]
+        of_others = set(_OF_TASKS).difference(TASKS[self.task].takes if self.task else ())
         return {
             key: mask_shapes(value if isinstance(value, str) else json.dumps(value, default=str))
-            for key, value in {**values, **passed}.items()
+            for key, value in {**self.values, **self.passed}.items()
             if value is not None and not is_secret_name(key) and key not in of_others
         }
 
-    def _out_of_range(self) -> Iterator[str]:
-        values = {name: getattr(self, name) for name in own_fields()}
-        yield from value_ranges.problems({**self.passed, **values})
+    def _invalid(self) -> Iterator[str]:
+        values = {**self.passed, **self.values}
+        ranges = {name: item.metadata["valid"] for name, item in FIELDS.items()}
+        for name, valid in {**ranges, **_TRAINER_RANGES}.items():
+            value = values.get(name)
+            if valid is None or value is None or isinstance(value, str):
+                continue
+            if not math.isfinite(value) or not valid[0](value):
+                yield f"Hyperparameter {name} has value {value!r}. Give {valid[1]}."
+        for name, known in CHOICES.items():
+            value = values.get(name)
+            if value is not None and value not in known:
+                yield f"Hyperparameter {name} has value {value!r}. Give {' or '.join(known)}."
+        yield from _unsupported(self.passed)
         if self.load_in_4bit and self.lora_r is None:
             yield (
                 "load_in_4bit=True freezes the model's weights, and needs adapters to train. Give "
@@ -234,12 +154,11 @@ class Hyperparameters(DataSettings, ModelSettings):
     @property
     def of_tasks(self) -> Mapping[str, Sequence[str]]:
         """Return the tasks that take each hyperparameter, of those that are set and not for all."""
-        values = {name: getattr(self, name, self.passed.get(name)) for name in _OF_TASKS}
-        usual = {item.name: item.default for item in dataclasses.fields(Hyperparameters)}
+        values = {**self.passed, **self.values}
         return {
             name: tasks
             for name, tasks in _OF_TASKS.items()
-            if values[name] not in (None, 0.0, usual.get(name))
+            if values.get(name) not in (None, 0.0, FIELDS[name].default if name in FIELDS else None)
         }
 
     def _of_other_tasks(self) -> Iterator[str]:
@@ -255,10 +174,10 @@ class Hyperparameters(DataSettings, ModelSettings):
                         "Leave it out: longer texts are truncated. To classify whole texts, give a "
                         "model that reads them (ModernBERT: 8,192 tokens) and max_length."
                     )
+                value = self.values.get(name, self.passed.get(name))
                 yield (
-                    f"Hyperparameter {name} has value "
-                    f"{getattr(self, name, self.passed.get(name))!r}, but belongs to {listed}, and "
-                    f"the task is {self.task}. {remedy}"
+                    f"Hyperparameter {name} has value {value!r}, but belongs to {listed}, and the "
+                    f"task is {self.task}. {remedy}"
                 )
         if self.task is None and not any(all_tasks_of(self.of_tasks)):
             listed = "; ".join(
@@ -295,15 +214,31 @@ def all_at_once(problems: Sequence[str]) -> HyperparameterError:
     return HyperparameterError(f"{len(problems)} hyperparameters cannot be used:\n{listed}")
 
 
+def _unsupported(passed: Mapping[str, Any]) -> Iterator[str]:
+    given = {name: passed[name] for name in REFUSED if passed.get(name) is not None}
+    if not given:
+        return
+    # Imported late: servers use this module, and this import takes a tenth of a second.
+    from transformers import TrainingArguments
+
+    usual = {
+        item.name: item.default
+        if item.default_factory is dataclasses.MISSING
+        else item.default_factory()
+        for item in dataclasses.fields(TrainingArguments)
+    }
+    usual["restore_callback_states_from_checkpoint"] = True  # the recipe's default
+    for name, value in given.items():
+        if value != usual.get(name):  # transformers 4 lacks some of them
+            yield (
+                f"Hyperparameter {name} has value {value!r}, which this recipe does not support: "
+                f"{REFUSED[name]}. Leave it out."
+            )
+
+
 _OF_TASKS: Mapping[str, Sequence[str]] = {
-    name: [task for task, spec in TASKS.items() if name in spec.hyperparameters]
+    name: [task for task, spec in TASKS.items() if name in spec.takes]
     for spec in TASKS.values()
-    for name in spec.hyperparameters
+    for name in spec.takes
 }
 _SMOOTHING = "label_smoothing"
-
-
-@functools.cache
-def own_fields() -> frozenset[str]:
-    """Return the names of the recipe's hyperparameters, without those in `passed`."""
-    return frozenset(item.name for item in dataclasses.fields(Hyperparameters) if item.metadata)

@@ -1,6 +1,7 @@
 """Hyperparameters by topic. A function of `data` or `models` takes the settings of its topic.
 
-A command line gives one `recipe.hyperparameters.Hyperparameters`, which has all of them.
+A command line gives one `recipe.hyperparameters.Hyperparameters`, which has all of them. What only
+one task takes is declared in its spec.
 """
 
 from __future__ import annotations
@@ -9,24 +10,145 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from recipe.options import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Effect, option
 from recipe.task_table import TASKS
 
-
-def documented(default: Any, text: str, *aliases: str) -> Any:
-    """Return a field of a hyperparameter with its help text and its other names."""
-    metadata = {"help": text, "aliases": [f"--{alias}" for alias in aliases]}
-    return field(default=default, metadata=metadata)
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+"""Values of `problem_type`, as in a model's configuration."""
+SPLIT, TRUNCATE = "split", "truncate"
+"""Values of `long_texts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """What a job does. `passed` goes to transformers.TrainingArguments."""
+    """What a job does, and how it trains. `passed` goes to transformers.TrainingArguments."""
 
-    task: str | None = documented(
+    task: str | None = option(
         None,
         f"{', '.join(TASKS)}. Default: detected from data and model, if only one task fits.",
+        choices=tuple(TASKS),
     )
-    seed: int = documented(42, "Seed of new weights, the order of samples and the held-out rows.")
+    seed: int = option(
+        42,
+        "Seed of new weights, the order of samples and the held-out rows.",
+        valid=(lambda value: 0 <= value < 2**32, "a whole number from 0 to 2**32 - 1"),
+    )
+    class_weight: str | None = option(
+        None, "balanced: weight each class by the inverse of its frequency.", choices=("balanced",)
+    )
+    num_train_epochs: float = option(3.0, "Passes over the training data.", "epochs", valid=ABOVE_0)
+    max_train_steps: int | None = option(
+        None,
+        "Stop after this many optimizer steps; overrides the epochs.",
+        "max_steps",
+        valid=(lambda value: value == -1 or value > 0, "1 or more"),
+    )
+    per_device_train_batch_size: int = option(
+        32,
+        "Training batch size of each process.",
+        "train_batch_size",
+        "batch_size",
+        valid=AT_LEAST_1,
+        effect=Effect.SAMPLES,
+    )
+    per_device_eval_batch_size: int = option(
+        64,
+        "Evaluation batch size of each process.",
+        "eval_batch_size",
+        valid=AT_LEAST_1,
+        effect=Effect.NONE,
+    )
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate of AdamW. Default: by the task and LoRA (docs/REFERENCE.md); the "
+        "log shows it.",
+        "lr",
+        valid=ABOVE_0,
+    )
+    warmup_steps: float = option(
+        0.1,
+        "Steps of linear warm-up; below 1, a share of all steps (warmup_ratio). 0 turns it off.",
+        valid=NOT_BELOW_0,
+    )
+    weight_decay: float = option(0.0, "Weight decay of AdamW.", valid=NOT_BELOW_0)
+    compile: bool = option(False, "Compile the model with torch.compile.")
+    mp_parameters: str | None = option(
+        None,
+        "SageMaker model parallelism. If set, several processes shard the model (FSDP2).",
+        effect=Effect.NONE,
+    )
+    packing: bool | None = option(
+        None,
+        "Pack several texts into one row instead of padding them. Default: if the model "
+        "supports it.",
+        effect=Effect.SAMPLES,
+    )
+    output_dir: str | None = option(
+        None, "Folder for checkpoints. Default: /opt/ml/checkpoints.", effect=Effect.NONE
+    )
+    save_total_limit: int | None = option(
+        2,
+        "Number of checkpoints to keep; none keeps all.",
+        valid=AT_LEAST_1,
+        off=None,
+        effect=Effect.NONE,
+    )
+    save_minutes: float | None = option(
+        15.0,
+        "Also save a checkpoint if the last one is this many minutes old; none turns it off.",
+        valid=ABOVE_0,
+        off=None,
+        effect=Effect.NONE,
+    )
+    early_stopping_patience: int | None = option(
+        None,
+        "Stop after this many evaluations without improvement of metric_for_best_model "
+        "(default: the loss), and keep the best model.",
+        valid=AT_LEAST_1,
+    )
+    early_stopping_threshold: float = option(
+        0.0, "Smallest improvement that counts for early stopping.", valid=NOT_BELOW_0
+    )
+    price_per_hour: float | None = option(
+        None,
+        "Price of an instance per hour, for the cost in log and report.",
+        valid=NOT_BELOW_0,
+        effect=Effect.NONE,
+    )
+    max_minutes: float | None = option(
+        None,
+        "Budget of the job in minutes: it trains as many of its steps as fit, with the learning "
+        "rate's schedule made for them.",
+        valid=ABOVE_0,
+    )
+    max_price: float | None = option(
+        None, "The same as a price of all instances; needs price_per_hour.", valid=ABOVE_0
+    )
+    push_to_hub: bool = option(
+        False, "Push the saved model to the Hugging Face hub after training.", effect=Effect.NONE
+    )
+    hub_model_id: str | None = option(
+        None,
+        "Repository on the hub to push to: owner/name.",
+        "push_to_hub_model_id",
+        effect=Effect.NONE,
+    )
+    hub_token: str | None = option(
+        None,
+        "Access token of the hub, for pushing. Default: hf_token, else HF_TOKEN.",
+        "push_to_hub_token",
+        is_secret=True,
+        effect=Effect.NONE,
+    )
+    hub_private_repo: bool | None = option(
+        None, "False creates a public repository. Default: private.", effect=Effect.NONE
+    )
+    hub_strategy: str | None = option(
+        None,
+        "When to push: end. every_save does the same.",
+        choices=("end", "every_save"),
+        effect=Effect.NONE,
+    )
     passed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,37 +177,44 @@ class JobSettings:
 class ModelSettings(JobSettings):
     """Which model is loaded, how, and the adapters around it."""
 
-    model_name_or_path: str | None = documented(
+    model_name_or_path: str | None = option(
         None,
         "Model to start from: a folder, a channel that holds it, or a name on the Hugging "
         "Face hub. Default: the channel model or pretrained.",
         "model_id",
         "model_name",
+        effect=Effect.SAMPLES,
     )
-    trust_remote_code: bool = documented(False, "Run code that comes with the model.")
-    hf_token: str | None = field(
-        default=None,
-        repr=False,
-        metadata={
-            "help": "Access token of the Hugging Face hub, for a model that needs one.",
-            "aliases": ["--huggingface_token"],
-        },
+    trust_remote_code: bool = option(
+        False, "Run code that comes with the model.", effect=Effect.SAMPLES
     )
-    bf16: bool | None = documented(
+    hf_token: str | None = option(
+        None,
+        "Access token of the Hugging Face hub, for a model that needs one.",
+        "huggingface_token",
+        is_secret=True,
+        effect=Effect.SAMPLES,
+    )
+    bf16: bool | None = option(
         None, "Compute in bfloat16. Default: if the device is faster with it."
     )
-    lora_r: int | None = documented(
-        None, "Rank of LoRA adapters. If set, adapters are trained instead of all weights."
+    lora_r: int | None = option(
+        None,
+        "Rank of LoRA adapters. If set, adapters are trained instead of all weights.",
+        valid=AT_LEAST_1,
     )
-    lora_alpha: int | None = documented(None, "Alpha of LoRA. Default: twice lora_r.")
-    lora_dropout: float = documented(0.0, "Dropout of the adapters' inputs.")
-    lora_target_modules: str = documented(
-        "all-linear", "Names of the layers with adapters, separated by commas."
+    lora_alpha: int | None = option(None, "Alpha of LoRA. Default: twice lora_r.", valid=AT_LEAST_1)
+    lora_dropout: float = option(0.0, "Dropout of the adapters' inputs.", valid=SHARE)
+    lora_target_modules: str = option(
+        "all-linear", "Names of the layers with adapters, separated by commas.", separator=","
     )
-    lora_save: str = documented(
-        "merged", "merged saves the merged model, adapter only the adapter."
+    lora_save: str = option(
+        "merged",
+        "merged saves the merged model, adapter only the adapter.",
+        choices=("merged", "adapter"),
+        effect=Effect.NONE,
     )
-    load_in_4bit: bool = documented(
+    load_in_4bit: bool = option(
         False,
         "causal-lm, preference: quantize the base weights to 4 bits (QLoRA). Needs an NVIDIA "
         "GPU, lora_r and lora_save=adapter.",
@@ -100,131 +229,113 @@ class DataSettings(JobSettings):
     All of these determine the samples, so a resume compares only the hash of the samples.
     """
 
-    dataset_config_name: str | None = documented(
+    dataset_config_name: str | None = option(
         None,
         "Configuration of the data set: a folder with its own splits. Separate several by commas.",
         "dataset_config",
+        separator=",",
     )
-    text_column: str | None = documented(
+    text_column: str | None = option(
         None,
         "Text column, or two (a,b) for pairs of texts. Default: detected by name.",
         "source_column",
+        separator=",",
     )
-    text_pair_column: str | None = documented(
+    text_pair_column: str | None = option(
         None, "Second column of pairs of texts; the same as text_column=a,b."
     )
-    label_column: str | None = documented(
+    label_column: str | None = option(
         None,
         "Column of labels or target texts. Default: detected by name.",
         "summary_column",
+        separator=",",
     )
-    image_column: str | None = documented(
+    image_column: str | None = option(
         None, "image-classification: column of images, or of their file names."
     )
-    negative_columns: str | None = documented(
+    negative_columns: str | None = option(
         None,
         "sentence-embedding, reranking: columns of negatives, separated by commas. Default: "
         "detected by name (negative, negative_1, hard_negatives ...).",
+        separator=",",
     )
-    prompt_column: str | None = documented(
+    prompt_column: str | None = option(
         None,
         "causal-lm, preference: column of prompts, which the loss leaves out. Default: "
         "detected by name.",
     )
-    completion_column: str | None = documented(
+    completion_column: str | None = option(
         None, "causal-lm: column of completions. Default: detected by name."
     )
-    messages_column: str | None = documented(
+    messages_column: str | None = option(
         None,
         "causal-lm: column of conversations, lists of {role, content}; the loss covers the "
         "assistant's turns. Default: detected by name.",
     )
-    chosen_column: str | None = documented(
+    chosen_column: str | None = option(
         None,
         "preference: column of chosen answers, as text or lists of messages. Default: detected "
         "by name.",
     )
-    rejected_column: str | None = documented(
+    rejected_column: str | None = option(
         None, "preference: column of rejected answers. Default: detected by name."
     )
-    columns: str | None = documented(
+    columns: str | None = option(
         None,
         "Columns by their roles, for roles that no other hyperparameter names, such as "
         "question:frage,context:kontext. docs/DATA.md lists the roles of each task.",
     )
-    ignore_columns: str | None = documented(
+    ignore_columns: str | None = option(
         None,
         "Columns to leave out, separated by commas, although their names say that they belong to "
         "a sample.",
     )
-    problem_type: str | None = documented(
+    problem_type: str | None = option(
         None,
         "single_label_classification, multi_label_classification or regression. Default: "
         "several labels for lists, regression for fractions, otherwise one label.",
+        choices=PROBLEMS,
     )
-    label_separator: str | None = documented(None, "Separator of several labels in one cell.")
-    missing_labels: str | None = documented(
+    label_separator: str | None = option(None, "Separator of several labels in one cell.")
+    missing_labels: str | None = option(
         None,
         "text-classification, image-classification: values of the label column that are no label, "
         "separated by commas, such as NA or -1. Their rows are left out.",
     )
-    header: bool | None = documented(
-        None,
-        "Whether the first row of delimited text names the columns. Default: by known names.",
+    header: bool | None = option(
+        None, "Whether the first row of delimited text names the columns. Default: by known names."
     )
-    num_labels: int | None = documented(
-        None, "Number of labels; the job ends if the data has another number."
+    num_labels: int | None = option(
+        None, "Number of labels; the job ends if the data has another number.", valid=AT_LEAST_1
     )
-    class_names: str | None = documented(
+    class_names: str | None = option(
         None,
         "text-classification, token-classification: names of integer labels, starting at 0, "
         "separated by commas or as a JSON list.",
+        separator=",",
     )
-    sample_by: str = documented(
-        "line", "causal-lm, masked-lm: a sample of a .txt file is a line, paragraph or document."
+    sample_by: str = option(
+        "line",
+        "causal-lm, masked-lm: a sample of a .txt file is a line, paragraph or document.",
+        choices=("line", "paragraph", "document"),
     )
-    max_length: int | None = documented(
+    max_length: int | None = option(
         None,
         "Maximum length of a text in tokens. Default: the model's limit, at most 512 "
         "(causal-lm: 1024).",
         "max_seq_length",
+        valid=(lambda value: value >= 4, "4 or more"),
     )
-    long_texts: str | None = documented(
+    long_texts: str | None = option(
         None,
         "split or truncate texts longer than max_length. Default: split texts; truncate "
         "completions and conversations.",
+        choices=(SPLIT, TRUNCATE),
     )
-    doc_stride: int | None = documented(
-        None,
-        "question-answering: tokens by which two windows of a context overlap. Default: 128, "
-        "at most half of max_length.",
-    )
-    label_all_tokens: bool = documented(
-        False,
-        "token-classification: learn the tag on every token of a word, not only on the first.",
-    )
-    mlm_probability: float = documented(0.15, "masked-lm: share of tokens (or words) to mask.")
-    whole_word_masking: bool = documented(
-        False,
-        "masked-lm: mask all tokens of a word.",
-        "whole_word_mask",
-        "wwm",
-    )
-    source_prefix: str | None = documented(
-        None,
-        "summarization, translation, text2text-generation: prefix of each source text in "
-        "training and serving, such as 'summarize: '.",
-        "prefix",
-    )
-    source_lang: str | None = documented(
+    source_lang: str | None = option(
         None, "translation: language of the sources, such as en or en_XX.", "src_lang"
     )
-    target_lang: str | None = documented(None, "translation: language of the targets.", "tgt_lang")
-    max_target_length: int | None = documented(
-        None,
-        "Maximum length of a target text in tokens, in training and serving. Default: 128, or "
-        "the model's limit.",
-    )
+    target_lang: str | None = option(None, "translation: language of the targets.", "tgt_lang")
 
     @property
     def names_in_header(self) -> bool | frozenset[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+
+from recipe.options import NoOptions
 
 _SEPARATORS = re.compile(r"[\s_-]+")
 _NUMBER = re.compile(r"\d+$|[\s_-][a-e]$")
@@ -126,14 +128,23 @@ class TaskSpec:
     It returns in words what it recognised, or None."""
     owns_settings: bool = False
     """Whether columns that text_column and label_column name are for this task if none is given."""
-    hyperparameters: Sequence[str] = ()
-    """What this task takes and not every other one does."""
+    options: type = NoOptions
+    """A frozen dataclass: the hyperparameters that only this task takes (`recipe.options`)."""
+    shared_options: Sequence[str] = ()
+    """Hyperparameters that several tasks take, not all, and that name no column."""
     learning_rates: tuple[float, float] = (5e-5, 2e-4)
     """The default peak, for all weights and for LoRA. docs/REFERENCE.md lists them."""
     served: Mapping[str, Served] = field(default_factory=dict)
     """What answers requests with the saved model, by the hub's names of the tasks."""
     rank: int = 0
     """Of two tasks that could serve a model, the one of the lower rank does."""
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Return the hyperparameters that this task takes and not every other one does."""
+        columns = [column.setting for form in self.forms for column in form.columns]
+        names = [*columns, *self.shared_options, *(item.name for item in fields(self.options))]
+        return tuple(dict.fromkeys(name for name in names if name not in ("", "text_column")))
 
 
 IDENTIFIERS = frozenset({"id", "idx", "index", "uid", "guid", "url", "unnamed", "indexlevel0"})

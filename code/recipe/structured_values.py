@@ -12,10 +12,10 @@ import re
 from typing import Any
 
 from recipe.errors import HyperparameterError
+from recipe.hyperparameters import FIELDS
 
 _LISTS = {
-    **dict.fromkeys(("text_column", "label_column", "negative_columns", "class_names"), ","),
-    **dict.fromkeys(("matryoshka_dims", "lora_target_modules", "dataset_config_name"), ","),
+    **{name: mark for name, item in FIELDS.items() if (mark := item.metadata["separator"])},
     **dict.fromkeys(("report_to", "optim_target_modules"), ","),
     **dict.fromkeys(("fsdp", "debug"), " "),
 }

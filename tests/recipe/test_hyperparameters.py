@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 
 from amphora.common.errors import ConfigError
 from amphora.contract import job, sm_variables
-from recipe import arguments, foreign_names, hyperparameters, paths
+from recipe import arguments, foreign_names, paths
 from recipe.errors import CheckpointError, HyperparameterError
+from recipe.hyperparameters import FIELDS, GROUPS
 from recipe.paths import Places
 from recipe.plan import trainer_arguments
 from recipe.runtime import device
@@ -55,7 +57,7 @@ from tests.support.refusals import refused
     ],
 )
 def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) -> None:
-    assert getattr(arguments.parse(argv), name) == value
+    assert arguments.parse(argv).values[name] == value
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def test_names_of_other_trainers_have_a_line(name: str, value: str, words: str) 
 def test_names_of_other_trainers_that_mean_the_same(
     argv: list[str], name: str, value: object
 ) -> None:
-    assert getattr(arguments.parse(argv), name) == value
+    assert arguments.parse(argv).values[name] == value
 
 
 @pytest.mark.parametrize(
@@ -368,10 +370,10 @@ def test_one_file_of_several_is_refused_as_all_would_be_read(where: Places) -> N
 
 
 def test_no_foreign_name_hides_a_name_of_the_recipe() -> None:
-    own = hyperparameters.own_fields()
+    own = {*FIELDS}
     assert not own & foreign_names.KNOWN
     named = {*foreign_names.RENAMED.values()}
-    assert named <= own | arguments._training_fields()
+    assert named <= own | {*arguments._training_fields()}
 
 
 @pytest.mark.parametrize("value", ["True", "true", "TRUE", "1", "yes", "y", "t"])
@@ -383,6 +385,13 @@ def test_every_spelling_of_true(value: str) -> None:
 @pytest.mark.parametrize("value", ["False", "false", "FALSE", "0", "no", "n", "f"])
 def test_every_spelling_of_false(value: str) -> None:
     assert arguments.parse(["--packing", value]).packing is False
+
+
+def test_tasks_that_share_a_name_share_its_declaration() -> None:
+    for group in GROUPS:
+        for item in dataclasses.fields(group):
+            if item.metadata:
+                assert item == FIELDS[item.name] or item.metadata == FIELDS[item.name].metadata
 
 
 def test_every_hyperparameter_is_documented() -> None:
@@ -425,7 +434,7 @@ def test_lists_and_objects_are_read_in_every_form_in_which_they_arrive(name: str
     of_toolkit = sm_variables.to_arguments({name: value})[1]
     for text in (json.dumps(value), str(value), of_toolkit):
         parsed = arguments.parse([f"--{name}", text])
-        assert getattr(parsed, name, parsed.passed.get(name)) == expected, text
+        assert {**parsed.passed, **parsed.values}[name] == expected, text
 
 
 def test_an_objects_values_keep_their_types_in_argv(tmp_path: Path) -> None:

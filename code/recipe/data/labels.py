@@ -19,7 +19,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data.column_names import plain
 from recipe.data.files.part import Part, is_list, is_number
 from recipe.errors import DataError
-from recipe.value_ranges import PROBLEMS
+from recipe.settings import PROBLEMS
 
 _WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
 _WHOLE = re.compile(r"[-+]?\d+")

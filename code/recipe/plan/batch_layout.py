@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedModel
 
 from recipe.batching import packing
-from recipe.batching.batches import Layout, Samples, Training
+from recipe.batching.batches import Layout, Samples, Training, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention
 from recipe.plan import worlds
 from recipe.plan.table import Table
-from recipe.plan.worlds import Cut
+from recipe.plan.worlds import Computation, Cut
 from recipe.tasks.base import Objective
 
 
@@ -31,30 +30,30 @@ class BatchPlan:
 
 
 def decide(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    args: TrainingArguments,
-    requested: bool | None,
-    training: Training,
-    cut: Cut,
-    evaluations: Mapping[str, Samples],
-    objective: Objective,
-    table: Table,
+    computation: Computation, cut: Cut, samples: Mapping[str, Samples], table: Table
 ) -> BatchPlan:
     """Decide how samples make batches, and prepare the model for these. A collective.
 
     The model gets the attention that is fastest on its device.
 
     Args:
-        requested: The hyperparameter packing; None packs if the model can be packed.
-        training: With steps as `cut` splits them.
+        samples: Those of `train`, and of evaluations.
 
     Raises:
         HyperparameterError: packing=True, and the model cannot be packed.
     """
-    whole = cut.size
-    training, cut = worlds.by_length(training, cut, args, model, tokenizer, requested, objective)
-    pad_id: Any = getattr(tokenizer, "pad_token_id", None)
+    model, args, objective = computation.model, computation.arguments, computation.objective
+    requested, whole = computation.packing, cut.size
+    evaluations = {name: split for name, split in samples.items() if name != "train"}
+    training = Training(
+        samples=samples["train"],
+        size=cut.size,
+        accumulation=cut.accumulation,
+        at_once=cut.samples,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        world=World(processes=args.world_size, rank=args.process_index),
+    )
+    training, cut = worlds.by_length(computation, training, cut)
     if requested is not False and objective.packs(model):
         dtype = torch.float16 if args.fp16 else model.dtype
         why_not = flat_attention.why_not(
@@ -68,7 +67,7 @@ def decide(
     of_training = table if args.do_train else Table()
     size = args.eval_batch_size
     train_layout, eval_layout = layouts(
-        model, pad_id, requested, training, evaluations, size, objective, of_training
+        model, computation.pad_id, requested, training, evaluations, size, objective, of_training
     )
     if args.do_eval or args.do_predict:
         rows = max(map(len, evaluations.values()), default=0)

@@ -22,6 +22,7 @@ from recipe.models.pretrained import Source
 from recipe.paths import Places
 from recipe.plan import detection, trainer_arguments
 from recipe.plan.table import Table
+from recipe.plan.worlds import Computation
 from recipe.runtime import device, distribution
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
@@ -43,6 +44,16 @@ class Plan:
     """With the data, whose columns and labels it has chosen."""
     source: Source
     """The model to start from."""
+
+    def computation(self, loaded: Loaded) -> Computation:
+        """Return what computes the steps."""
+        return Computation(
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+            arguments=self.arguments,
+            objective=self.task.objective,
+            packing=self.hyperparameters.packing,
+        )
 
 
 def resolve(
@@ -75,8 +86,8 @@ def resolve(
     task, reason = _same_task(hyperparameters, places.channels, hosts)
     table.add("task", task, reason)
     rate, reason = learning_rate(hyperparameters, task)
-    # The rest of the arguments had to form the process group that agrees on the task.
-    arguments.learning_rate = rate
+    # Making the arguments formed the process group that agrees on the task.
+    arguments = trainer_arguments.changed(arguments, learning_rate=rate)
     hyperparameters = dataclasses.replace(
         hyperparameters, task=task, learning_rate=rate, bf16=chosen.bf16
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from typing import Any
 
@@ -81,6 +82,14 @@ def make(
         return TrainingArguments(**values)
     except ValueError as error:
         raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
+
+
+def changed(arguments: TrainingArguments, **values: Any) -> TrainingArguments:
+    """Return a copy with other values: a job makes arguments once, with its process group."""
+    copied = copy.copy(arguments)
+    for name, value in values.items():
+        setattr(copied, name, value)
+    return copied
 
 
 def schedule(arguments: TrainingArguments) -> str:

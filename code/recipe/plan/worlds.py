@@ -30,6 +30,23 @@ _OF_A_BATCH_ELSEWHERE = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
+class Computation:
+    """What computes the steps of a training."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    arguments: TrainingArguments
+    objective: Objective
+    packing: bool | None = None
+    """The hyperparameter; None packs if the model can be packed."""
+
+    @property
+    def pad_id(self) -> Any:
+        """Return the token that fills rows; None if the tokenizer has none."""
+        return getattr(self.tokenizer, "pad_token_id", None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cut:
     """How the samples of a step are split."""
 
@@ -104,30 +121,20 @@ def settle(args: TrainingArguments) -> Cut:
     return kept(of_arguments(args), everyones(saved)[0])
 
 
-def by_length(
-    training: Training,
-    cut: Cut,
-    args: TrainingArguments,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    packing: bool | None,
-    objective: Objective,
-) -> tuple[Training, Cut]:
+def by_length(computation: Computation, training: Training, cut: Cut) -> tuple[Training, Cut]:
     """Split steps into smaller batches by length, if that saves more padding than batches cost.
 
     A step keeps its randomly drawn samples, and its loss is the mean over them, so the result does
     not change. A collective of all processes.
-
-    Args:
-        packing: The hyperparameter; packed samples have no padding to save.
     """
-    is_packed = packing is not False and objective.packs(model)
+    model, objective, args = computation.model, computation.objective, computation.arguments
+    # Packed samples have no padding to save.
+    is_packed = computation.packing is not False and objective.packs(model)
     # If each shape is compiled, or each batch gathers sharded weights, another batch costs more
     # than padding.
     is_dear = args.torch_compile or xla.in_use() or bool(args.fsdp)
     if is_packed or objective.couples_samples or is_dear:
         return training, cut
-    pad_id: Any = getattr(tokenizer, "pad_token_id", None)
     costs = {}
     of_a_batch = _OF_A_BATCH if args.device.type == "cpu" else _OF_A_BATCH_ELSEWHERE
     for parts in (count for count in _PARTS if cut.size % count == 0):
@@ -135,7 +142,7 @@ def by_length(
         drawn = finer.epoch(0, False)
         seen = range(min(len(drawn), _STEPS * finer.accumulation))
         batches = [(training.samples, rows) for at in seen for rows, _ in drawn[at]]
-        layout = objective.layout(model, False, finer.size, pad_id, batches)
+        layout = objective.layout(model, False, finer.size, computation.pad_id, batches)
         costs[parts] = sum(layout.places(*batch) + of_a_batch for batch in batches)
     best = everyones(min(costs, key=lambda parts: costs[parts]))[0]
     if best == 1:

@@ -178,6 +178,8 @@ class Task(ABC):
     """Whether channels may be sharded over hosts. Such a task decides columns and classes by the
     data of all hosts (`recipe.data.layout.shards`), and indexes what its samples have besides
     tokens and labels by `Samples.places` and `span`."""
+    options: Any
+    """The hyperparameters that only this task takes, of the type `options` of its spec."""
     objective: Objective
     data: DataSets
     train: Dataset
@@ -187,6 +189,7 @@ class Task(ABC):
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self.hyperparameters = hyperparameters
+        self.options = hyperparameters.options()
         self.read(judging.channels(channels, hyperparameters.trains))
 
     @abstractmethod

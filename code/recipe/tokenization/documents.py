@@ -15,10 +15,10 @@ from recipe.batching.document_batches import Documents
 from recipe.console import say, say_row
 from recipe.data.column_names import COMPLETION, LEARNED, MESSAGES, PROMPT, TEXT, TOKEN_IDS
 from recipe.errors import DataError
+from recipe.settings import SPLIT
 from recipe.tokenization import chat, store
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import Encoder
-from recipe.value_ranges import SPLIT
 
 _ROW, _GUESSED, _LABELS = "row", "guessed", "labels"
 _LEARNED_TURNS, _TURNS = "learned turns", "turns"

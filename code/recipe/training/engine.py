@@ -18,8 +18,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
     EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
 )
@@ -27,12 +25,12 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from recipe.batching import batches
 from recipe.batching import packing as plan
-from recipe.batching.batches import Batch, Layout, Samples, World
+from recipe.batching.batches import Batch, Layout, Samples
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError
-from recipe.plan import batch_layout, worlds
+from recipe.plan import batch_layout, trainer_arguments, worlds
 from recipe.plan.table import Table
-from recipe.plan.worlds import Cut
+from recipe.plan.worlds import Computation, Cut
 from recipe.runtime import all_gather, ddp_hook, distribution
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
@@ -44,13 +42,9 @@ _REFERENCES = "references.safetensors"
 
 
 def build(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    args: TrainingArguments,
-    ready: Mapping[str, Samples],
-    objective: Objective,
+    computation: Computation,
+    samples: Mapping[str, Samples],
     *,
-    packing: bool | None = None,
     class_weight: str | None = None,
     table: Table | None = None,
     **others: Any,
@@ -58,7 +52,6 @@ def build(
     """Build the engine for the samples `train`, `evaluation` and optionally others.
 
     Args:
-        packing: The hyperparameter.
         class_weight: The hyperparameter.
         table: Gets the decisions on batches.
         others: Arguments of `Engine`.
@@ -67,38 +60,29 @@ def build(
         HyperparameterError: packing=True, and the model cannot be packed.
         DistributedError: One process would have to use several GPUs.
     """
+    args, objective = computation.arguments, computation.objective
     if args.n_gpu > 1:
         raise DistributedError(
             f"One process sees {args.n_gpu} GPUs.",
             "Start the script by torchrun with one process for each GPU, or select one by "
             "CUDA_VISIBLE_DEVICES.",
         )
-    cut = worlds.settle(args)
-    samples = dict(ready)
-    training = batches.Training(
-        samples=samples.pop("train"),
-        size=cut.size,
-        accumulation=cut.accumulation,
-        at_once=cut.samples,
-        seed=args.seed if args.data_seed is None else args.data_seed,
-        world=World(processes=args.world_size, rank=args.process_index),
-    )
-    decided = batch_layout.decide(
-        model, tokenizer, args, packing, training, cut, samples, objective, table or Table()
-    )
-    args.per_device_train_batch_size = decided.cut.size
-    args.gradient_accumulation_steps = decided.cut.accumulation
+    decided = batch_layout.decide(computation, worlds.settle(args), samples, table or Table())
     return Engine(
-        model=model,
-        args=args,
+        model=computation.model,
+        args=trainer_arguments.changed(
+            args,
+            per_device_train_batch_size=decided.cut.size,
+            gradient_accumulation_steps=decided.cut.accumulation,
+        ),
         training=decided.training,
         cut=decided.cut,
         train_layout=decided.train_layout,
         eval_layout=decided.eval_layout,
         objective=objective,
-        class_weights=objective.class_weights(class_weight, training.samples, model),
+        class_weights=objective.class_weights(class_weight, samples["train"], computation.model),
         eval_dataset=samples["evaluation"],
-        processing_class=tokenizer,
+        processing_class=computation.tokenizer,
         compute_metrics=objective.metrics(),
         **others,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import dataclasses
 import json
 import math
 import os
@@ -21,7 +21,6 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from recipe import arguments
 from recipe.batching import batches
-from recipe.batching.batches import Training
 from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.models import flat_attention, packed_decoders, quantized
@@ -137,30 +136,28 @@ def _trial(
     steps: int,
 ) -> Finding:
     """Train some steps, and forecast the job. Nothing is written but into a temporary folder."""
-    task, given, args = plan.task, plan.hyperparameters, copy.copy(plan.arguments)
+    task, given = plan.task, plan.hyperparameters
     if given.load_in_4bit:
         detail = "a model in 4 bits is not tried; a job with max_train_steps=20 measures it"
         return Finding(level=WARNING, what="trial", detail=detail)
-    args.save_strategy, args.eval_strategy = SaveStrategy.NO, IntervalStrategy.NO
-    args.load_best_model_at_end, args.report_to, args.disable_tqdm = False, [], True
-    args.max_steps = tried
     whole = {name: len(split) for name, split in by_name(task.data).items()}
     began = time.monotonic()
     samples = task.some_samples(loaded.tokenizer, loaded.max_length, rows)
     setup = began - started + (time.monotonic() - began) * whole["train"] / max(1, len(rows))
-    on_gpu = args.device.type == "cuda"
+    on_gpu = plan.arguments.device.type == "cuda"
     with tempfile.TemporaryDirectory(prefix="amphora-") as folder:
-        args.output_dir = folder
-        trainer = engine.build(
-            loaded.model,
-            loaded.tokenizer,
-            args,
-            samples,
-            task.objective,
-            packing=given.packing,
-            class_weight=given.class_weight,
-            table=table,
+        args = trainer_arguments.changed(
+            plan.arguments,
+            output_dir=folder,
+            save_strategy=SaveStrategy.NO,
+            eval_strategy=IntervalStrategy.NO,
+            load_best_model_at_end=False,
+            report_to=[],
+            disable_tqdm=True,
+            max_steps=tried,
         )
+        computation = dataclasses.replace(plan.computation(loaded), arguments=args)
+        trainer = engine.build(computation, samples, class_weight=given.class_weight, table=table)
         trainer.remove_callback(PrinterCallback)
         forecast = forecasting.of_job(
             given,
@@ -208,20 +205,7 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
         stops = task.stop_tokens(tokenizer, samples, loaded.max_length)
         resolution.add_stop_tokens(stops, loaded, table)
         cut = worlds.of_arguments(args)
-        training = Training(
-            samples=samples["train"], size=cut.size, accumulation=cut.accumulation, seed=args.seed
-        )
-        decided = batch_layout.decide(
-            model,
-            tokenizer,
-            args,
-            plan.hyperparameters.packing,
-            training,
-            cut,
-            {"evaluation": samples["evaluation"]},
-            task.objective,
-            table,
-        )
+        decided = batch_layout.decide(plan.computation(loaded), cut, samples, table)
         training, layout = decided.training, decided.train_layout
         drawn = training.typical(layout.balanced)
         fullest = max(drawn, key=lambda rows: layout.places(training.samples, rows))

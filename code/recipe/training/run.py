@@ -168,12 +168,8 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     resolution.add_stop_tokens(stops, loaded, table)
     watch.lap("tokens")
     trainer = engine.build(
-        loaded.model,
-        loaded.tokenizer,
-        arguments,
+        plan.computation(loaded),
         samples,
-        task.objective,
-        packing=given.packing,
         class_weight=given.class_weight,
         table=table,
         decisive=job_identity.decisive(given, arguments),

@@ -12,11 +12,11 @@ import torch
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
-from recipe import value_ranges
 from recipe.batching import batches, flat
 from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded
 from recipe.errors import HyperparameterError
+from recipe.hyperparameters import REFUSED
 from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
@@ -148,4 +148,4 @@ def make_deberta() -> Callable[[], PreTrainedModel]:
 
 
 def test_what_can_be_refused_exists() -> None:
-    assert set(value_ranges.REFUSED) <= {field.name for field in fields(TrainingArguments)}
+    assert set(REFUSED) <= {field.name for field in fields(TrainingArguments)}

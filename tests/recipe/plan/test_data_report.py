@@ -10,12 +10,10 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
+from recipe import task_table
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import data_report
 from recipe.tasks.base import WARNING, Finding
-from recipe.tasks.causal_lm.task import CausalLm
-from recipe.tasks.text_classification.task import TextClassification
-from recipe.tasks.token_classification.task import TokenClassification
 
 Rows = list[dict[str, Any]]
 CLEAN: Rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(40)]
@@ -26,42 +24,42 @@ PROMPTS: Rows = [{"prompt": "Translate.", "completion": f"text {n}"} for n in ra
 SPOKEN: Rows = [{"prompt": "Translate.", "completion": f"more {n}"} for n in range(12)]
 
 
-def findings(task: Any, folder: Path, train: Rows, test: Rows) -> dict[str, Finding]:
+def findings(task: str, folder: Path, train: Rows, test: Rows) -> dict[str, Finding]:
     channels = {}
     for name, rows in (("train", train), ("test", test)):
         channels[name] = folder / name
         channels[name].mkdir()
         lines = "\n".join(map(json.dumps, rows))
         (channels[name] / "rows.jsonl").write_text(lines)
-    made = task(channels, Hyperparameters())
+    made = task_table.load(task)(channels, Hyperparameters(task=task))
     return {found.what: found for found in data_report._of_rows(data_report.by_name(made.data))}
 
 
-CASES: dict[str, tuple[Any, Rows, Rows, dict[str, str]]] = {
-    "clean": (TextClassification, CLEAN, TEST, {}),
+CASES: dict[str, tuple[str, Rows, Rows, dict[str, str]]] = {
+    "clean": ("text-classification", CLEAN, TEST, {}),
     "leak": (
-        TextClassification, CLEAN, [*TEST, CLEAN[3], CLEAN[4]],
+        "text-classification", CLEAN, [*TEST, CLEAN[3], CLEAN[4]],
         {"leak": "2 of 8 evaluation rows are in the training data.*row 6: 'text 3'"},
     ),
     "leak with another label": (
-        TextClassification, CLEAN, [*TEST, {"text": "text 3", "label": "a"}],
+        "text-classification", CLEAN, [*TEST, {"text": "text 3", "label": "a"}],
         {"leak": "1 of 7 evaluation rows"},
     ),
     "contradiction": (
-        TextClassification, [*CLEAN, {"text": "text 7", "label": "a"}], TEST,
+        "text-classification", [*CLEAN, {"text": "text 7", "label": "a"}], TEST,
         {"contradiction": "2 of 41 training rows.*rows 7 and 40: 'text 7'"},
     ),
     "empty": (
-        TextClassification, [*CLEAN, {"text": " ", "label": "a"}], [*TEST, {"text": "", "label": "b"}],
+        "text-classification", [*CLEAN, {"text": " ", "label": "a"}], [*TEST, {"text": "", "label": "b"}],
         {"empty rows": "2 rows have no text"},
     ),
     "tags": (
-        TokenClassification, [*TAGGED, {"tokens": ["w", "3"], "ner_tags": ["O", "O"]}],
+        "token-classification", [*TAGGED, {"tokens": ["w", "3"], "ner_tags": ["O", "O"]}],
         [*OTHERS, TAGGED[1]],
         {"contradiction": "2 of 13 .*rows 3 and 12", "leak": "1 of 13 evaluation rows"},
     ),
-    "prompts may be equal": (CausalLm, PROMPTS, SPOKEN, {}),
-    "prompts with completions": (CausalLm, PROMPTS, [*SPOKEN, PROMPTS[5]], {"leak": "1 of 13 "}),
+    "prompts may be equal": ("causal-lm", PROMPTS, SPOKEN, {}),
+    "prompts with completions": ("causal-lm", PROMPTS, [*SPOKEN, PROMPTS[5]], {"leak": "1 of 13 "}),
 }  # fmt: skip
 
 
@@ -78,7 +76,7 @@ def test_warnings_name_the_rows(name: str, tmp_path: Path) -> None:
 
 
 def test_repeated_rows_are_counted(tmp_path: Path) -> None:
-    found = findings(TextClassification, tmp_path, [*CLEAN, *CLEAN[:10]], TEST)
+    found = findings("text-classification", tmp_path, [*CLEAN, *CLEAN[:10]], TEST)
     assert str(found["repeated rows"]).startswith(
         "10 of 50 training rows repeat another one (20.0%)"
     )

@@ -92,7 +92,13 @@ def finer(
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
     objective: Any = copy.copy(CLASSES)
     objective.couples_samples = couples
-    return worlds.by_length(training, now, args, model, tokenizer, False, objective)
+    return worlds.by_length(
+        worlds.Computation(
+            model=model, tokenizer=tokenizer, arguments=args, objective=objective, packing=False
+        ),
+        training,
+        now,
+    )
 
 
 def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:

@@ -22,6 +22,7 @@ from recipe.models.pretrained import Source
 from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
+from recipe.tasks.masked_lm.spec import Options
 from tests.support import serving_kit
 from tests.support.packed_batches import KINDS, SMALL, spread
 
@@ -34,8 +35,10 @@ def tokenise(
     texts: list[str], name: str = "train", max_length: int = 24, **options: Any
 ) -> MaskedTexts:
     split = datasets.Dataset.from_dict({"text": texts})
-    given = Hyperparameters(task="masked-lm", **options)
-    return masked_texts.tokenise(name, split, serving_kit.tokenizer(), max_length, given)
+    truncates = options.pop("long_texts", None) == "truncate"
+    given = Options(**options)
+    tokenizer = serving_kit.tokenizer()
+    return masked_texts.tokenise(name, split, tokenizer, max_length, given, truncates)
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
@@ -65,12 +68,11 @@ def test_texts_that_came_tokenised_are_framed_once() -> None:
     tokenizer = serving_kit.tokenizer()
     rows = [tokenizer(text).input_ids for text in ("the film", LONG)]
     split = datasets.Dataset.from_dict({"input_ids": rows})
-    given = Hyperparameters(task="masked-lm")
-    samples = masked_texts.tokenise("train", split, tokenizer, 400, given)
+    samples = masked_texts.tokenise("train", split, tokenizer, 400, Options(), False)
     assert [samples.tokens(row).tolist() for row in range(2)] == rows
     with pytest.raises(HyperparameterError, match=r"whole_word_masking.*came tokenised"):
-        given = Hyperparameters(task="masked-lm", whole_word_masking=True)
-        masked_texts.tokenise("train", split, tokenizer, 400, given)
+        given = Options(whole_word_masking=True)
+        masked_texts.tokenise("train", split, tokenizer, 400, given, False)
 
 
 def collated(texts: list[str], whole_words: bool, times: int) -> tuple[Any, Any, Any]:
@@ -153,7 +155,7 @@ def test_what_is_masked_depends_on_seed_epoch_and_place_alone() -> None:
         at, instead = once.masked(source)
         assert {*zip(source[at].tolist(), instead.tolist(), strict=True)} <= set(drawn(1, 0))
     fixed = tokenise([LONG, *TEXTS], "evaluation", 20)
-    again = tokenise([LONG, *TEXTS], "evaluation", 20, seed=9)
+    again = tokenise([LONG, *TEXTS], "evaluation", 20)
     assert fixed.labels.tolist() == again.labels.tolist() and fixed.labels.sum() > 0
     assert fixed.weight(np.arange(len(fixed))) == fixed.labels.sum()
     assert fixed.fingerprint() != tokenise([LONG, *TEXTS], "evaluation", 20,
@@ -226,9 +228,9 @@ def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HyperparameterError, match=r"mlm_probability has value 1\.0"):
-        Hyperparameters(task="masked-lm", mlm_probability=1.0)
+        Hyperparameters(task="masked-lm", task_values={"mlm_probability": 1.0})
     with pytest.raises(HyperparameterError, match="belongs to task=masked-lm"):
-        Hyperparameters(task="causal-lm", whole_word_masking=True)
+        Hyperparameters(task="causal-lm", task_values={"whole_word_masking": True})
     seq2seq = serving_kit.save("BartForConditionalGeneration", tmp_path / "bart")
     with pytest.raises(ModelError, match="fills no masks"):
         masked_models.load(Source(name=str(seq2seq), is_local=True), Hyperparameters())

@@ -16,9 +16,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipe.errors import DataError
-from recipe.hyperparameters import Hyperparameters
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import NEVER
+from recipe.tasks.masked_lm.spec import Options
 from recipe.tasks.preference import tokens as preferences
 from recipe.tasks.question_answering import tokens as windows
 from recipe.tasks.text_to_text import tokens as text_pairs
@@ -119,10 +119,8 @@ def test_words_to_mask_are_those_of_each_row(
     whole_words: bool, long_texts: str | None, tiny_model: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    given = dataclasses.replace(
-        Hyperparameters(), whole_word_masking=whole_words, long_texts=long_texts
-    )
-    found = masked_texts.tokenise("train", TEXTS, tokenizer, LONGEST, given)
+    given, truncates = Options(whole_word_masking=whole_words), long_texts == "truncate"
+    found = masked_texts.tokenise("train", TEXTS, tokenizer, LONGEST, given, truncates)
     never = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     expected: list[tuple[list[int], list[int]]] = []
     for row in TEXTS["text"]:
@@ -151,7 +149,7 @@ TAGGING = words.Tagging(names=("O", "B-X", "I-X"), all_pieces=True, long_texts=N
     pytest.param((TALKS, lambda split, tokenizer: documents.tokenise(
         "train", split, tokenizer, LONGEST, None)), id="documents"),
     pytest.param((TEXTS, lambda split, tokenizer: masked_texts.tokenise(
-        "evaluation", split, tokenizer, LONGEST, Hyperparameters())), id="masked"),
+        "evaluation", split, tokenizer, LONGEST, Options(), False)), id="masked"),
     pytest.param((TAGGED, lambda split, tokenizer: words.tokenise(
         "train", split, tokenizer, LONGEST, TAGGING, judged=True)), id="words"),
     pytest.param((QUESTIONS, lambda split, tokenizer: windows.tokenise(

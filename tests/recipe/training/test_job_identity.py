@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import TrainingArguments
 
 from recipe.arguments import parse
 from recipe.errors import CheckpointError
-from recipe.hyperparameters import Hyperparameters
+from recipe.hyperparameters import FIELDS, Hyperparameters
+from recipe.options import Effect, option
 from recipe.paths import from_environment
 from recipe.plan import trainer_arguments
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
-from recipe.settings import documented
+from recipe.settings import DataSettings
 from recipe.storage import checkpoints
 from recipe.training import job_identity
 
@@ -34,6 +34,7 @@ COVERED = """
     logging_nan_inf_filter logging_steps logging_strategy push_to_hub save_minutes
     save_on_each_node save_only_model save_steps save_strategy save_total_limit trackio_bucket_id
     trackio_space_id trackio_static_space_id
+    lora_save mp_parameters output_dir per_device_eval_batch_size price_per_hour tune_thresholds
 """
 # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
 HASHED = """
@@ -53,31 +54,21 @@ OF_TRANSFORMERS_4 = """
 
 
 def test_no_new_name_is_without_effect_by_chance() -> None:
-    classes: tuple[Any, ...] = (Hyperparameters, TrainingArguments)
-    names = {item.name for kind in classes for item in dataclasses.fields(kind)}
-    assert set(HASHED.split()) == job_identity.HASHED
+    trainer = {item.name for item in dataclasses.fields(TrainingArguments)}
+    hashed = {name for name, effect in job_identity._EFFECTS.items() if effect is Effect.SAMPLES}
+    assert set(HASHED.split()) == hashed
     listed = {name for name in job_identity.WITHOUT_EFFECT if "*" not in name}
-    covered = {name for name in names if not job_identity.counts(name)}
-    covered -= (
-        listed | job_identity.HASHED | {"predict_with_generate", "generated_rows", "num_beams"}
-    )
+    covered = {name for name in {*FIELDS, *trainer} if not job_identity.counts(name)}
+    covered -= listed | hashed | {"predict_with_generate", "generated_rows", "num_beams"}
     assert covered <= {*COVERED.split(), *OF_TRANSFORMERS_4.split()}
 
 
-def test_a_hyperparameter_counts_until_it_is_listed(tmp_path: Path) -> None:
-    given = parse([])
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Newer(Hyperparameters):
-        share_of_rows: float = documented(1.0, "Share of the rows to train on.")
-
-    values = {item.name: getattr(given, item.name) for item in dataclasses.fields(given)}
-    newer = Newer(**values, share_of_rows=0.5)
-    args = arguments(given, tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_identity, "Hyperparameters", Newer)
-        found = job_identity.decisive(newer, args)
-    assert found == {**job_identity.decisive(given, args), "share_of_rows": 0.5}
+def test_a_hyperparameter_counts_until_it_is_declared_without_effect() -> None:
+    assert option(1.0, "Share of the rows to train on.").metadata["effect"] is Effect.WEIGHTS
+    ours = {name for name, item in FIELDS.items() if item.metadata["effect"] is Effect.WEIGHTS}
+    ours -= {*DataSettings.__annotations__} - {"negative_columns"}
+    assert {"lora_r", "class_weight", "beta", "listwise"} <= ours
+    assert all(map(job_identity.counts, ours))
 
 
 def arguments(given: Hyperparameters, tmp_path: Path) -> TrainingArguments:

@@ -50,10 +50,7 @@ SPECS = (
             Form((TEXT,)),
         ),
         models=frozenset({Model.DECODER}),
-        hyperparameters=(
-            *("prompt_column", "completion_column", "messages_column", "sample_by"),
-            *("long_texts", "load_in_4bit"),
-        ),
+        shared_options=("sample_by", "long_texts", "load_in_4bit"),
         learning_rates=(2e-5, 2e-4),
         rank=2,  # XLM's class is masked-lm's, too
         served={
@@ -63,7 +60,7 @@ SPECS = (
                 adapters=("CAUSAL_LM",),
                 routes=(routes.CHAT, routes.COMPLETIONS, *routes.TGI),
                 form="text",
-            ),
+            )
         },
     ),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from recipe.options import option
 from recipe.spec import LABEL, Column, Form, Kind, Model, TaskSpec
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "pixels", "jpg", "jpeg", "png", "image_bytes")
@@ -20,6 +23,19 @@ _FILE = Column(
     is_content=False,
 )
 
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    augmentation: str = option(
+        "crop",
+        "image-classification: none (off), crop (at least three quarters of height and width), or "
+        "flip (crop, and mirror half of the images).",
+        choices=("none", "crop", "flip"),
+    )
+
+
 SPECS = (
     TaskSpec(
         name="image-classification",
@@ -30,9 +46,7 @@ SPECS = (
         ),
         models=frozenset({Model.VISION}),
         recognises_files="tasks.image_classification.data:folders_of_images",
-        hyperparameters=(
-            *("image_column", "augmentation", "label_column", "class_weight"),
-            *("label_smoothing_factor", "do_predict", "missing_labels"),
-        ),
+        options=Options,
+        shared_options=("class_weight", "label_smoothing_factor", "do_predict", "missing_labels"),
     ),
 )

@@ -36,6 +36,7 @@ from recipe.tasks.image_classification import model as models
 from recipe.tasks.image_classification import tokens as pixels
 from recipe.tasks.image_classification.batches import CROP, FLIP, FixedPictures
 from recipe.tasks.image_classification.data import PLACE
+from recipe.tasks.image_classification.spec import Options
 
 AUGMENTATIONS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
@@ -79,6 +80,7 @@ class _Classes(Objective):
 class ImageClassification(Task):
     """One label for each picture."""
 
+    options: Options
     objective: _Classes
     data: pictures.Pictures
 
@@ -104,7 +106,7 @@ class ImageClassification(Task):
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return a sample for each image."""
-        return pixels.read(name, split, tokenizer, AUGMENTATIONS[self.hyperparameters.augmentation])
+        return pixels.read(name, split, tokenizer, AUGMENTATIONS[self.options.augmentation])
 
     def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:
         """Return nothing: images have one size."""

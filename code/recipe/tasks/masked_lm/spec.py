@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from recipe.options import Effect, option
 from recipe.spec import TEXT, TOKEN_IDS, Form, Model, Served, TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    mlm_probability: float = option(
+        0.15,
+        "masked-lm: share of tokens (or words) to mask.",
+        valid=(lambda value: 0 < value < 1, "a number between 0 and 1"),
+        effect=Effect.SAMPLES,
+    )
+    whole_word_masking: bool = option(
+        False,
+        "masked-lm: mask all tokens of a word.",
+        "whole_word_mask",
+        "wwm",
+        effect=Effect.SAMPLES,
+    )
+
 
 SPECS = (
     TaskSpec(
@@ -10,13 +33,14 @@ SPECS = (
         folder="masked_lm",
         forms=(Form((TOKEN_IDS,)), Form((TEXT,))),
         models=frozenset({Model.MASKED}),
-        hyperparameters=("mlm_probability", "whole_word_masking", "sample_by", "long_texts"),
+        options=Options,
+        shared_options=("sample_by", "long_texts"),
         served={
             "fill-mask": Served(
                 load="tasks.masked_lm.serve:MaskFiller.load",
                 architectures=("AutoModelForMaskedLM",),
                 form="mask",
-            ),
+            )
         },
         rank=1,  # BART's class is text2text-generation's, too
     ),

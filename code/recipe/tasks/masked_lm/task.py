@@ -16,6 +16,7 @@ from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.settings import TRUNCATE
 from recipe.task_table import TASKS
 from recipe.tasks.base import (
     Batches,
@@ -32,8 +33,8 @@ from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import report as fillings
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
+from recipe.tasks.masked_lm.spec import Options
 from recipe.tokenization import encoding
-from recipe.value_ranges import TRUNCATE
 
 
 class _MaskedTokens(EncoderObjective, TokenLosses):
@@ -59,6 +60,7 @@ MASKED_TOKENS: Objective = _MaskedTokens()
 class MaskedLm(Task):
     """What stands in the place of masked tokens or words."""
 
+    options: Options
     data: language_modeling.Texts
     objective: Objective = MASKED_TOKENS
 
@@ -78,7 +80,8 @@ class MaskedLm(Task):
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pieces of texts."""
-        return masked_texts.tokenise(name, split, tokenizer, max_length, self.hyperparameters)
+        truncates = self.hyperparameters.long_texts == TRUNCATE
+        return masked_texts.tokenise(name, split, tokenizer, max_length, self.options, truncates)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each text, with special tokens."""

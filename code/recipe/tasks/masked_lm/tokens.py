@@ -13,12 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from recipe.console import say
 from recipe.data.column_names import TEXT, TOKEN_IDS
 from recipe.errors import DataError, HyperparameterError
-from recipe.settings import DataSettings
 from recipe.tasks.masked_lm.batches import BACK, NEVER, MaskedTexts, Masking
+from recipe.tasks.masked_lm.spec import Options
 from recipe.tokenization import store
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import Encoder
-from recipe.value_ranges import TRUNCATE
 
 _ROW = "row"
 _LOOKED_AT = 200
@@ -31,21 +30,24 @@ def tokenise(
     split: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    settings: DataSettings,
+    options: Options,
+    truncates: bool,
 ) -> MaskedTexts:
     """Return the samples of a split of `language_modeling.Texts`, cached; log how many they are.
 
     A text longer than `max_length` is split between words into pieces of nearly equal length, each
-    with the tokenizer's special tokens. With long_texts=truncate, only the first piece is kept.
+    with the tokenizer's special tokens.
+
+    Args:
+        truncates: Whether only the first piece is kept (long_texts=truncate).
 
     Raises:
         DataError: Nothing is left to learn, or the token ids are not this tokenizer's.
         HyperparameterError: Whole words are requested, and the tokenizer does not mark words.
     """
-    whole_words = settings.whole_word_masking
+    whole_words = options.whole_word_masking
     if whole_words:
         _check_words(split, tokenizer)
-    truncates = settings.long_texts == TRUNCATE
     reader = _Reader(tokenizer, whole_words)
 
     def make(batch: Batch, rows: range) -> dict[str, store.Column]:
@@ -53,7 +55,7 @@ def tokenise(
 
     ways = ("masked", str(whole_words), str(truncates))
     made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
-    how = masking(tokenizer, settings)
+    how = masking(tokenizer, options)
     samples = MaskedTexts.drawn_from(
         made[TOKEN_IDS], made[store.STARTS], made[BACK], how, is_fixed=name != "train"
     )
@@ -70,10 +72,10 @@ def tokenise(
     return samples
 
 
-def masking(tokenizer: Any, settings: DataSettings) -> Masking:
+def masking(tokenizer: Any, options: Options) -> Masking:
     """Return how tokens are masked, before an evaluation draws any."""
     return Masking(
-        probability=settings.mlm_probability,
+        probability=options.mlm_probability,
         mask_id=int(tokenizer.mask_token_id),
         vocabulary=len(tokenizer),
         pad_id=int(tokenizer.pad_token_id),

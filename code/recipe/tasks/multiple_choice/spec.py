@@ -26,8 +26,7 @@ _ANSWER = Column(
     is_target=True,
 )
 _CHOICES = Column(
-    role="choices",
-    names=("choices", "choices.text", "question.choices", "options", "endings"),
+    role="choices", names=("choices", "choices.text", "question.choices", "options", "endings")
 )
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
 _ENDINGS = Column(
@@ -58,12 +57,12 @@ SPECS = (
             ),
         ),
         models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},
-        hyperparameters=("label_column", "do_predict"),
+        shared_options=("do_predict",),
         served={
             "multiple-choice": Served(
                 load="tasks.multiple_choice.serve:Chooser.load",
                 architectures=("AutoModelForMultipleChoice",),
-            ),
+            )
         },
     ),
 )

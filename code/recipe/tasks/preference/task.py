@@ -41,6 +41,7 @@ from recipe.tasks.preference import report as preferred
 from recipe.tasks.preference import tokens
 from recipe.tasks.preference.batches import AnswerLayout, AnswerPairs
 from recipe.tasks.preference.data import CHOSEN, REJECTED
+from recipe.tasks.preference.spec import Options
 from recipe.tokenization import documents as document_tokens
 
 _LONGEST_DOCUMENT = 1024
@@ -146,6 +147,7 @@ class Preferring(Objective):
 class Preference(Task):
     """Which of two answers to a prompt is better."""
 
+    options: Options
     objective: Preferring
     data: preferences.Preferences
 
@@ -158,7 +160,7 @@ class Preference(Task):
                 "changed a model.",
                 "Leave it out, or take task=causal-lm for a model's perplexity.",
             )
-        kind, smoothing = hyperparameters.loss_type, hyperparameters.label_smoothing
+        kind, smoothing = self.options.loss_type, self.options.label_smoothing
         if smoothing and kind not in ("sigmoid", "robust"):
             raise HyperparameterError(
                 f"Hyperparameter label_smoothing has value {smoothing}, which loss_type={kind} has "
@@ -167,7 +169,7 @@ class Preference(Task):
             )
         self.data = preferences.load(channels, hyperparameters)
         self.train, self.found = self.data.train, self.data.found
-        self.objective = Preferring(kind, hyperparameters.beta, smoothing)
+        self.objective = Preferring(kind, self.options.beta, smoothing)
         if self._rate_is_high():
             self.found.append(self._of_rate())
 
@@ -223,12 +225,11 @@ class Preference(Task):
 
     def about(self) -> About:
         """Return what the model is for."""
-        given = self.hyperparameters
         return About(
             title="Language model",
             pipeline="text-generation",
             purpose="prefer the chosen answers of its data to the rejected ones (DPO, "
-            f"{given.loss_type} loss, beta {given.beta:g})",
+            f"{self.options.loss_type} loss, beta {self.options.beta:g})",
             metrics="An answer's reward is beta times the increase of its log-probability by "
             "training. reward_accuracy is the share of pairs whose chosen answer has the higher "
             "reward, and reward_margin the mean difference.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from recipe.options import NOT_BELOW_0, Effect, option
 from recipe.spec import Column, Form, Kind, Served, TaskSpec
 
 _ARTICLES = Column(
@@ -30,6 +33,20 @@ _OTHERS = (
 _EXTRAS = ("title", "end", "ends", "answer_end", "answer_ends", "end_position", "end_char",
            "answers.answer_end", "answers.end", "answer.end")  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    doc_stride: int | None = option(
+        None,
+        "question-answering: tokens by which two windows of a context overlap. Default: 128, "
+        "at most half of max_length.",
+        valid=NOT_BELOW_0,
+        effect=Effect.SAMPLES,
+    )
+
+
 SPECS = (
     TaskSpec(
         name="question-answering",
@@ -48,7 +65,8 @@ SPECS = (
                 *_OTHERS,
             ), extras=_EXTRAS),
         ),
-        hyperparameters=("doc_stride", "do_predict"),
+        options=Options,
+        shared_options=("do_predict",),
         learning_rates=(3e-5, 2e-4),
         served={
             "question-answering": Served(

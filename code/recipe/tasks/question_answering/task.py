@@ -34,6 +34,7 @@ from recipe.tasks.question_answering import tokens as windows
 from recipe.tasks.question_answering.batches import WindowLayout, Windows
 from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.tasks.question_answering.report import Answer, FoundAnswers
+from recipe.tasks.question_answering.spec import Options
 
 _LONGEST, _STRIDE = 384, 128
 
@@ -65,6 +66,7 @@ class Spans(EncoderObjective, TokenLosses):
 class QuestionAnswering(Task):
     """The words of a context that answer a question."""
 
+    options: Options
     data: questions.Questions
 
     def read(self, channels: Mapping[str, Path]) -> None:
@@ -110,7 +112,7 @@ class QuestionAnswering(Task):
         return length
 
     def _stride(self, length: int) -> int:
-        doc_stride = self.hyperparameters.doc_stride
+        doc_stride = self.options.doc_stride
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:

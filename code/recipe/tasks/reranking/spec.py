@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from recipe.data.relevance_columns import FORMS, LISTS
+from recipe.options import option
 from recipe.spec import Model, TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    listwise: bool = option(
+        False,
+        "reranking: train on the list of each query (ListNet), not on single pairs (binary "
+        "cross-entropy). batch_size then counts queries.",
+    )
+
 
 SPECS = (
     TaskSpec(
@@ -12,7 +27,7 @@ SPECS = (
         forms=(*LISTS, *FORMS),
         mixes_forms=True,
         models=frozenset({Model.CLASSIFIER}),
-        hyperparameters=("text_pair_column", "label_column", "negative_columns", "listwise"),
+        options=Options,
         learning_rates=(2e-5, 1e-4),
     ),
 )

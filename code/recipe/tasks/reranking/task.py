@@ -46,6 +46,7 @@ from recipe.tasks.base import (
 )
 from recipe.tasks.ranking_scores import Array, Found, JudgedLists
 from recipe.tasks.reranking import data as reranking
+from recipe.tasks.reranking.spec import Options
 from recipe.tokenization import texts as text_tokens
 
 _AT_ONCE = 10_000
@@ -99,6 +100,7 @@ class Relevant(EncoderObjective):
 class Reranking(Task):
     """Scores of texts for a query, of rows (query, text, label) or of lists."""
 
+    options: Options
     objective: Relevant
     data: relevance.Relevance
 
@@ -109,9 +111,9 @@ class Reranking(Task):
             channels,
             hyperparameters,
             TASKS["reranking"],
-            reranking.Lists(hyperparameters.listwise).arrange,
+            reranking.Lists(self.options.listwise).arrange,
         )
-        is_listwise = hyperparameters.listwise
+        is_listwise = self.options.listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train, 0)
         self.found = [*self.data.found, _describe(self.data.train, is_listwise)]
         self.objective = Relevant(is_listwise)
@@ -133,7 +135,7 @@ class Reranking(Task):
         config.text_columns = list(self.data.columns)
         # What sentence-transformers' CrossEncoder, and our image, make scores by. A listwise loss
         # leaves the numbers' height open: the sigmoid could make one score of many.
-        name = "linear.Identity" if self.hyperparameters.listwise else "activation.Sigmoid"
+        name = "linear.Identity" if self.options.listwise else "activation.Sigmoid"
         config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
         return model, tokenizer
 
@@ -152,7 +154,7 @@ class Reranking(Task):
         starts = np.concatenate([[0], np.cumsum(counts)])
         if name != "train":
             self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
-        if name != "train" or not self.hyperparameters.listwise:
+        if name != "train" or not self.options.listwise:
             return pairs
         places = np.arange(counts.max())
         is_there = places < counts[:, None]
@@ -164,7 +166,7 @@ class Reranking(Task):
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each pair of the rows, with special tokens."""
         chosen_rows = self.train.select(rows)
-        pairs = _pairs(chosen_rows, 0) if self.hyperparameters.listwise else chosen_rows
+        pairs = _pairs(chosen_rows, 0) if self.options.listwise else chosen_rows
         return text_tokens.lengths(pairs, tokenizer)
 
     def findings(self) -> Iterator[Finding]:

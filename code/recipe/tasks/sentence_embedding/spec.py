@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from recipe.backend.requests import routes
 from recipe.data.relevance_columns import FORMS
+from recipe.options import ABOVE_0, AT_LEAST_1, option
 from recipe.spec import Model, Served, TaskSpec
 
 _ROUTES = (routes.EMBEDDINGS, routes.EMBED, routes.SIMILARITY, routes.TOKENIZE)
 _OF_LIBRARY = (routes.EMBED_SPARSE, routes.EMBED_ALL, routes.TOKENIZE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    scale: float = option(
+        20.0,
+        "sentence-embedding: factor of the cosine similarities in the loss (1 / temperature).",
+        valid=ABOVE_0,
+    )
+    mini_batch_size: int | None = option(
+        None,
+        "sentence-embedding: rows of a batch to compute at once, which saves memory for 1.3 "
+        "times the work. Default: the whole batch.",
+        valid=AT_LEAST_1,
+    )
+    matryoshka_dims: str | None = option(
+        None,
+        "sentence-embedding: dimensions to which vectors can be truncated, separated by commas.",
+        separator=",",
+    )
+    query_prompt: str | None = option(
+        None,
+        "sentence-embedding: prompt of each query. Default: the model's; none turns it off.",
+        off="",
+    )
+    document_prompt: str | None = option(
+        None,
+        "sentence-embedding: prompt of each document. Default: the model's; none turns it off.",
+        off="",
+    )
+
 
 SPECS = (
     TaskSpec(
@@ -16,10 +52,7 @@ SPECS = (
         forms=FORMS,
         mixes_forms=True,
         models=frozenset({Model.ENCODER, Model.MASKED}),
-        hyperparameters=(
-            *("text_pair_column", "label_column", "negative_columns", "scale", "mini_batch_size"),
-            *("matryoshka_dims", "query_prompt", "document_prompt"),
-        ),
+        options=Options,
         learning_rates=(2e-5, 1e-4),
         served={
             "feature-extraction": Served(

@@ -47,6 +47,7 @@ from recipe.tasks.base import (
 from recipe.tasks.numbered_texts import Numbered
 from recipe.tasks.ranking_scores import Corpus, Found
 from recipe.tasks.sentence_embedding import model as sentence_encoder
+from recipe.tasks.sentence_embedding.spec import Options
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 
@@ -162,6 +163,7 @@ def _cosines(vectors: Array, judged: _Judged) -> Array:
 class SentenceEmbedding(Task):
     """Vectors of texts, of pairs, triplets, queries with negatives, or pairs with scores."""
 
+    options: Options
     objective: Alike
     data: relevance.Relevance
 
@@ -190,9 +192,7 @@ class SentenceEmbedding(Task):
             )
         else:
             self.found.append("loss: CoSENT, over all pairs of the batch, of all processes")
-        self.objective = Alike(
-            self.data.kind, hyperparameters.scale, hyperparameters.mini_batch_size
-        )
+        self.objective = Alike(self.data.kind, self.options.scale, self.options.mini_batch_size)
         self._prompts = ("", "")
         self._sentences: Any = None
         self._max_length = 0
@@ -202,11 +202,11 @@ class SentenceEmbedding(Task):
         model, tokenizer, self._sentences = sentence_encoder.load(source, self.hyperparameters)
         self._prompts = sentence_encoder.prompts(
             self._sentences,
-            self.hyperparameters.query_prompt,
-            self.hyperparameters.document_prompt,
+            self.options.query_prompt,
+            self.options.document_prompt,
         )
         width = sentence_encoder.width(self._sentences)
-        self.objective.sizes = _sizes(self.hyperparameters.matryoshka_dims, width)
+        self.objective.sizes = _sizes(self.options.matryoshka_dims, width)
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from recipe.backend.requests import routes
+from recipe.options import Effect, option
 from recipe.spec import (
     LABEL,
     PAIR_LABEL_NAMES,
@@ -18,6 +19,19 @@ from recipe.spec import (
     pair_forms,
 )
 
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    tune_thresholds: bool = option(
+        False,
+        "Several labels for each text: choose the threshold of each label by its best F1 on "
+        "the evaluation data, instead of 0.5.",
+        effect=Effect.NONE,
+    )
+
+
 SPECS = (
     TaskSpec(
         name="text-classification",
@@ -28,16 +42,16 @@ SPECS = (
             Form((TEXT, LABEL)),
         ),
         owns_settings=True,
-        hyperparameters=(
-            *(
-                "text_pair_column",
-                "label_column",
-                "problem_type",
-                "label_separator",
-                "missing_labels",
-            ),
-            *("class_names", "class_weight", "tune_thresholds", "num_labels"),
-            *("label_smoothing_factor", "do_predict"),
+        options=Options,
+        shared_options=(
+            "problem_type",
+            "label_separator",
+            "missing_labels",
+            "class_names",
+            "class_weight",
+            "num_labels",
+            "label_smoothing_factor",
+            "do_predict",
         ),
         served={
             "text-classification": Served(

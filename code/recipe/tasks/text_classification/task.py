@@ -37,6 +37,7 @@ from recipe.tasks.base import (
     judged_split,
 )
 from recipe.tasks.evaluation import Floats, Scores
+from recipe.tasks.text_classification.spec import Options
 from recipe.tokenization import texts as text_tokens
 
 _SHOWN_LABELS = 20
@@ -92,6 +93,7 @@ CLASSES: Objective = _Classes()
 class TextClassification(Task):
     """Labels of texts: classes, several for each text, or a number."""
 
+    options: Options
     takes_shards = True
     data: classification.Splits
     objective: Objective = CLASSES
@@ -104,19 +106,19 @@ class TextClassification(Task):
         self.check_best(SCORES_OF[self.data.labels.problem])
         smoothing = hyperparameters.passed.get("label_smoothing_factor")
         _check_is_of_classes(hyperparameters.class_weight, smoothing, self.data.labels.problem)
-        if hyperparameters.tune_thresholds and self.data.labels.problem != SEVERAL:
+        if self.options.tune_thresholds and self.data.labels.problem != SEVERAL:
             raise HyperparameterError(
                 "Hyperparameter tune_thresholds has value True, but a row has one label only: the "
                 "most probable one is its answer, and there is no threshold.",
                 "Leave it out; if rows have several labels, give lists, or label_separator.",
             )
-        if hyperparameters.tune_thresholds and not hyperparameters.evaluates:
+        if self.options.tune_thresholds and not hyperparameters.evaluates:
             raise HyperparameterError(
                 "Hyperparameter tune_thresholds has value True, but nothing is evaluated: "
                 "thresholds are found on evaluation data.",
                 "Leave do_eval and eval_strategy out, or tune_thresholds.",
             )
-        if hyperparameters.tune_thresholds and not hyperparameters.trains:
+        if self.options.tune_thresholds and not hyperparameters.trains:
             raise HyperparameterError(
                 "Hyperparameter tune_thresholds has value True, but do_train=False writes no model "
                 "that could keep them.",
@@ -202,7 +204,7 @@ class TextClassification(Task):
 
         The scores are of the rows that the thresholds were found on: those of test data tell more.
         """
-        if not self.hyperparameters.tune_thresholds:
+        if not self.options.tune_thresholds:
             return {}
         scores = trainer.compute_metrics
         assert isinstance(scores, Scores)

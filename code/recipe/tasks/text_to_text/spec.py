@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from recipe.options import AT_LEAST_1, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
     PROMPT_NAMES,
@@ -63,6 +64,42 @@ _SERVED = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    source_prefix: str | None = option(
+        None,
+        "summarization, translation, text2text-generation: prefix of each source text in "
+        "training and serving, such as 'summarize: '.",
+        "prefix",
+        effect=Effect.SAMPLES,
+    )
+    max_target_length: int | None = option(
+        None,
+        "Maximum length of a target text in tokens, in training and serving. Default: 128, or "
+        "the model's limit.",
+        valid=AT_LEAST_1,
+        effect=Effect.SAMPLES,
+    )
+    predict_with_generate: bool = option(
+        True, "Generate text in evaluations, and score it (ROUGE, BLEU, chrF).", effect=Effect.BEST
+    )
+    generated_rows: int = option(
+        100,
+        "Evaluation rows for which text is generated; do_predict generates for all.",
+        valid=AT_LEAST_1,
+        effect=Effect.BEST,
+    )
+    num_beams: int | None = option(
+        None,
+        "Number of beams in generation. Default: the model's.",
+        "generation_num_beams",
+        valid=AT_LEAST_1,
+        effect=Effect.BEST,
+    )
+
+
 def _spec(name: str) -> TaskSpec:
     others = [form for task, forms in _FORMS.items() if task != name for form in forms]
     architectures, adapters = _SERVED[name]
@@ -71,11 +108,8 @@ def _spec(name: str) -> TaskSpec:
         folder="text_to_text",
         forms=(*_FORMS[name], *(replace(form, needs_task=True) for form in others)),
         models=frozenset({Model.SEQ2SEQ}),
-        hyperparameters=(
-            *("label_column", "source_prefix", "max_target_length", "predict_with_generate"),
-            *("num_beams", "generated_rows", "label_smoothing_factor", "do_predict"),
-            *("source_lang", "target_lang"),
-        ),
+        options=Options,
+        shared_options=("source_lang", "target_lang", "label_smoothing_factor", "do_predict"),
         learning_rates=(1e-4, 3e-4),
         served={
             name: Served(

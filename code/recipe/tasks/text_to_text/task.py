@@ -28,7 +28,7 @@ from recipe.tasks.text_to_text import scores as writing
 from recipe.tasks.text_to_text.batches import PaddedPairs, Pairs
 from recipe.tasks.text_to_text.data import SOURCE
 from recipe.tasks.text_to_text.scores import Written
-from recipe.tasks.text_to_text.spec import SUMMARIES, TRANSLATIONS
+from recipe.tasks.text_to_text.spec import SUMMARIES, TRANSLATIONS, Options
 
 _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 _NO_LIMIT = 1 << 30
@@ -83,23 +83,24 @@ class _TextPairs(TokenLosses):
 class TextToText(Task):
     """Texts from texts."""
 
+    options: Options
     objective: _TextPairs
     data: text_pairs.TextPairs
 
     def read(self, channels: Mapping[str, Path]) -> None:
         hyperparameters = self.hyperparameters
-        written = metrics.WRITING_SCORES if hyperparameters.predict_with_generate else ()
+        written = metrics.WRITING_SCORES if self.options.predict_with_generate else ()
         self.check_best(("perplexity", "token_accuracy", *written))
-        if hyperparameters.predicts and not hyperparameters.predict_with_generate:
+        if hyperparameters.predicts and not self.options.predict_with_generate:
             raise HyperparameterError(
                 "do_predict=True asks for written texts, and predict_with_generate is False.",
                 "Leave one of them out.",
             )
         self.objective = _TextPairs(
             smoothing=float(hyperparameters.passed.get("label_smoothing_factor", 0.0)),
-            generates=hyperparameters.predict_with_generate,
-            most=None if hyperparameters.predicts else hyperparameters.generated_rows,
-            beams=hyperparameters.num_beams,
+            generates=self.options.predict_with_generate,
+            most=None if hyperparameters.predicts else self.options.generated_rows,
+            beams=self.options.num_beams,
             language=hyperparameters.target_lang,
         )
         self.data = text_pairs.load(channels, hyperparameters)
@@ -107,9 +108,7 @@ class TextToText(Task):
 
     def load(self, source: Source) -> Model:
         """Return the model with its languages and prefix set."""
-        model, tokenizer = models.load(
-            source, self.hyperparameters, self.hyperparameters.source_prefix
-        )
+        model, tokenizer = models.load(source, self.hyperparameters, self.options.source_prefix)
         languages.mark(model, tokenizer, self.hyperparameters)
         return model, tokenizer
 
@@ -121,15 +120,15 @@ class TextToText(Task):
         if hyperparameters.max_length is None:
             usual = _USUAL_OF_SUMMARIES if summarises else _USUAL
             source = min(source, usual, tokenizer.model_max_length)
-        target = _within(model, "decoder", "max_target_length", hyperparameters.max_target_length)
-        if hyperparameters.max_target_length is None:
+        target = _within(model, "decoder", "max_target_length", self.options.max_target_length)
+        if self.options.max_target_length is None:
             target = min(target, _USUAL_TARGET)
         tokenizer.model_max_length = source
         self.objective.longest_target = target
         settings: Any = model.generation_config
         settings.max_new_tokens, settings.max_length = target, None
-        if hyperparameters.num_beams is not None:
-            settings.num_beams = hyperparameters.num_beams
+        if self.options.num_beams is not None:
+            settings.num_beams = self.options.num_beams
         if (settings.min_length or 0) > target:
             say(f"min_length of the model is {settings.min_length}: lowered to {target}")
             settings.min_length = target
@@ -138,7 +137,7 @@ class TextToText(Task):
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return pairs of sources and targets."""
-        prefix, target = self.hyperparameters.source_prefix or "", self.objective.longest_target
+        prefix, target = self.options.source_prefix or "", self.objective.longest_target
         return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
 
     def stop_tokens(
@@ -149,7 +148,7 @@ class TextToText(Task):
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of the sources, with the prefix and special tokens."""
-        prefix = self.hyperparameters.source_prefix or ""
+        prefix = self.options.source_prefix or ""
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
         ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
         return [len(tokens) for tokens in ids]
@@ -166,8 +165,8 @@ class TextToText(Task):
             title, purpose = "Translation model", "translate texts like those of its data"
             if hyperparameters.source_lang and hyperparameters.target_lang:
                 purpose += f", from {hyperparameters.source_lang} to {hyperparameters.target_lang}"
-        if hyperparameters.source_prefix:
-            purpose += f". Each source has the prefix {hyperparameters.source_prefix!r}"
+        if self.options.source_prefix:
+            purpose += f". Each source has the prefix {self.options.source_prefix!r}"
         return About(
             title=title,
             pipeline=str(hyperparameters.task),

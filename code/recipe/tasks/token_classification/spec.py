@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from recipe.options import Effect, option
 from recipe.spec import Column, Form, Served, TaskSpec
 
 _WORDS = Column(
@@ -39,6 +40,18 @@ _SPANNED = Column(
     setting="text_column",
 )
 
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    label_all_tokens: bool = option(
+        False,
+        "token-classification: learn the tag on every token of a word, not only on the first.",
+        effect=Effect.SAMPLES,
+    )
+
+
 SPECS = (
     TaskSpec(
         name="token-classification",
@@ -50,10 +63,8 @@ SPECS = (
                    extras=(*_LAYERS, *_REPEATED))
               for layer in _LAYERS),
         ),
-        hyperparameters=(
-            *("label_column", "class_names", "label_all_tokens", "label_smoothing_factor"),
-            *("long_texts", "do_predict"),
-        ),
+        options=Options,
+        shared_options=("class_names", "label_smoothing_factor", "long_texts", "do_predict"),
         served={
             "token-classification": Served(
                 load="tasks.token_classification.serve:Tagger.load",

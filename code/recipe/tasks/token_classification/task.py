@@ -23,6 +23,7 @@ from recipe.errors import ModelError
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
+from recipe.settings import TRUNCATE
 from recipe.tasks.base import (
     OK,
     WARNING,
@@ -42,9 +43,9 @@ from recipe.tasks.token_classification import report as entities
 from recipe.tasks.token_classification import tokens as words
 from recipe.tasks.token_classification.batches import TaggedSamples, TagLayout
 from recipe.tasks.token_classification.report import Sentence, TaggedAnswers
+from recipe.tasks.token_classification.spec import Options
 from recipe.tasks.token_classification.tokens import Tagging
 from recipe.tokenization import encoding
-from recipe.value_ranges import TRUNCATE
 
 _SHOWN_WORDS = 15
 _FEWEST = 5
@@ -93,6 +94,7 @@ class Tags(EncoderObjective, TokenLosses):
 class TokenClassification(Task):
     """A tag for each word."""
 
+    options: Options
     objective: Tags
     data: word_tags.Tagged
 
@@ -151,7 +153,7 @@ class TokenClassification(Task):
         """Return windows of sentences."""
         tagging = Tagging(
             names=self._names,
-            all_pieces=self.hyperparameters.label_all_tokens,
+            all_pieces=self.options.label_all_tokens,
             long_texts=self.hyperparameters.long_texts,
         )
         judged = name != "train"

@@ -16,9 +16,9 @@ from recipe.batching.document_batches import NOT_LEARNED
 from recipe.console import say
 from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import DataError, ModelError
+from recipe.settings import TRUNCATE
 from recipe.tasks.token_classification.batches import HEADS, TAG_IDS, TaggedSamples
 from recipe.tokenization import store
-from recipe.value_ranges import TRUNCATE
 
 _LABELS = "labels"
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 4, 8
