@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.job_tree import Tree
+from tests.support.servers import RECIPE, Running
 
 ROOT = Path(__file__).parents[2]
 STEP = re.compile(
@@ -25,11 +26,13 @@ STEP = re.compile(
 class Copy:
     """The code after one of the changes."""
 
-    def __init__(self, folder: Path, title: str) -> None:
+    def __init__(self, folder: Path, title: str | None = None) -> None:
         self.folder = folder
         for name in ("code", "container/amphora"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        if title is None:
+            return
         text = (ROOT / "CONTRIBUTING.md").read_text()
         section = text.split(f"\n### {title}\n")[1].split("\n### ")[0]
         steps = STEP.findall(section)
@@ -46,9 +49,16 @@ class Copy:
             at += where == "After"
             path.write_text("".join([*lines[:at], code, *lines[at:]]))
 
+    @property
+    def path(self) -> str:
+        return os.pathsep.join(str(self.folder / name) for name in ("container", "code"))
+
     def run(self, *command: str, **variables: str) -> str:
-        path = os.pathsep.join(str(self.folder / name) for name in ("container", "code"))
-        environ = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        environ = os.environ | {
+            "PYTHONPATH": self.path,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         done = subprocess.run(
             [sys.executable, *command],
             env=environ | {"SAGEMAKER_BASE_DIR": str(self.folder / "ml")} | variables,
@@ -126,6 +136,34 @@ def test_a_task(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path)
     saved = json.loads((tmp_path / "ml" / "model" / "config.json").read_text())
     assert saved["architectures"] == ["BertForTokenClassification"]
     assert (tmp_path / "ml" / "output" / "data" / "report.html").is_file()
+
+
+@pytest.mark.heavy
+def test_a_folder_is_a_task_that_is_detected_trained_and_served(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Summaries by sentences (extractive_summary): the word `film` tells which are chosen."""
+    copy, name = Copy(tmp_path), "extractive_summary"
+    shutil.copytree(Path(__file__).parent / name, tmp_path / "code" / "recipe" / "tasks" / name)
+    others, film = ["a good day", "a bad day", "the end"], "a good film"
+    documents = [[*others[:at], film, *others[at:]] for at in range(4)] * 10
+    rows = [{"sentences": d, "in_summary": [int(s == film) for s in d]} for d in documents]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    output = copy.train(
+        *("--model_id", str(tiny_model), "--neighbours", "0", "--epochs", "3", "--lr", "1e-2"),
+        SM_CHANNEL_TRAIN=str(tmp_path / "train.jsonl"),
+    )
+    assert "extractive-summarization, by its columns: sentences 'sentences'" in output
+    assert float(re.findall(r"'eval_accuracy': ([^,}]+)", output)[-1]) > 0.95, output
+    assert "--neighbours  (default 1)" in copy.run("code/train.py", "--help")
+    environ = {"AMPHORA_CODE_DIR": str(tmp_path / "code"), "PYTHONPATH": copy.path}
+    environ["HF_TASK"] = "extractive-summarization"
+    with Running(tmp_path / "ml", RECIPE | environ) as server:
+        server.ready()
+        body = {"inputs": {"sentences": [*others, film]}, "parameters": {"top_k": 1}}
+        assert server.http.post("/invocations", json=body).json()["summary"] == [film]
+        wrong = server.http.post("/invocations", json={"inputs": film})
+        assert wrong.status_code == 400 and '"sentences"' in wrong.text
 
 
 def test_a_metric(follow: Callable[[str], Copy]) -> None:
