@@ -234,7 +234,7 @@ def _parser(name: str) -> _Parser:
     item = FIELDS.get(name) or _training_fields()[name]
     group: type = next((kind for kind in GROUPS if name in kind.__annotations__), TrainingArguments)
     types, is_own = typing.get_type_hints(group), name in FIELDS
-    default: Any = dataclasses.field(  # type: ignore[call-overload]
+    default: Any = dataclasses.field(
         default=item.default,
         default_factory=item.default_factory,
         metadata={} if is_own else item.metadata,  # the parser takes no other keys than its own
