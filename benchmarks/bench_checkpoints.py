@@ -53,9 +53,9 @@ def measured(millions: int, folder: Path, rounds: int) -> dict[str, Any]:
     def taken(copies: bool, before: snapshot.Snapshot | None = None) -> snapshot.Snapshot:
         weights, file = snapshot.weights_of(model)
         return snapshot.Snapshot(
-            weights=sharded.on_host(weights, True, copies, before and before.weights),
+            weights=sharded.copy_to_host(weights, True, copies, before and before.weights),
             weights_file=file,
-            optimizer=sharded.on_host(
+            optimizer=sharded.copy_to_host(
                 optimizer.state_dict(), True, copies, before and before.optimizer
             ),
             files={},
@@ -63,26 +63,26 @@ def measured(millions: int, folder: Path, rounds: int) -> dict[str, Any]:
         )
 
     def write(what: snapshot.Snapshot) -> None:
-        with checkpoints.writing(folder, 1, 0) as at:
-            at.mkdir(parents=True)
-            what.write(at)
+        with checkpoints.writing(folder, 1, 0) as path:
+            path.mkdir(parents=True)
+            what.write(path)
             checkpoints.publish(folder, 1, {}, finished=False)
         for left in folder.iterdir():
             shutil.rmtree(left)
 
     copy, writer = None, Background()
-    beside, within, writing = [], [], []
+    in_background, within, writing = [], [], []
     for _ in range(rounds + 1):
         start = time.perf_counter()
         copy = taken(True, copy)
         writer.start(functools.partial(write, copy))
-        beside.append(time.perf_counter() - start)
+        in_background.append(time.perf_counter() - start)
         writer.wait()
-        writing.append(time.perf_counter() - start - beside[-1])
+        writing.append(time.perf_counter() - start - in_background[-1])
         start = time.perf_counter()
         write(taken(False))
         within.append(time.perf_counter() - start)
-    first, *later = beside
+    first, *later = in_background
     waits = {"first copy": [first], "later copies": later, "written beside": writing,
              "in the step": within}  # fmt: skip
     return {
@@ -90,7 +90,7 @@ def measured(millions: int, folder: Path, rounds: int) -> dict[str, Any]:
         "gigabytes": round(
             snapshot.bytes_of([dict(model.named_parameters()), optimizer.state_dict()]) / 1e9, 2
         ),
-        "seconds": {name: round(statistics.median(each), 2) for name, each in waits.items()},
+        "seconds": {name: round(statistics.median(value), 2) for name, value in waits.items()},
         "in the step / later copies": round(
             statistics.median(within) / statistics.median(later), 1
         ),

@@ -123,8 +123,8 @@ class Asking:
             http.client.HTTPConnection("127.0.0.1", PORT, timeout=600) for _ in range(clients)
         ]
         self._threads = [
-            threading.Thread(target=self._ask, args=(each,), daemon=True)
-            for each in self._connections
+            threading.Thread(target=self._ask, args=(connection,), daemon=True)
+            for connection in self._connections
         ]
         self._is_over = False
         self.wrong: list[int] = []
@@ -187,8 +187,8 @@ def stalled(request: Any, clients: int) -> Iterator[None]:
 def metric(name: str) -> float:
     """A figure of /metrics; 0 where it is not there yet."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as answer:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
-    return float(found[1]) if found else 0.0
+        match = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 def slices() -> float:
@@ -270,19 +270,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--models", nargs="+", choices=list(SAVES), default=list(SAVES))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     lines = [
         "| | requests | p50 ms | p99 ms | a slice, ms | p99 in slices |",
         "|---|---|---|---|---|---|",
     ]
-    for kind in asked.models:
+    for kind in options.models:
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             base = Path(scratch)
             SAVES[kind](base / "model")
             environ = {
                 "SAGEMAKER_BASE_DIR": str(base),
                 "SAGEMAKER_BIND_TO_PORT": str(PORT),
-                "SAGEMAKER_MODEL_SERVER_WORKERS": str(asked.workers),
+                "SAGEMAKER_MODEL_SERVER_WORKERS": str(options.workers),
                 "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "600",
                 "AMPHORA_CODE_DIR": str(ROOT / "code"),
                 "HF_HUB_OFFLINE": "1",
@@ -292,7 +292,7 @@ def main() -> None:
             server = Server("amphora", Launch(command, environ, PORT, "/invocations"), base)
             try:
                 start(server)
-                lines += measure(kind, asked.seconds, asked.workers)
+                lines += measure(kind, options.seconds, options.workers)
             finally:
                 server.kill()
     busy = Path("/proc/loadavg").read_text().split()[0]

@@ -45,8 +45,8 @@ def main() -> None:
         taken, output = train(Path(folder) / "b", data, model, *size, "--max_steps", steps)
         print(f"{steps} steps: it took {taken:.0f} s")
         for line in re.findall(r"^estimate .*", output, re.MULTILINE):
-            told = re.findall(r"takes (?:(\d+) min )?(\d+) s", line)[0]
-            error = (60 * int(told[0] or 0) + int(told[1])) / taken - 1
+            reported = re.findall(r"takes (?:(\d+) min )?(\d+) s", line)[0]
+            error = (60 * int(reported[0] or 0) + int(reported[1])) / taken - 1
             print(f"{line}: wrong by {error:+.1%}")
 
 

@@ -107,10 +107,10 @@ def one_pass(server: Server, prompts: list[Prompt], start: float) -> Pass:
     errors: list[str] = []
     ready = threading.Barrier(len(prompts) + 1)
 
-    def read(place: int) -> None:
+    def read(index: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", server.launch.port, timeout=900)
         connection.connect()
-        body = json.dumps(body_of(prompts[place], stream=True))
+        body = json.dumps(body_of(prompts[index], stream=True))
         ready.wait()
         connection.request("POST", server.launch.path, body, JSON)
         answer = connection.getresponse()
@@ -125,11 +125,11 @@ def one_pass(server: Server, prompts: list[Prompt], start: float) -> Pass:
                 errors.append(line.decode())
                 return
             for choice in document["choices"]:
-                if choice["text"] and not texts[place]:
-                    firsts[place] = time.monotonic() - began
-                texts[place] += choice["text"] or ""
+                if choice["text"] and not texts[index]:
+                    firsts[index] = time.monotonic() - began
+                texts[index] += choice["text"] or ""
 
-    threads = [threading.Thread(target=read, args=(place,)) for place in range(len(prompts))]
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(len(prompts))]
     for thread in threads:
         thread.start()
     assert server.process is not None
@@ -140,10 +140,10 @@ def one_pass(server: Server, prompts: list[Prompt], start: float) -> Pass:
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - began
-    cpu, own = cpu_seconds(server.tree()) - before[0], cpu_seconds(front) - before[1]
+    cpu, front_cpu = cpu_seconds(server.tree()) - before[0], cpu_seconds(front) - before[1]
     if errors:
         raise SystemExit(f"{server.name} answered {errors[0]}")
-    return Pass(texts, firsts, seconds, cpu, own, pss_mb(server.tree()), start)
+    return Pass(texts, firsts, seconds, cpu, front_cpu, pss_mb(server.tree()), start)
 
 
 def body_of(prompt: Prompt, *, stream: bool) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def body_of(prompt: Prompt, *, stream: bool) -> dict[str, Any]:
             "max_tokens": new}  # fmt: skip
 
 
-def of_completions(answer: Any) -> list[Any]:
+def completion_texts(answer: Any) -> list[Any]:
     """Return the texts of an answer that is not streamed."""
     return [choice["text"] for choice in answer["choices"]]
 
@@ -189,7 +189,11 @@ def servers_of(base: Path, dtype: str) -> list[Server]:
         Server(
             name,
             Launch(
-                command, {**common, **environ}, int(port), "/v1/completions", values=of_completions
+                command,
+                {**common, **environ},
+                int(port),
+                "/v1/completions",
+                values=completion_texts,
             ),
             base,
         )
@@ -217,8 +221,8 @@ def compare(settings: argparse.Namespace) -> str:
                 made = measure(server, prompts, settings.passes)
                 passes.setdefault(server.name, []).extend(made)
                 for one in made:
-                    told = f"{server.name}: {one.seconds:.1f} s, CPU {one.cpu:.2f} s"
-                    print(f"{told}, first process {one.first_process:.2f} s", file=sys.stderr)
+                    line = f"{server.name}: {one.seconds:.1f} s, CPU {one.cpu:.2f} s"
+                    print(f"{line}, first process {one.first_process:.2f} s", file=sys.stderr)
     count = sum(prompt.new for prompt in prompts)
     load = " ".join(Path("/proc/loadavg").read_text().split()[:3])
     lines = [

@@ -56,13 +56,13 @@ def variants(model: Any, calibration: list[dict[str, Any]], folder: Path) -> dic
     quantize_dynamic(exact, reduced, weight_type=QuantType.QInt8, per_channel=True)
     graph = openvino.convert_model(model, example_input=dict(zip(NAMES, example, strict=True)))
 
-    def by_openvino(graph: Any, precision: str) -> Compute:
+    def compile_openvino(graph: Any, precision: str) -> Compute:
         settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1,
                     "INFERENCE_PRECISION_HINT": precision}  # fmt: skip
         request = openvino.Core().compile_model(graph, "CPU", settings).create_infer_request()
         return lambda batch: request.infer(batch)[0].copy()
 
-    def by_onnxruntime(path: str) -> Compute:
+    def compile_onnxruntime(path: str) -> Compute:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -76,13 +76,13 @@ def variants(model: Any, calibration: list[dict[str, Any]], folder: Path) -> dic
 
     weights = nncf.compress_weights(graph.clone(), mode=nncf.CompressWeightsMode.INT8_ASYM)
     return {
-        "OpenVINO, float32": by_openvino(graph, "f32"),
-        "OpenVINO, bfloat16": by_openvino(graph, "bf16"),
-        "OpenVINO, int8 by nncf": by_openvino(quantized(True), "bf16"),
-        "the same, biases corrected by inference": by_openvino(quantized(False), "bf16"),
-        "OpenVINO, weights in int8": by_openvino(weights, "bf16"),
-        "ONNX Runtime, float32": by_onnxruntime(exact),
-        "ONNX Runtime, int8 with dynamic scales": by_onnxruntime(reduced),
+        "OpenVINO, float32": compile_openvino(graph, "f32"),
+        "OpenVINO, bfloat16": compile_openvino(graph, "bf16"),
+        "OpenVINO, int8 by nncf": compile_openvino(quantized(True), "bf16"),
+        "the same, biases corrected by inference": compile_openvino(quantized(False), "bf16"),
+        "OpenVINO, weights in int8": compile_openvino(weights, "bf16"),
+        "ONNX Runtime, float32": compile_onnxruntime(exact),
+        "ONNX Runtime, int8 with dynamic scales": compile_onnxruntime(reduced),
     }
 
 
@@ -92,24 +92,27 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--calibration", type=Path, required=True)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    tokenizer: Any = AutoTokenizer.from_pretrained(asked.model)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(asked.model).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(options.model)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(options.model).eval()
 
     def batch(texts: list[str]) -> dict[str, Any]:
         rows = tokenizer(texts, padding=True, pad_to_multiple_of=8, truncation=True,
                          max_length=128, return_tensors="np")  # fmt: skip
         return {name: rows[name] for name in NAMES}
 
-    texts = asked.texts.read_text().splitlines()
-    samples = [batch([text]) for text in asked.calibration.read_text().splitlines()[:CALIBRATION]]
+    texts = options.texts.read_text().splitlines()
+    samples = [batch([text]) for text in options.calibration.read_text().splitlines()[:CALIBRATION]]
     with tempfile.TemporaryDirectory() as folder:
         computes = variants(model, samples, Path(folder))
     texts.sort(key=lambda text: len(tokenizer(text)["input_ids"]))
     labels = {
         name: np.concatenate(
-            [compute(batch(texts[at : at + 16])).argmax(1) for at in range(0, len(texts), 16)]
+            [
+                compute(batch(texts[index : index + 16])).argmax(1)
+                for index in range(0, len(texts), 16)
+            ]
         )
         for name, compute in computes.items()
     }

@@ -37,7 +37,7 @@ def main(lengths: str) -> None:
                 for call in range(_CALLS + 1):
                     if call == 1:
                         start = time.process_time()
-                    query, key, value = (each.transpose(1, 2) for each in inputs)
+                    query, key, value = (tensor.transpose(1, 2) for tensor in inputs)
                     output: Any = cpu_kernels.attend(
                         torch.nn.Module(), query, key, value, mask, dropout=0.1
                     )[0]

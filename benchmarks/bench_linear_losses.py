@@ -28,7 +28,7 @@ VARIANTS = {
 }
 
 
-def one(kind: str, places: int, width: int, vocabulary: int) -> dict[str, float]:
+def one(kind: str, tokens: int, width: int, vocabulary: int) -> dict[str, float]:
     """CPU-seconds, megabytes and loss of a forward and backward pass in this process."""
     import torch
     from torch.nn import functional
@@ -37,16 +37,16 @@ def one(kind: str, places: int, width: int, vocabulary: int) -> dict[str, float]
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    states = torch.randn(places, width, requires_grad=True)
+    states = torch.randn(tokens, width, requires_grad=True)
     head = torch.nn.Linear(width, vocabulary, bias=False)
-    targets = torch.randint(vocabulary, (places,))
-    packed_decoders._MOST_LOGITS = places * vocabulary // 4
+    targets = torch.randint(vocabulary, (tokens,))
+    packed_decoders._MOST_LOGITS = tokens * vocabulary // 4
 
     def run() -> Any:
         if kind == "whole":
             loss = functional.cross_entropy(head(states), targets)
         elif kind == "parts":
-            loss = packed_decoders.of_tokens(states, head, targets, vocabulary)[:, 0].mean()
+            loss = packed_decoders.token_losses(states, head, targets, vocabulary)[:, 0].mean()
         else:
             chunks = {"batch_chunk_size": 128} if kind == "128" else {}
             options = torch.nn.LinearCrossEntropyOptions(**chunks)
@@ -84,8 +84,8 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             measured.append(json.loads(done.stdout.splitlines()[-1]))
     for kind, measured in results.items():
-        seconds = min(each["seconds"] for each in measured)
-        megabytes = min(each["megabytes"] for each in measured)
+        seconds = min(figures["seconds"] for figures in measured)
+        megabytes = min(figures["megabytes"] for figures in measured)
         loss = measured[0]["loss"]
         print(f"{VARIANTS[kind]:50} {seconds:.2f} CPU-s {megabytes:5.0f} MB  loss {loss:.6f}")
 

@@ -91,7 +91,7 @@ def compare(
     for _ in range(rounds + 1):
         for way, model in ways.items():
             began = clock()
-            logits = [each for call in calls for each in model.forward(call, Reading.LABELS)]
+            logits = [item for call in calls for item in model.forward(call, Reading.LABELS)]
             took[way].append((clock() - began) * 1000 / count)
             labels[way] = torch.stack(logits).argmax(-1)
     first = labels[next(iter(ways))]
@@ -105,26 +105,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", default="512,2048,4096")
     parser.add_argument("--dtype", default="bfloat16")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     # oneDNN reads it before its first call.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-    environ = {**os.environ, "AMPHORA_DTYPE": asked.dtype}
+    environ = {**os.environ, "AMPHORA_DTYPE": options.dtype}
     with tempfile.TemporaryDirectory() as scratch:
         save_classifier(Path(scratch) / "model")
         from transformers import AutoModelForSequenceClassification
 
         origin = Origin.find(f"{scratch}/model", environ)
-        lengths, ways = [int(most) for most in asked.rows.split(",")], {}
+        lengths, ways = [int(most) for most in options.rows.split(",")], {}
         for is_blocked, weights in ((0, ""), (1, ", blocked weights")):
             environ["AMPHORA_BLOCKED_WEIGHTS"] = str(is_blocked)
             loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
-            ways |= {f"{way}{weights}": each for way, each in ways_of(loaded, lengths).items()}
+            ways |= {f"{way}{weights}": value for way, value in ways_of(loaded, lengths).items()}
         print("| CPU-ms a text (other labels) | " + " | ".join(ways) + " |")
         print("|---|" + "---|" * len(ways))
         for name in SETS:
-            found = compare(ways, calls_of(name, 8000), asked.rounds, time.process_time)
-            cells = [f"{least:.2f} ({changed})" for least, changed in found.values()]
+            results = compare(ways, calls_of(name, 8000), options.rounds, time.process_time)
+            cells = [f"{least:.2f} ({changed})" for least, changed in results.values()]
             print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -40,7 +40,7 @@ def measured(code: str, rows: int, size: int) -> dict[str, Any]:
     start = time.process_time()
     drawn = training.rows(1 if is_lazy else EPOCHS, True)
     of_batches: list[Any] = [samples.lengths[rows] for rows in drawn]
-    shape = packing.shape(of_batches if is_lazy else [each.tolist() for each in of_batches])
+    shape = packing.shape(of_batches if is_lazy else [batch.tolist() for batch in of_batches])
     before_the_first = time.process_time() - start
     start = time.process_time()
     list(training.epoch(1, True))
@@ -51,7 +51,7 @@ def measured(code: str, rows: int, size: int) -> dict[str, Any]:
         start = time.process_time()
         layout.tensors(samples, rows_of_one)
         spent.append(time.process_time() - start)
-    whole = [each.sum() for each in of_batches if len(each) == size]
+    whole = [batch.sum() for batch in of_batches if len(batch) == size]
     return {
         "before the first step, s": round(before_the_first, 3),
         "an epoch, s": round(an_epoch, 3),
@@ -68,26 +68,30 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[16_000, 160_000])
     parser.add_argument("--limit", type=float, default=40)
     parser.add_argument("--case", nargs=3)
-    asked = parser.parse_args()
-    if asked.case:
-        print(json.dumps(measured(asked.case[0], int(asked.case[1]), int(asked.case[2]))))
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measured(options.case[0], int(options.case[1]), int(options.case[2]))))
         return
-    for rows in asked.rows:
+    for rows in options.rows:
         too_slow = set()
         for size in SIZES:
-            for code in asked.code:
+            for code in options.code:
                 case = [code, str(rows), str(size)]
-                found = f"not within {asked.limit:g} s"
+                results = f"not within {options.limit:g} s"
                 if code not in too_slow:
                     command = [sys.executable, __file__, "--case", *case]
                     try:
                         done = subprocess.run(
-                            command, capture_output=True, text=True, check=True, timeout=asked.limit
+                            command,
+                            capture_output=True,
+                            text=True,
+                            check=True,
+                            timeout=options.limit,
                         )
-                        found = done.stdout.strip()
+                        results = done.stdout.strip()
                     except subprocess.TimeoutExpired:
                         too_slow.add(code)  # with a larger batch, too
-                print(*case[1:], Path(code).parent.name, found, flush=True)
+                print(*case[1:], Path(code).parent.name, results, flush=True)
 
 
 if __name__ == "__main__":

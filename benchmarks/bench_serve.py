@@ -129,7 +129,7 @@ class Server:
         """Those that predict: they have torch loaded, and no children."""
         assert self.process is not None
         tree = [pid for pid in self.tree() if pid != self.process.pid]
-        parents = {int(found[1]) for pid in tree if (found := stat(pid))}
+        parents = {int(fields[1]) for pid in tree if (fields := stat(pid))}
         return [pid for pid in tree if pid not in parents and _has_torch(pid)]
 
     def note(self, name: str, value: float) -> None:
@@ -169,8 +169,8 @@ def _has_torch(pid: int) -> bool:
 
 def cpu_seconds(pids: list[int]) -> float:
     """User and system time of these processes."""
-    found = filter(None, map(stat, pids))
-    return sum(int(fields[11]) + int(fields[12]) for fields in found) / TICKS
+    stats = filter(None, map(stat, pids))
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / TICKS
 
 
 def pss_mb(pids: list[int]) -> float:
@@ -190,11 +190,11 @@ def load(server: Server, clients: int, seconds: float, bodies: Path) -> dict[str
     """Load it from a process of its own."""
     command = [sys.executable, str(LOAD), str(server.launch.port), server.launch.path, str(clients)]
     output = run([*command, str(seconds), str(bodies)], f"{server.name} cannot be loaded")
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return results
 
 
-def at_once(server: Server, bodies: list[str], then: Callable[[], None]) -> list[int]:
+def send_together(server: Server, bodies: list[str], then: Callable[[], None]) -> list[int]:
     """Send all requests before any answer is read, with `then` between. Statuses; 0 for none."""
     clients = [
         http.client.HTTPConnection("127.0.0.1", server.launch.port, timeout=60) for _ in bodies
@@ -216,20 +216,20 @@ def throughput(server: Server, clients: int, seconds: float, bodies: Path) -> fl
     """Requests a second, latencies and CPU-ms a request. Returns the good answers a second."""
     load(server, clients, 1.0, bodies)
     before = cpu_seconds(server.tree())
-    found = load(server, clients, seconds, bodies)
+    results = load(server, clients, seconds, bodies)
     spent = cpu_seconds(server.tree()) - before
-    good = found["statuses"].get("200", 0)
-    server.note(f"requests a second, {clients} clients", good / found["seconds"])
-    server.note(f"p50 ms, {clients} clients", found["p50"])
-    server.note(f"p99 ms, {clients} clients", found["p99"])
+    good = results["statuses"].get("200", 0)
+    server.note(f"requests a second, {clients} clients", good / results["seconds"])
+    server.note(f"p50 ms, {clients} clients", results["p50"])
+    server.note(f"p99 ms, {clients} clients", results["p99"])
     server.note(f"CPU-ms a request, {clients} clients", spent * 1000 / max(1, good))
-    return float(good / found["seconds"])
+    return float(good / results["seconds"])
 
 
 def faults(server: Server, seconds: float, bodies: Path, texts: list[str]) -> None:
     """Bad items among good ones, 256 clients that never back off, and the end by SIGTERM."""
-    mixed = [BAD if place % 4 == 0 else text for place, text in enumerate(texts[:96])]
-    answered = zip(mixed, at_once(server, mixed, lambda: None), strict=True)
+    mixed = [BAD if index % 4 == 0 else text for index, text in enumerate(texts[:96])]
+    answered = zip(mixed, send_together(server, mixed, lambda: None), strict=True)
     good = sum(status == 200 for body, status in answered if body != BAD)
     server.note("good neighbours of bad items answered, of 72", good)
     flood = load(server, 256, seconds, bodies)
@@ -247,7 +247,7 @@ def faults(server: Server, seconds: float, bodies: Path, texts: list[str]) -> No
         assert server.process is not None
         server.process.terminate()
 
-    statuses = at_once(server, texts[:64], terminate)
+    statuses = send_together(server, texts[:64], terminate)
     server.note("in flight at SIGTERM answered, of 64", statuses.count(200))
     server.stop()
 
@@ -267,7 +267,7 @@ def killed(server: Server, body: str) -> float:
 
 
 def measure(
-    servers: list[Server], asked: argparse.Namespace, own: float, keep: Callable[[], None]
+    servers: list[Server], options: argparse.Namespace, in_process: float, keep: Callable[[], None]
 ) -> None:
     """One round: they take turns, so that what else the machine does meets all alike.
 
@@ -281,15 +281,15 @@ def measure(
         bodies = server.folder / "bodies"
         first = bodies.read_text().splitlines()[0]
         server.note("seconds from start to the first right answer", server.start(first))
-        check(server, asked.right, asked.lists)
-        for clients in asked.clients:
-            throughput(server, clients, asked.seconds, bodies)
+        check(server, options.right, options.lists)
+        for clients in options.clients:
+            throughput(server, clients, options.seconds, bodies)
             if clients == 1:
                 p50 = server.figures["p50 ms, 1 clients"][-1]
-                server.note("p50 at 1 client, of the bare model's own time", p50 / own)
+                server.note("p50 at 1 client, of the bare model's own time", p50 / in_process)
         server.note("MB of the whole tree (PSS)", pss_mb(server.tree()))
-        if asked.faults:
-            faults(server, asked.seconds, bodies, bodies.read_text().splitlines())
+        if options.faults:
+            faults(server, options.seconds, bodies, bodies.read_text().splitlines())
             server.note("seconds from start to the first right answer", server.start(first))
             server.note("all workers killed: seconds to serving again", killed(server, first))
         server.stop()
@@ -329,10 +329,10 @@ def bare(model: str, bodies: Path) -> float:
 
 def table(figures: dict[str, dict[str, list[float]]]) -> str:
     """The medians over the rounds, a column for each server."""
-    names = list(dict.fromkeys(name for each in figures.values() for name in each))
+    names = list(dict.fromkeys(name for figure in figures.values() for name in figure))
     lines = ["| | " + " | ".join(figures) + " |", "|---|" + "---|" * len(figures)]
     for name in names:
-        cells = [_cell(each.get(name, [])) for each in figures.values()]
+        cells = [_cell(figure.get(name, [])) for figure in figures.values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -359,43 +359,43 @@ def main() -> None:
     )
     parser.add_argument("--engines", default="torch", help="of torch, openvino: AMPHORA_ENGINE")
     parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
-    asked = parser.parse_args()
-    work = WORKLOADS[asked.workload]
-    if asked.faults and asked.workload != "classification":
+    options = parser.parse_args()
+    work = WORKLOADS[options.workload]
+    if options.faults and options.workload != "classification":
         parser.error("--faults is for --workload classification")
     try:
-        asked.lists = _requests(_texts(asked.texts, work), work)
+        options.lists = _requests(_texts(options.texts, work), work)
     except (OSError, ValueError) as error:
         parser.error(f"--texts: {error}")
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         base = Path(scratch)
-        if asked.model:
-            (base / "model").symlink_to(asked.model.resolve())
+        if options.model:
+            (base / "model").symlink_to(options.model.resolve())
         else:
             {"classification": save_model, "embeddings": save_embedder}[work.task](base / "model")
-        asked.right = Right(base / "model", work.task)
-        names = [name for name in asked.peers.split(",") if name]
-        engines = [_amphora(base, engine) for engine in asked.engines.split(",")]
+        options.right = Right(base / "model", work.task)
+        names = [name for name in options.peers.split(",") if name]
+        engines = [_amphora(base, engine) for engine in options.engines.split(",")]
         servers = [*engines, *_peers(base, names, work)]
         for server in servers:
-            bodies = [written(server.launch.body(texts)) for texts in asked.lists]
+            bodies = [written(server.launch.body(texts)) for texts in options.lists]
             (server.folder / "bodies").write_text("".join(body + "\n" for body in bodies))
-        if asked.figures and asked.figures.is_file():
-            known = json.loads(asked.figures.read_text())
+        if options.figures and options.figures.is_file():
+            known = json.loads(options.figures.read_text())
             for server in servers:
                 server.figures = known.get(server.name, {})
         figures = {server.name: server.figures for server in servers}
 
         def keep() -> None:
-            if asked.figures:
-                asked.figures.write_text(json.dumps(figures))
+            if options.figures:
+                options.figures.write_text(json.dumps(figures))
 
         # Ended from outside, it still ends the servers.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-        for _ in range(asked.rounds):
-            own = bare(str(base / "model"), base / "bodies")
+        for _ in range(options.rounds):
+            in_process = bare(str(base / "model"), base / "bodies")
             try:
-                measure(servers, asked, own, keep)
+                measure(servers, options, in_process, keep)
             finally:
                 for server in servers:
                     server.kill()

@@ -90,19 +90,19 @@ def main() -> None:
 
 def _compare_variants(model: str, source: Path, rounds: int) -> None:
     spawn = multiprocessing.get_context("spawn")
-    pools = {each.name: ProcessPoolExecutor(1, mp_context=spawn) for each in VARIANTS}
-    found: dict[str, list[float]] = {name: [] for name in pools}
+    pools = {item.name: ProcessPoolExecutor(1, mp_context=spawn) for item in VARIANTS}
+    results: dict[str, list[float]] = {name: [] for name in pools}
     rates = []
     for number in range(rounds):
         rates.append(_matrix_rate())
-        for each in VARIANTS:
-            done = pools[each.name].submit(_run, each, model, source)
+        for variant in VARIANTS:
+            done = pools[variant.name].submit(_run, variant, model, source)
             seconds, length, size = done.result()
-            found[each.name].append(each.steps * BATCH / seconds)
+            results[variant.name].append(variant.steps * BATCH / seconds)
         print(f"round {number + 1} of {rounds}", flush=True)
     for pool in pools.values():
         pool.shutdown()
-    _show(found, statistics.median(rates), length, size)
+    _show(results, statistics.median(rates), length, size)
 
 
 def _options() -> argparse.Namespace:
@@ -163,7 +163,7 @@ def _run(variant: Variant, model: str, source: Path) -> tuple[float, float, int]
         args = _arguments(Path(folder), variant.steps, variant.bf16)
         if variant.is_recipe:
             cpu_kernels.keep_memory()
-            samples = {name: Samples.of(split) for name, split in ready.items()}
+            samples = {name: Samples.from_dataset(split) for name, split in ready.items()}
             computation = Computation(
                 model=copy.deepcopy(loaded),
                 tokenizer=tokenizer,
@@ -217,12 +217,12 @@ def _matrix_rate() -> float:
     return 10 * 2 * MATRIX**3 / (time.process_time() - started)
 
 
-def _show(found: dict[str, list[float]], rate: float, length: float, size: int) -> None:
-    first = statistics.median(next(iter(found.values())))
+def _show(results: dict[str, list[float]], rate: float, length: float, size: int) -> None:
+    first = statistics.median(next(iter(results.values())))
     print(f"\nbfloat16 products: {rate / 1e9:.0f} GFLOP per CPU-second; {length:.1f} tokens a text")
     print("| variant | samples per CPU-second | ratio | share of the bfloat16 matrix rate |")
     print("|---|---|---|---|")
-    for name, speeds in found.items():
+    for name, speeds in results.items():
         speed = statistics.median(speeds)
         # Of real tokens only: what is spent on padding is no use.
         share = 6 * size * length * speed / rate
@@ -237,14 +237,14 @@ def _compare_processes(model: str, source: Path, folder: Path, rounds: int) -> N
         "two processes, 1 thread each": (torchrun, BATCH),
         "two processes, half a batch each": (torchrun, BATCH // 2),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    results: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, (launcher, size) in ways.items():
             options = ("--epochs", "1", "--batch_size", str(size), "--eval_strategy", "no")
             log = _train(model, source, folder / str(time.time()), *options, launcher=launcher)
-            found[name].append(float(re.findall(r"train_samples_per_second\W+([\d.]+)", log)[-1]))
-            print(f"{name}: {found[name][-1]:.1f} samples/s", flush=True)
-    one, *others = (statistics.median(speeds) for speeds in found.values())
+            results[name].append(float(re.findall(r"train_samples_per_second\W+([\d.]+)", log)[-1]))
+            print(f"{name}: {results[name][-1]:.1f} samples/s", flush=True)
+    one, *others = (statistics.median(speeds) for speeds in results.values())
     for name, speed in zip(list(ways)[1:], others, strict=True):
         print(f"{name} / one process with all threads: {speed / one:.2f}")
 

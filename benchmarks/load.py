@@ -37,13 +37,13 @@ async def client(
     port: int, requests: list[bytes], first: int, end: float, seen: Counter[str], took: list[float]
 ) -> None:
     """Ask until `end`; a connection that breaks counts as 'broken' and is opened again."""
-    place, writer = first, None
+    position, writer = first, None
     while time.perf_counter() < end:
         began = time.perf_counter()
         try:
             if writer is None or writer.is_closing():
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            status = await ask(reader, writer, requests[place % len(requests)])
+            status = await ask(reader, writer, requests[position % len(requests)])
         except (OSError, asyncio.IncompleteReadError):
             seen["broken"] += 1
             writer = None
@@ -52,7 +52,7 @@ async def client(
         seen[str(status)] += 1
         if status == 200:
             took.append((time.perf_counter() - began) * 1000)
-        place += 1
+        position += 1
     if writer is not None:
         writer.close()
 
@@ -72,8 +72,8 @@ async def run(port: int, path: str, clients: int, seconds: float, bodies: list[s
     )
     took.sort()
     middle, late = (took[int(len(took) * share)] if took else 0.0 for share in (0.5, 0.99))
-    found = {"statuses": seen, "p50": middle, "p99": late, "seconds": time.perf_counter() - began}
-    print(json.dumps(found))
+    results = {"statuses": seen, "p50": middle, "p99": late, "seconds": time.perf_counter() - began}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

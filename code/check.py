@@ -29,8 +29,8 @@ def main(argv: list[str]) -> None:
 
     gc.freeze()
     gc.enable()
-    places = paths.from_environment(os.environ)
-    for finding in preflight.inspect(arguments, places, int(processes), int(steps)):
+    folders = paths.from_environment(os.environ)
+    for finding in preflight.inspect(arguments, folders, int(processes), int(steps)):
         print(f"amphora-check {json.dumps(dataclasses.asdict(finding))}", flush=True)
 
 

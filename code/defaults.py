@@ -21,7 +21,7 @@ from recipe.console import log
 from recipe.inference.defaults import huggingface, pytorch, serialization
 from recipe.inference.defaults.pytorch import load_torchscript
 
-__all__ = ["Defaults", "for_file", "leads", "load_torchscript"]
+__all__ = ["Defaults", "leads", "load_torchscript", "select_defaults"]
 
 VARIABLE = "AMPHORA_HANDLER_DEFAULTS"
 HUGGING_FACE, PYTORCH = "huggingface", "pytorch"
@@ -41,7 +41,7 @@ def leads(model_dir: str) -> bool:
     return not is_saved and not named and bool(pytorch.script_files(model_dir))
 
 
-def for_file(defined: frozenset[str], path: str) -> Defaults:
+def select_defaults(defined: frozenset[str], path: str) -> Defaults:
     """Return the defaults for a file of handlers.
 
     Args:

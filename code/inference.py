@@ -141,12 +141,12 @@ def predict_batch_fn(inputs: Sequence[Call], model: ServedTask) -> list[Any]:
         if callable(prediction):
             answered.append(partial(_later, prediction, prepared))
         else:
-            answered.append(request_reader.in_form(prediction, prepared))
+            answered.append(request_reader.format_answer(prediction, prepared))
     return answered
 
 
 def _later(prediction: Callable[[], Any], prepared: Prepared) -> Any:
-    answer = request_reader.in_form(prediction(), prepared)
+    answer = request_reader.format_answer(prediction(), prepared)
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -159,7 +159,7 @@ def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, s
         UnsupportedContentType: `accept` names another type.
     """
     for name in ("truncated", "failed", "unfinished"):
-        if context is not None and (places := getattr(prediction, name, ())):
+        if context is not None and (positions := getattr(prediction, name, ())):
             header = f"X-Amphora-{name.capitalize()}"
-            context.set_response_header(0, header, ",".join(map(str, places)))
+            context.set_response_header(0, header, ",".join(map(str, positions)))
     return answers.write_answer(prediction, accept)

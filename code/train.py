@@ -33,8 +33,8 @@ def main(argv: list[str]) -> None:
         print(f"{__doc__}\n{arguments.describe()}")
         return
     try:
-        places = paths.from_environment(os.environ)
-        run.run(arguments.parse(argv, places), places, os.environ)
+        folders = paths.from_environment(os.environ)
+        run.run(arguments.parse(argv, folders), folders, os.environ)
     except errors.RecipeError as error:
         if sys.excepthook is not sys.__excepthook__:  # a supervisor's hook, which logs the error
             raise

@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", default="What a storm last night")
     parser.add_argument("--keep", action="store_true", help="leave the endpoint running")
     options = parser.parse_args()
-    if wrong := [each for each in options.model if not all(each.partition("=")[::2])]:
+    if wrong := [model for model in options.model if not all(model.partition("=")[::2])]:
         parser.error(f"--model takes NAME=S3, not {wrong}")
     return options
 
@@ -109,11 +109,11 @@ def scale(name: str, options: argparse.Namespace) -> None:
 def wait_for(client: Any, name: str, seconds: int = 1800) -> None:
     """Return once the component is in service."""
     for _ in range(seconds // 10):
-        told = client.describe_inference_component(InferenceComponentName=name)
-        if told["InferenceComponentStatus"] == "InService":
+        described = client.describe_inference_component(InferenceComponentName=name)
+        if described["InferenceComponentStatus"] == "InService":
             return
-        if told["InferenceComponentStatus"] == "Failed":
-            raise SystemExit(f"{name}: {told.get('FailureReason', 'failed')}")
+        if described["InferenceComponentStatus"] == "Failed":
+            raise SystemExit(f"{name}: {described.get('FailureReason', 'failed')}")
         time.sleep(10)
     raise SystemExit(f"{name} is not in service after {seconds} s: look into the endpoint's log")
 
@@ -135,8 +135,8 @@ def main() -> None:
     client = boto3.client("sagemaker")
     endpoint = f"amphora-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
     models = {}
-    for each in options.model:
-        name, _, data = each.partition("=")
+    for model in options.model:
+        name, _, data = model.partition("=")
         models[f"{name}-{endpoint}"] = data
     client.create_endpoint_config(
         EndpointConfigName=endpoint,

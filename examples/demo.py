@@ -33,7 +33,7 @@ QUESTIONS = [
     "Rescue boats are searching the flooded streets",
     "My inbox is flooded again, time for a coffee",
 ]
-PLACES = ["the harbour", "the old town", "the valley", "Mill Street", "the station", "the coast"]
+SITES = ["the harbour", "the old town", "the valley", "Mill Street", "the station", "the coast"]
 REAL = [
     "{} has been evacuated after the gas leak",
     "Fire crews fight the blaze at {}",
@@ -113,7 +113,7 @@ def sentences(rows: int, seed: str) -> list[tuple[str, str]]:
     chance = random.Random(seed)
     kinds = {"incident": REAL, "everyday": EVERYDAY}
     return [
-        (chance.choice(kinds[label]).format(chance.choice(PLACES)) + chance.choice(ENDINGS), label)
+        (chance.choice(kinds[label]).format(chance.choice(SITES)) + chance.choice(ENDINGS), label)
         for label in chance.choices(list(kinds), k=rows)
     ]
 
@@ -196,7 +196,7 @@ def report(
 def next_steps(base: Path) -> dict[str, str]:
     """Commands for a shell, in the order in which a newcomer wants them."""
     binary = shlex.quote(str(Path(sys.executable).parent))
-    own = base.parent / "own"
+    user_files = base.parent / "own"
     train = shlex.quote(str(Path(__file__).resolve().parents[1] / "code" / "train.py"))
     here = shlex.quote(str(base))
     return {
@@ -207,7 +207,7 @@ def next_steps(base: Path) -> dict[str, str]:
         ),
         "train on your CSV (columns text and label; here the demo's)": (
             f"SM_CHANNEL_TRAIN={here}/input/data/train/sentences.csv "
-            f"SAGEMAKER_BASE_DIR={shlex.quote(str(own))} HF_HUB_OFFLINE=1 "
+            f"SAGEMAKER_BASE_DIR={shlex.quote(str(user_files))} HF_HUB_OFFLINE=1 "
             f"{binary}/python {train} --model_name_or_path {shlex.quote(str(encoder()))} --epochs 1"
         ),
     }

@@ -135,8 +135,8 @@ def delete(client: Any, name: str) -> None:
     client.delete_endpoint(EndpointName=name)
     client.delete_endpoint_config(EndpointConfigName=name)
     variants = [*config["ProductionVariants"], *config.get("ShadowProductionVariants", ())]
-    for each in variants:
-        client.delete_model(ModelName=each["ModelName"])
+    for item in variants:
+        client.delete_model(ModelName=item["ModelName"])
 
 
 def main() -> None:

@@ -38,16 +38,20 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def versions(client: Any, group: str, **asked: Any) -> list[dict[str, Any]]:
+def versions(client: Any, group: str, **filters: Any) -> list[dict[str, Any]]:
     """Versions of a group, the newest first."""
     pages = client.get_paginator("list_model_packages").paginate(
-        ModelPackageGroupName=group, SortBy="CreationTime", SortOrder="Descending", **asked
+        ModelPackageGroupName=group, SortBy="CreationTime", SortOrder="Descending", **filters
     )
     return [version for page in pages for version in page["ModelPackageSummaryList"]]
 
 
 def approve(client: Any, group: str, number: int, reason: str) -> None:
-    named = [each for each in versions(client, group) if each.get("ModelPackageVersion") == number]
+    named = [
+        version
+        for version in versions(client, group)
+        if version.get("ModelPackageVersion") == number
+    ]
     if not named:
         raise SystemExit(f"{group} has no version {number}")
     client.update_model_package(
@@ -87,8 +91,8 @@ def main() -> None:
         approve(client, options.group, options.approve, options.because)
     if options.deploy:
         deploy(client, options)
-    for each in versions(client, options.group):
-        print(each["ModelPackageArn"], each["ModelApprovalStatus"])
+    for version in versions(client, options.group):
+        print(version["ModelPackageArn"], version["ModelApprovalStatus"])
 
 
 if __name__ == "__main__":

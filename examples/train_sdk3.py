@@ -98,8 +98,8 @@ def main() -> None:
     channels = (("train", options.train), ("test", options.test))
     job = trainer(options).with_metric_definitions(
         [
-            MetricDefinition(name=each["Name"], regex=each["Regex"])
-            for each in METRICS["metric_definitions"](task_of(options))
+            MetricDefinition(name=definition["Name"], regex=definition["Regex"])
+            for definition in METRICS["metric_definitions"](task_of(options))
         ]
     )
     job.train([InputData(channel_name=name, data_source=uri) for name, uri in channels if uri])

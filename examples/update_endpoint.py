@@ -32,8 +32,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="s3:// name of a model.tar.gz")
     parser.add_argument("--package", help="instead of both: ARN of a version in the Model Registry")
     options = parser.parse_args()
-    told = (bool(options.image), bool(options.model), bool(options.package))
-    if told not in ((True, True, False), (False, False, True)):
+    given = (bool(options.image), bool(options.model), bool(options.package))
+    if given not in ((True, True, False), (False, False, True)):
         parser.error("say --image and --model, or --package alone")
     return options
 

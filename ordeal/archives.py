@@ -147,10 +147,10 @@ def _unpack(trial: Trial, name: str, unpack: Callable[[Path, Path], Path], archi
     shutil.rmtree(box, ignore_errors=True)
     inside = box / "deep" / "inside"
     inside.mkdir(parents=True)
-    began, place, links = time.monotonic(), inside, []
+    began, folder, links = time.monotonic(), inside, []
     try:
-        place = unpack(archive, inside)
-        links = [p for p in place.rglob("*") if p.is_symlink() and not _is_within(p, place)]
+        folder = unpack(archive, inside)
+        links = [p for p in folder.rglob("*") if p.is_symlink() and not _is_within(p, folder)]
         trial.count("unpacked")
     except Refused as error:
         trial.count("refused")
@@ -159,16 +159,16 @@ def _unpack(trial: Trial, name: str, unpack: Callable[[Path, Path], Path], archi
         trial.check(WORDS, False, f"{name}: {error!r}; {_kept(trial, archive)}")
     took = time.monotonic() - began
     there = [path for path in box.rglob("*") if path not in (box / "deep", inside)]
-    size = sum(path.lstat().st_blocks * 512 for path in place.rglob("*") if not path.is_symlink())
+    size = sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if not path.is_symlink())
     trial.check(BOUNDED, took < SECONDS and size < 4 * LIMIT, f"{name}: {took:.1f} s, {size}")
-    beyond = [path for path in there if not path.is_relative_to(place)] + links
+    beyond = [path for path in there if not path.is_relative_to(folder)] + links
     beyond += [path for path in (Path("/tmp/ordeal-out"), trial.folder / "out") if path.exists()]
     trial.check(OUTSIDE, not beyond, f"{name}: {beyond} {_kept(trial, archive) if beyond else ''}")
 
 
-def _is_within(path: Path, place: Path) -> bool:
+def _is_within(path: Path, folder: Path) -> bool:
     try:
-        return path.resolve().is_relative_to(place.resolve())
+        return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):
         return True  # A link to itself leads nowhere.
 

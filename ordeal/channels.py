@@ -77,9 +77,9 @@ def documents(draw: Any) -> bytes:
     if shape == "digits":
         return b'[{"text": "a", "label": ' + b"9" * draw(st.integers(1, 9000)) + b"}]"
     values = {"list": records, "any": draw(JSON)}
-    values["columns"] = {key: [each.get(key) for each in records] for key in ("text", "label")}
+    values["columns"] = {key: [record.get(key) for record in records] for key in ("text", "label")}
     if shape == "lines":
-        return "\n".join(json.dumps(each) for each in records).encode()
+        return "\n".join(json.dumps(record) for record in records).encode()
     return json.dumps(values[shape], ensure_ascii=draw(st.booleans())).encode(
         errors="surrogatepass"
     )
@@ -125,13 +125,13 @@ def damaged(draw: Any) -> bytes:
     data = bytearray(draw(some))
     for _ in range(draw(st.integers(0, 2))):
         how = draw(st.sampled_from(["cut", "flip", "pack", "nul"]))
-        at = draw(st.integers(0, max(0, len(data) - 1)))
+        offset = draw(st.integers(0, max(0, len(data) - 1)))
         if how == "cut":
-            del data[at:]
+            del data[offset:]
         elif how == "flip" and data:
-            data[at] ^= draw(st.integers(1, 255))
+            data[offset] ^= draw(st.integers(1, 255))
         elif how == "nul":
-            data[at:at] = b"\0" * 4
+            data[offset:offset] = b"\0" * 4
         elif how == "pack":
             data = bytearray(gzip.compress(bytes(data)))
     return bytes(data)

@@ -104,7 +104,7 @@ class Trial:
 
     def summary(self) -> dict[str, Any]:
         """For machines."""
-        kept = {name: [each.times, each.broken] for name, each in self.promises.items()}
+        kept = {name: [value.times, value.broken] for name, value in self.promises.items()}
         return {"campaign": self.name, "seed": self.seed, "promises": kept, "figures": self.figures}
 
 
@@ -186,8 +186,8 @@ def reviews(path: Path, count: int) -> Path:
 
 def clean_environ(**extra: str) -> dict[str, str]:
     """What a container's process would see: nothing of this one's SM_* and SAGEMAKER_*."""
-    own = ("SM_", "SAGEMAKER_", "AMPHORA_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(own)} | extra
+    prefixes = ("SM_", "SAGEMAKER_", "AMPHORA_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes)} | extra
 
 
 def configure(base: Path, hyperparameters: Mapping[str, Any], **files: Any) -> None:
@@ -218,24 +218,24 @@ def start(base: Path, command: str, log: Path, **environ: str) -> subprocess.Pop
 
 def children(pid: int) -> list[int]:
     """Process ids of the direct children of any of its threads."""
-    found: list[int] = []
+    results: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += map(int, task.read_text().split())
+            results += map(int, task.read_text().split())
         except OSError:
             continue
-    return found
+    return results
 
 
 def descendants(pid: int) -> list[int]:
     """Everything below a process."""
-    return [each for child in children(pid) for each in (child, *descendants(child))]
+    return [descendant for child in children(pid) for descendant in (child, *descendants(child))]
 
 
 def kill_tree(pid: int) -> None:
     """As a container ends: everything, at once."""
-    for each in (pid, *descendants(pid)):
-        send(each, signal.SIGKILL)
+    for descendant in (pid, *descendants(pid)):
+        send(descendant, signal.SIGKILL)
 
 
 def send(pid: int, number: int) -> None:

@@ -98,7 +98,7 @@ def _channel(trial: Trial, files: dict[str, bytes], kept: list[dict[str, bytes]]
         kept.append(files)
         trial.check(ERRORS, str(folder) in str(error) or "rows" in str(error), error)
     except Exception:
-        trial.check(ERRORS, False, f"{_said()} {files!r}")
+        trial.check(ERRORS, False, f"{_failure_text()} {files!r}")
 
 
 def _config(trial: Trial, files: dict[str, bytes]) -> None:
@@ -118,7 +118,7 @@ def _config(trial: Trial, files: dict[str, bytes]) -> None:
         trial.count("configurations refused")
         trial.check(CONFIGS, ".json" in str(error) or "'" in str(error), error)
     except Exception:
-        trial.check(CONFIGS, False, f"{_said()} {files!r}")
+        trial.check(CONFIGS, False, f"{_failure_text()} {files!r}")
 
 
 def read_configuration(base: Path) -> None:
@@ -135,7 +135,7 @@ def read_configuration(base: Path) -> None:
     launch.arguments(job)
 
 
-def _said() -> str:
+def _failure_text() -> str:
     lines = traceback.format_exc().splitlines()
     ours = [line.strip() for line in lines if "recipe" in line or "amphora" in line]
     return f"{lines[-1][:200]} {' '.join(ours[-1:])}"
@@ -154,13 +154,13 @@ def _rows(trial: Trial, rows: list[tuple[str, str]]) -> None:
         writer.writerows([("text", "label"), *expected])
     lines = folder / "train.jsonl"
     lines.write_text("".join(json.dumps({"text": t, "label": b}) + "\n" for t, b in expected))
-    for each in (path, lines):
+    for content in (path, lines):
         try:
-            table = formats.read(each).table
+            table = formats.read(content).table
             read = list(zip(*(table[name].to_pylist() for name in ("text", "label")), strict=True))
             trial.check(RIGHT, read == expected, (delimiter, expected, read))
         except Exception:
-            trial.check(RIGHT, False, f"{_said()} {rows!r}")
+            trial.check(RIGHT, False, f"{_failure_text()} {rows!r}")
 
 
 def _process(trial: Trial, number: int, files: dict[str, bytes], model: Path) -> None:
@@ -170,7 +170,12 @@ def _process(trial: Trial, number: int, files: dict[str, bytes], model: Path) ->
         base, {"model_name_or_path": str(model), "max_steps": 1}, inputdataconfig={"train": {}}
     )
     code = start(base, "train", trial.folder / f"job-{number}.log").wait(120)
-    said = failure(base).partition("\n\n")[0]
-    fine = code != 0 and said and "Traceback" not in said and "Error: " in said.splitlines()[0]
-    trial.check(PROCESS, bool(fine), (code, said))
+    message = failure(base).partition("\n\n")[0]
+    fine = (
+        code != 0
+        and message
+        and "Traceback" not in message
+        and "Error: " in message.splitlines()[0]
+    )
+    trial.check(PROCESS, bool(fine), (code, message))
     trial.check(PROCESS, not list((base / "model").glob("*")), "a model was written")

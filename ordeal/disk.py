@@ -91,8 +91,12 @@ def _full(trial: Trial, name: str, model: Path, data: Path, kilobytes: int) -> N
         code = _train(trial, _job(trial, name, model, data))
         text = failure(base) or (trial.folder / f"{name}.log").read_text()
         is_whole = (base / "model" / "model.safetensors").is_file()
-        said = re.search(r"No space left|are free|cannot be written|disk|space", text[:2000])
-        fine = is_whole if code == 0 else said and not list((base / "model").glob("*.safetensors"))
+        is_reported = re.search(r"No space left|are free|cannot be written|disk|space", text[:2000])
+        fine = (
+            is_whole
+            if code == 0
+            else is_reported and not list((base / "model").glob("*.safetensors"))
+        )
         trial.check(FULL, bool(fine), (name, code, text[:600], list((base / "model").glob("*"))))
         trial.count("ended well" if code == 0 else "refused for space")
     finally:
@@ -101,17 +105,17 @@ def _full(trial: Trial, name: str, model: Path, data: Path, kilobytes: int) -> N
 
 def _read_only(trial: Trial, folder: str, model: Path, data: Path) -> None:
     base = _job(trial, f"locked-{folder}", model, data)
-    place = base / folder
-    place.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(place)]
+    mount_point = base / folder
+    mount_point.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(mount_point)]
     if subprocess.run(mounted, capture_output=True).returncode:
         return
     try:
         code = _train(trial, base)
         text = failure(base) + (trial.folder / f"{base.name}.log").read_text()
-        trial.check(LOCKED, code != 0 and str(place) in text, (folder, code, text[-1200:]))
+        trial.check(LOCKED, code != 0 and str(mount_point) in text, (folder, code, text[-1200:]))
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", str(mount_point)], check=True)
 
 
 def _failing(trial: Trial, name: str, model: Path, data: Path, most: int) -> None:
@@ -134,14 +138,14 @@ def _damage(trial: Trial, path: Path) -> str:
     """Cut, flip a bit of, empty or remove a file; what was done."""
     data = bytearray(path.read_bytes())
     how = trial.random.choice(("cut", "flip", "empty", "remove"))
-    at = trial.random.randrange(len(data))
+    offset = trial.random.randrange(len(data))
     if how == "remove":
         path.unlink()
     else:
         if how == "flip":
-            data[at] ^= 1 << trial.random.randrange(8)
-        path.write_bytes(data[:at] if how == "cut" else data if how == "flip" else b"")
-    return f"{how} at {at} of {path.name}"
+            data[offset] ^= 1 << trial.random.randrange(8)
+        path.write_bytes(data[:offset] if how == "cut" else data if how == "flip" else b"")
+    return f"{how} at {offset} of {path.name}"
 
 
 def _damaged_checkpoints(trial: Trial, number: int, whole: Path, model: Path, data: Path) -> None:
@@ -154,25 +158,25 @@ def _damaged_checkpoints(trial: Trial, number: int, whole: Path, model: Path, da
             files = sorted(path for path in checkpoint.rglob("*") if path.stat().st_size)
             done.append(f"{checkpoint.name}: {_damage(trial, trial.random.choice(files))}")
     code = _train(trial, base)
-    weights = [each / "model" / "model.safetensors" for each in (base, whole)]
+    weights = [folder / "model" / "model.safetensors" for folder in (base, whole)]
     same = code == 0 and weights[0].read_bytes() == weights[1].read_bytes()
-    said = code != 0 and "Checkpoint" in failure(base)
-    trial.check(DAMAGED, same or said, (done, code, failure(base)[:600]))
+    is_reported = code != 0 and "Checkpoint" in failure(base)
+    trial.check(DAMAGED, same or is_reported, (done, code, failure(base)[:600]))
 
 
-def _damaged_model(trial: Trial, good: Path, place: Path) -> str:
+def _damaged_model(trial: Trial, good: Path, model_folder: Path) -> str:
     """A copy of a model with one damaged file; what was done."""
-    copy_model(good, place)
+    copy_model(good, model_folder)
     weights = "model.safetensors"
     names = (weights, weights, "config.json", "tokenizer.json", "SHA256SUMS")
-    return _damage(trial, place / trial.random.choice(names))
+    return _damage(trial, model_folder / trial.random.choice(names))
 
 
 def _served(trial: Trial, number: int, good: Path, expected: str) -> None:
     """A model with one damaged file, by a server of its own."""
-    own = Trial.begin("served", [], trial.folder / f"served-{number}", 0, True)
-    done = _damaged_model(trial, good, own.folder / "model")
-    server = Server(own, workers=1)
+    undamaged = Trial.begin("served", [], trial.folder / f"served-{number}", 0, True)
+    done = _damaged_model(trial, good, undamaged.folder / "model")
+    server = Server(undamaged, workers=1)
     try:
         with server:
             status, body = server.invoke()
@@ -193,14 +197,14 @@ def _begun(trial: Trial, number: int, again: Path, good: Path, data: Path) -> No
     done = _damaged_model(trial, good, start)
     base = _job(trial, f"begun-{number}", start, data)
     code = _train(trial, base)
-    weights = [each / "model" / "model.safetensors" for each in (base, again)]
+    weights = [folder / "model" / "model.safetensors" for folder in (base, again)]
     same = code == 0 and weights[0].read_bytes() == weights[1].read_bytes()
-    said = code != 0 and str(start) in failure(base) and "Error" in failure(base)
-    trial.check(BEGUN, same or said, (done, code, failure(base)[:600]))
+    is_reported = code != 0 and str(start) in failure(base) and "Error" in failure(base)
+    trial.check(BEGUN, same or is_reported, (done, code, failure(base)[:600]))
 
 
 def _answer_of(trial: Trial, model: Path) -> str:
-    own = Trial.begin("disk/undamaged", [], trial.folder / "undamaged", 0, True)
-    copy_model(model, own.folder / "model")
-    with Server(own, workers=1) as server:
+    undamaged = Trial.begin("disk/undamaged", [], trial.folder / "undamaged", 0, True)
+    copy_model(model, undamaged.folder / "model")
+    with Server(undamaged, workers=1) as server:
         return server.invoke()[1].decode()

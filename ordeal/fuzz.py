@@ -81,8 +81,10 @@ def _fuzz(trial: Trial, name: str, seconds: int) -> None:
 
 @contextlib.contextmanager
 def _file(content: bytes, name: str) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as at:
-        path = Path(at) / name
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as index:
+        path = Path(index) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         yield path

@@ -72,7 +72,7 @@ def _check_losses(trial: Trial, job: Job, reference: Job) -> None:
     expected, losses = reference.losses(), job.losses()
     trial.check(WEIGHTS, losses.keys() == expected.keys(), (job.base, sorted(losses)))
     for step, (loss,) in expected.items():
-        off = max(abs(each - loss) for each in losses.get(step, {loss})) / max(loss, 0.1)
+        off = max(abs(item - loss) for item in losses.get(step, {loss})) / max(loss, 0.1)
         trial.figure("farthest loss", max(trial.figures.get("farthest loss", 0), round(off, 5)))
         trial.check(WEIGHTS, off < CLOSE, f"{job.base}: step {step} {losses.get(step)}, {loss}")
 
@@ -106,7 +106,7 @@ def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
 
 def _goes_on(trial: Trial, wanted: int) -> bool:
     """Whether more is to be interrupted: six may be KILLs all, or come before any checkpoint."""
-    was_tried = all(trial.promises[each].times for each in (CHOSEN, STOPPED))
+    was_tried = all(trial.promises[item].times for item in (CHOSEN, STOPPED))
     interruptions = sum(trial.figures.get(name, 0) for name in ("KILL", "TERM"))
     return interruptions < wanted or not was_tried
 

@@ -40,8 +40,8 @@ def licence(name: str) -> str:
     classifiers = declared.get_all("Classifier") or []
     listed = ", ".join(text.split(" :: ")[-1] for text in classifiers if _KIND in text)
     free_text = next(iter((declared.get("License") or "").strip().splitlines()), "")[:60]
-    found = declared.get("License-Expression") or listed or free_text or "none declared"
-    return _SAME.get(found, found)
+    results = declared.get("License-Expression") or listed or free_text or "none declared"
+    return _SAME.get(results, results)
 
 
 def page() -> str:

@@ -59,20 +59,20 @@ def run(trial: Trial) -> None:
 
 
 def _rate(
-    trial: Trial, server: Server, name: str, clients: int, seconds: float, asked: float = 0
+    trial: Trial, server: Server, name: str, clients: int, seconds: float, request: float = 0
 ) -> float:
     """Good answers a second, `asked` or, where that is 0, as many as the clients can ask for."""
-    counts = _hammer(server, clients, seconds, asked)
+    counts = _hammer(server, clients, seconds, request)
     trial.check(ONLY, counts.other == 0 and counts.good > 0, counts)
     rate = round(counts.good / seconds)
     trial.figure(name, f"{rate}/s good, {round(counts.refused / seconds)}/s refused")
     return rate
 
 
-def _hammer(server: Server, clients: int, seconds: float, asked: float = 0) -> Counts:
+def _hammer(server: Server, clients: int, seconds: float, request: float = 0) -> Counts:
     """Clients in a process of its own, so that they do not share this one's lock."""
     command = [sys.executable, "-m", "ordeal.load", str(server.port), str(clients), str(seconds)]
-    command.append(str(clients / asked if asked else 0))
+    command.append(str(clients / request if request else 0))
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     return Counts(**json.loads(done.stdout))
 
@@ -114,12 +114,12 @@ def _client(port: int, end: float, pause: float, counts: Counts) -> None:
 def _main(port: int, clients: int, seconds: float, pause: float) -> None:
     counts = [Counts() for _ in range(clients)]
     end = time.monotonic() + seconds
-    threads = [threading.Thread(target=_client, args=(port, end, pause, each)) for each in counts]
+    threads = [threading.Thread(target=_client, args=(port, end, pause, count)) for count in counts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    total = {key: sum(vars(each)[key] for each in counts) for key in vars(Counts())}
+    total = {key: sum(vars(count)[key] for count in counts) for key in vars(Counts())}
     print(json.dumps(total))
 
 

@@ -160,9 +160,9 @@ def drawn(count: int, seed: int) -> list[Mutant]:
         paths = [p for p in sorted((WORK / package).rglob("*.py")) if b"def " in p.read_bytes()]
         mutants = [mutant for path in paths for mutant in mutants_of(path)]
         kinds = sorted({mutant.kind for mutant in mutants})
-        for at, kind in enumerate(kinds):
+        for line_number, kind in enumerate(kinds):
             of_kind = [mutant for mutant in mutants if mutant.kind == kind]
-            chosen += draw.sample(of_kind, (round(count * share) + at) // len(kinds))
+            chosen += draw.sample(of_kind, (round(count * share) + line_number) // len(kinds))
     return chosen
 
 
@@ -214,8 +214,8 @@ def with_recorders(name: str, mutants: list[tuple[int, Mutant]]) -> bytes:
             added += [(mutant.start, 2, f"(_hit({number}) or ("), (mutant.end, 0, "))")]
     future = next(s for s in tree.body if isinstance(s, ast.ImportFrom))
     added.append((starts[future.end_lineno or 0], -1, "from _hits import _hit\n"))
-    for at, _, text in sorted(added, key=lambda item: item[:2], reverse=True):
-        source = source[:at] + text.encode() + source[at:]
+    for line_number, _, text in sorted(added, key=lambda item: item[:2], reverse=True):
+        source = source[:line_number] + text.encode() + source[line_number:]
     return source
 
 
@@ -272,7 +272,11 @@ def record(mutants: list[Mutant], tests: list[str]) -> None:
     before = {name: (WORK / name).read_bytes() for name in {mutant.path for mutant in mutants}}
     try:
         for name in before:
-            inside = [(at, mutant) for at, mutant in enumerate(mutants) if mutant.path == name]
+            inside = [
+                (line_number, mutant)
+                for line_number, mutant in enumerate(mutants)
+                if mutant.path == name
+            ]
             (WORK / name).write_bytes(with_recorders(name, inside))
         run_tests([*tests, "-m", MARKS], OUT / "record.log", 7200, [Watch(OUT / "current")])
     finally:
@@ -343,7 +347,9 @@ def main() -> None:
     results.touch()
     last = {row["number"]: row for row in map(json.loads, results.read_text().splitlines())}
     only = [int(number) for number in arguments.only.split(",") if number]
-    for number in only or [at for at in range(len(mutants)) if at not in last]:
+    for number in only or [
+        line_number for line_number in range(len(mutants)) if line_number not in last
+    ]:
         its_tests = (only and arguments.tests) or tests[number]
         last[number] = judge(number, mutants[number], its_tests)
         with results.open("a") as file:

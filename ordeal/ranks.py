@@ -180,12 +180,12 @@ def _judge(
     trial.figure("longest end, s", max(trial.figures.get("longest end, s", 0), round(took, 1)))
     trial.count(f"cases of {name.partition(':')[0]}")
     for host, (_, base) in jobs.items():
-        said = failure(base)
-        first = said.splitlines()[0] if said else ""
+        message = failure(base)
+        first = message.splitlines()[0] if message else ""
         words = {"raise": "gave up", "KILL": "SIGKILL", "STOP": "communication"}[act]
         lost = "failed first" in first and not name.startswith("processes")
-        about = words in first or lost or "communication" in said[:1024]
-        trial.check(CAUSE, bool(first) and about, f"{name} {host}: {said[:500]}")
+        about = words in first or lost or "communication" in message[:1024]
+        trial.check(CAUSE, bool(first) and about, f"{name} {host}: {message[:500]}")
         left = list((base / "model").glob("*"))
         trial.check(EMPTY, not left, f"{name} {host}: {left}")
 
@@ -240,10 +240,10 @@ def _shards(
             inputdataconfig=of_each,
         )  # fmt: skip
         for channel in of_each:
-            at = base / "input" / "data" / channel
-            at.mkdir(parents=True)
+            channel_folder = base / "input" / "data" / channel
+            channel_folder.mkdir(parents=True)
             if count:
-                reviews(at / "part-0.csv", count)
+                reviews(channel_folder / "part-0.csv", count)
         environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
         jobs[host] = (_start(base, ["ip", "netns", "exec", spaces[host]], environ), base)
     lost, _ = jobs[victim]

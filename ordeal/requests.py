@@ -26,11 +26,11 @@ from ordeal.serving import HEALTHY, Healthy, Server
 PLANNED = "no 5xx but 503 overloaded, 504 deadline_exceeded, and 501 for a transfer coding"
 CODE = "no code of a request is run"
 FLAT = "memory and file descriptors do not grow"
-BESIDE = "healthy requests beside are answered, and rightly"
+OTHERS = "healthy requests beside are answered, and rightly"
 ALIVE = "no worker dies, and the log has no traceback"
 SCHEMA = "schemathesis finds nothing against ordeal/openapi.py"
 PIPELINE = "pipelined requests are all answered, in their order"
-PROMISES = (PLANNED, CODE, FLAT, BESIDE, ALIVE, SCHEMA, PIPELINE)
+PROMISES = (PLANNED, CODE, FLAT, OTHERS, ALIVE, SCHEMA, PIPELINE)
 
 
 def run(trial: Trial) -> None:
@@ -58,11 +58,11 @@ def run(trial: Trial) -> None:
         trial.check(ALIVE, restarts == 0, f"{restarts} restarts")
         trial.check(CODE, not mark.exists(), mark)
         trial.check(ALIVE, server.ping() == 200, "ping")
-    trial.check(BESIDE, not healthy.wrong, healthy.wrong[:3])
-    trial.promises[BESIDE].times += healthy.answered
+    trial.check(OTHERS, not healthy.wrong, healthy.wrong[:3])
+    trial.promises[OTHERS].times += healthy.answered
     trial.figure("longest healthy answer, s", round(healthy.longest, 2))
-    found = re.findall(r"^\w*Error.*$|^.*internal_error.*$", server.text, re.MULTILINE)
-    trial.check(ALIVE, "Traceback" not in server.text, found[-3:] or server.text[-2000:])
+    matches = re.findall(r"^\w*Error.*$|^.*internal_error.*$", server.text, re.MULTILINE)
+    trial.check(ALIVE, "Traceback" not in server.text, matches[-3:] or server.text[-2000:])
 
 
 def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
@@ -79,8 +79,10 @@ def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
             request, framed = hostile.request()
             status, body = _exchange(server.port, request, framed)
             codes = {501: b"not_implemented", 503: b"overloaded", 504: b"deadline_exceeded"}
-            told = request.startswith(b"HEAD ") or codes.get(status, b"no such code") in body
-            planned = status < 500 or (status in codes and told)
+            is_explained = (
+                request.startswith(b"HEAD ") or codes.get(status, b"no such code") in body
+            )
+            planned = status < 500 or (status in codes and is_explained)
             with lock:
                 answers[str(status)] += 1
                 detail = (
@@ -146,7 +148,7 @@ def _slow(trial: Trial, server: Server) -> None:
             except OSError:
                 continue
         time.sleep(0.2)
-    trial.check(BESIDE, server.invoke()[0] == 200, "beside slow clients")
+    trial.check(OTHERS, server.invoke()[0] == 200, "beside slow clients")
     for sock in socks:
         sock.close()
 

@@ -51,12 +51,12 @@ def run(trial: Trial) -> None:
     _install(trial)
     _handlers(trial)
     roots = [trial.folder] if trial.short else [trial.folder.parent]
-    for path in (each for root in roots for each in root.rglob("*")):
+    for path in (file for root in roots for file in root.rglob("*")):
         if _is_output(path):
             trial.count("files searched")
             text = path.read_bytes()
-            found = [secret for secret in SECRETS if secret.encode() in text]
-            trial.check(NOWHERE, not found, f"{path}: {found}")
+            leaked = [secret for secret in SECRETS if secret.encode() in text]
+            trial.check(NOWHERE, not leaked, f"{path}: {leaked}")
 
 
 def _is_output(path: Path) -> bool:
@@ -92,11 +92,11 @@ def _install(trial: Trial) -> None:
 
 
 def _handlers(trial: Trial) -> None:
-    own = Trial.begin("handlers", [], trial.folder / "handlers", 0, True)
-    code = own.folder / "model" / "code"
+    handlers_trial = Trial.begin("handlers", [], trial.folder / "handlers", 0, True)
+    code = handlers_trial.folder / "model" / "code"
     code.mkdir(parents=True)
     (code / "inference.py").write_text(HANDLERS)
-    with Server(own, 1, MY_API_KEY="planted-in-the-model's-environment-6") as server:
+    with Server(handlers_trial, 1, MY_API_KEY="planted-in-the-model's-environment-6") as server:
         status, body = server.invoke()
         (trial.folder / "response.txt").write_bytes(body)
         (trial.folder / "metrics.txt").write_bytes(server.ask("GET", "/metrics")[1])

@@ -57,7 +57,7 @@ class Server:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self.process.poll() is None:
             kill_tree(self.process.pid)

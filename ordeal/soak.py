@@ -99,7 +99,7 @@ def _status(pid: int) -> str:
 
 def _processes() -> set[str]:
     """The `sleep 300` that scripts leave behind, and children of this process."""
-    found = set()
+    results = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -108,5 +108,5 @@ def _processes() -> set[str]:
                 continue
             is_child = f"PPid:\t{os.getpid()}\n" in _status(int(entry.name))
             if command == b"sleep\0300\0" or is_child:
-                found.add(entry.name)
-    return found
+                results.add(entry.name)
+    return results

@@ -77,15 +77,15 @@ class Material:
 
 def material(name: str, folder: Path) -> Material:
     """The model and the data of a kind, written below `folder` if they are not there."""
-    at = folder / name.replace(" ", "-")
-    channels = {"train": at / "train"}
-    if not at.exists():
+    location = folder / name.replace(" ", "-")
+    channels = {"train": location / "train"}
+    if not location.exists():
         for path in channels.values():
             path.mkdir(parents=True)
         still = name.startswith("still")
-        tiny_model(at / "model", still=still, writes=name.endswith("summaries"))
+        tiny_model(location / "model", still=still, writes=name.endswith("summaries"))
         _write(name.removeprefix("still "), channels["train"])
-    return Material(at / "model", channels)
+    return Material(location / "model", channels)
 
 
 def _write(name: str, folder: Path) -> None:
@@ -122,9 +122,13 @@ class Job:
         """Its processes, as torchrun would start them, in as many as the job has, or in others."""
         count = processes or self.processes
         variables = {
-            "SAGEMAKER_BASE_DIR": str(self.base), "PYTHONUNBUFFERED": "1",
-            **{f"SM_CHANNEL_{each.upper()}": str(at) for each, at in self.its.channels.items()},
-        }  # fmt: skip
+            "SAGEMAKER_BASE_DIR": str(self.base),
+            "PYTHONUNBUFFERED": "1",
+            **{
+                f"SM_CHANNEL_{channel.upper()}": str(path)
+                for channel, path in self.its.channels.items()
+            },
+        }
         if count > 1:
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                           "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}  # fmt: skip
@@ -175,17 +179,17 @@ class Job:
         header, *rows = (self.its.channels["train"] / "train.csv").read_text().splitlines()
         with_rows = hosts - self.kind.without_rows
         shares = [max(0, number % (with_rows + 1) - 1) for number in range(len(rows))]
-        own = [row for row, share in zip(rows, shares, strict=True) if share == host]
+        local_rows = [row for row, share in zip(rows, shares, strict=True) if share == host]
         part = self.base / f"part-{host}"
         part.mkdir(exist_ok=True)
-        if own:
+        if local_rows:
             whole = self.base / f"part-{host}.of-{rank}"
-            whole.write_text("\n".join([header, *own, ""]))
+            whole.write_text("\n".join([header, *local_rows, ""]))
             whole.replace(part / "train.csv")  # the host's other process may read it
         channels = {"train": {"S3DistributionType": "ShardedByS3Key"}}
         return {
             "SM_CHANNEL_TRAIN": str(part), "SM_INPUT_DATA_CONFIG": json.dumps(channels),
-            "SM_HOSTS": json.dumps([f"algo-{each + 1}" for each in range(hosts)]),
+            "SM_HOSTS": json.dumps([f"algo-{channel + 1}" for channel in range(hosts)]),
             "SM_CURRENT_HOST": f"algo-{host + 1}",
             "LOCAL_RANK": str(rank % of_each), "LOCAL_WORLD_SIZE": str(of_each),
         }  # fmt: skip
@@ -195,12 +199,12 @@ class Job:
         configure(
             self.base,
             self.hyperparameters,
-            inputdataconfig={each: {} for each in self.its.channels},
+            inputdataconfig={channel: {} for channel in self.its.channels},
         )
-        for name, at in self.its.channels.items():
+        for name, path in self.its.channels.items():
             channel = self.base / "input" / "data" / name
             if not channel.exists():
-                shutil.copytree(at, channel)
+                shutil.copytree(path, channel)
         environ = {"AMPHORA_NPROC_PER_NODE": str(self.processes)}
         environ |= {"HF_DATASETS_CACHE": str(self.base / "cache")}
         return start(self.base, "train", self.log, **environ).pid

@@ -99,10 +99,10 @@ def kill_and_resume(stage: Stage) -> Values:
                 raise Failed(f"exit code {done.returncode}", stderr=done.stderr[-1500:])
             weights = (base / "model" / "model.safetensors").read_bytes()
             sums.append(hashlib.sha256(weights).hexdigest()[:16])
-            said = next((li for li in done.stdout.splitlines() if li.startswith("device:")), "")
+            line = next((li for li in done.stdout.splitlines() if li.startswith("device:")), "")
     if sums[0] != sums[1]:
-        raise Failed("the weights differ", sums=sums, device=said)
-    return {"sha256": sums[0], "device": said}
+        raise Failed("the weights differ", sums=sums, device=line)
+    return {"sha256": sums[0], "device": line}
 
 
 def several_processes(stage: Stage, backend: str, processes: int) -> Values:
@@ -130,7 +130,7 @@ def several_processes(stage: Stage, backend: str, processes: int) -> Values:
 
 def two_on_one(stage: Stage) -> Values:
     """Two ranks on one GPU: refused by NCCL's rule, trained by gloo."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for way, more in (("nccl", []), ("gloo", ["--ddp_backend", "gloo"])):
             environ = write_job(Path(folder) / way, stage, 64)
@@ -142,11 +142,11 @@ def two_on_one(stage: Stage) -> Values:
                 capture_output=True, text=True, check=False, timeout=200,
             )  # fmt: skip
             is_refused = "share one GPU" in done.stderr
-            found[way] = "refused" if is_refused else f"exit code {done.returncode}"
+            results[way] = "refused" if is_refused else f"exit code {done.returncode}"
             wanted = stage.device.type == "cuda" and way == "nccl"
             if is_refused != wanted or (done.returncode != 0) != wanted:
-                raise Failed(f"{way}: {found[way]}", **found, stderr=done.stderr[-1500:])
-    return found
+                raise Failed(f"{way}: {results[way]}", **results, stderr=done.stderr[-1500:])
+    return results
 
 
 def estimate(stage: Stage, size: int) -> Values:
@@ -156,9 +156,9 @@ def estimate(stage: Stage, size: int) -> Values:
         arguments = ["--model_name_or_path", str(minilm(stage.options)), "--max_steps", "3"]
         arguments += ["--batch_size", str(size), "--eval_strategy", "no", "--save_strategy", "no"]
         check = [sys.executable, str(CODE / "check.py"), "1", *arguments]
-        told = subprocess.run(check, env=environ, capture_output=True, text=True, check=False)
-        said = next(li for li in told.stdout.splitlines() if '"memory"' in li)
-        detail = json.loads(said.partition(" ")[2])["detail"]
+        completed = subprocess.run(check, env=environ, capture_output=True, text=True, check=False)
+        line = next(li for li in completed.stdout.splitlines() if '"memory"' in li)
+        detail = json.loads(line.partition(" ")[2])["detail"]
         done = subprocess.run(
             train_command(environ, *arguments),
             env=environ,
@@ -168,14 +168,14 @@ def estimate(stage: Stage, size: int) -> Values:
         )
         if done.returncode:
             raise Failed(f"exit code {done.returncode}", stderr=done.stderr[-1500:])
-    found = {"said": detail}
+    results = {"said": detail}
     if stage.device.type != "cuda":
-        return found
+        return results
     peak = next(li for li in done.stdout.splitlines() if li.startswith("device memory:"))
     told_gb, real_gb = (float(text.split(" GB")[0].split()[-1]) for text in (detail, peak))
     if abs(told_gb / real_gb - 1) > 0.15:
-        raise Failed("more than 15 % from what torch reports", **found, peak=peak)
-    return found | {"peak": peak}
+        raise Failed("more than 15 % from what torch reports", **results, peak=peak)
+    return results | {"peak": peak}
 
 
 def sharded_decoder(stage: Stage) -> Values:
@@ -202,7 +202,7 @@ def sharded_decoder(stage: Stage) -> Values:
 def four_bits(stage: Stage) -> Values:
     """Adapters learn on weights of 4 bits what they learn on the weights themselves, in less
     memory; a CPU refuses."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "decoder"
         save_decoder(model)
@@ -219,18 +219,18 @@ def four_bits(stage: Stage) -> Values:
                 reason = done.stderr.partition("value True, but ")[2][:100]
                 if stage.device.type == "cuda" and "bitsandbytes is not here" not in reason:
                     raise Failed("refused", reason=reason)
-                return {**found, "refused": reason}
+                return {**results, "refused": reason}
             if done.returncode:
                 raise Failed(f"{way}: exit code {done.returncode}", stderr=done.stderr[-1500:])
             base = Path(environ["SAGEMAKER_BASE_DIR"])
             metrics = json.loads((base / "output" / "data" / "metrics.json").read_text())
             memory = [line for line in done.stdout.splitlines() if line.startswith("device mem")]
-            found[way] = {"eval_loss": metrics["eval_loss"], "memory": memory}
+            results[way] = {"eval_loss": metrics["eval_loss"], "memory": memory}
             if "quantization_config" in json.loads((base / "model" / "config.json").read_text()):
                 raise Failed("the saved configuration says how it was trained")
-    if abs(found["4 bits"]["eval_loss"] - found["whole"]["eval_loss"]) > 0.3:
-        raise Failed("the losses differ", **found)
-    return found
+    if abs(results["4 bits"]["eval_loss"] - results["whole"]["eval_loss"]) > 0.3:
+        raise Failed("the losses differ", **results)
+    return results
 
 
 def save_decoder(folder: Path) -> None:
@@ -262,7 +262,7 @@ def the_whole_way(stage: Stage) -> Values:
         values = {"model_name_or_path": str(minilm(stage.options)), "epochs": "5", "lr": "2e-4"}
         values["batch_size"] = "8"
         (config / "hyperparameters.json").write_text(json.dumps(values))
-        said = {}
+        reported = {}
         for command in ("doctor", "train"):
             done = subprocess.run(
                 [sys.executable, "-m", "amphora", command],
@@ -272,7 +272,7 @@ def the_whole_way(stage: Stage) -> Values:
                 failure = base / "output" / "failure"
                 reason = failure.read_text() if failure.exists() else done.stderr[-1500:]
                 raise Failed(f"amphora {command}: exit code {done.returncode}", reason_=reason)
-            said[command] = [line for line in done.stdout.splitlines() if "device" in line][:3]
+            reported[command] = [line for line in done.stdout.splitlines() if "device" in line][:3]
         with _served(environ) as address:
             request = urllib.request.Request(
                 f"{address}/invocations",
@@ -280,10 +280,10 @@ def the_whole_way(stage: Stage) -> Values:
                 {"Content-Type": "application/json"},
             )
             answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
-    labels = [each["label"] for each in answer]
+    labels = [entry["label"] for entry in answer]
     if labels != ["pos", "neg"]:
         raise Failed("a wrong answer", answer=answer)
-    return {**said, "answer": answer}
+    return {**reported, "answer": answer}
 
 
 @contextmanager

@@ -41,14 +41,16 @@ def main() -> None:
     lacking = [name for name in WHEELS if name not in locked]
     wanted = [f"{name}=={locked[name]}" for name in WHEELS if name in locked]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    binary = [each for each in wanted if each.split("==")[0] not in SOURCE_ONLY]
+    binary = [
+        requirement for requirement in wanted if requirement.split("==")[0] not in SOURCE_ONLY
+    ]
     subprocess.run(
         [*pip, "download", "--no-deps", "--only-binary", ":all:", "--python-version", "3.12",
          "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64",
          "--dest", str(wheels), *binary],
         check=True,
     )  # fmt: skip
-    source = [each for each in wanted if each.split("==")[0] in SOURCE_ONLY]
+    source = [requirement for requirement in wanted if requirement.split("==")[0] in SOURCE_ONLY]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(wheels), *source], check=True)
     _save_minilm(KIT / "minilm")
     size = sum(path.stat().st_size for path in KIT.rglob("*") if path.is_file())

@@ -128,7 +128,7 @@ def classification(
     rows = []
     with served(base, workers, **variables) as port:
         # Its first answers are what is timed later: they must be the model's own.
-        got = [each["label"] for each in ask(port, {"inputs": TEXTS})]
+        got = [entry["label"] for entry in ask(port, {"inputs": TEXTS})]
         same = sum(one == other for one, other in zip(got, labels, strict=True))
         if same < 0.97 * len(TEXTS):
             raise Failed("other labels than the model's", same=same, of=len(TEXTS))
@@ -138,14 +138,14 @@ def classification(
             done = subprocess.run(
                 [*command, str(bodies)], capture_output=True, text=True, check=True
             )
-            found = json.loads(done.stdout)
-            good = found["statuses"].get("200", 0)
+            results = json.loads(done.stdout)
+            good = results["statuses"].get("200", 0)
             rows.append({
                 "workers": workers, "clients": clients,
-                "requests/s": round(good / found["seconds"]),
-                "p50 ms": round(found["p50"], 2), "p99 ms": round(found["p99"], 2),
-                "others": sum(found["statuses"].values()) - good,
-                "to the model alone": round(good / found["seconds"] / rate, 2),
+                "requests/s": round(good / results["seconds"]),
+                "p50 ms": round(results["p50"], 2), "p99 ms": round(results["p99"], 2),
+                "others": sum(results["statuses"].values()) - good,
+                "to the model alone": round(good / results["seconds"] / rate, 2),
             })  # fmt: skip
     rates[" ".join([f"{workers} worker(s)", *variables.values()])] = rows[-1]["requests/s"]
     print(table(rows), flush=True)
@@ -168,12 +168,12 @@ def long_lists(stage: Stage, base: Path) -> Values:
         apart = time.perf_counter() - began
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             began = time.perf_counter()
-            found = list(pool.map(lambda body: ask(port, body), lists))
+            results = list(pool.map(lambda body: ask(port, body), lists))
             together = time.perf_counter() - began
     pairs = [
         (one, other)
-        for own, theirs in zip(found, wanted, strict=True)
-        for one, other in zip(own, theirs, strict=True)
+        for ours, theirs in zip(results, wanted, strict=True)
+        for one, other in zip(ours, theirs, strict=True)
     ]
     others = sum(one["label"] != other["label"] for one, other in pairs)
     if others > 0.01 * len(pairs):
@@ -254,10 +254,10 @@ def litserve(stage: Stage, base: Path) -> Values:
                 command = [sys.executable, str(LOAD), str(port), "/invocations", str(clients)]
                 command += ["2" if stage.smoke else "10", str(base / "bodies.jsonl")]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
-                found = json.loads(done.stdout)
-                good = found["statuses"].get("200", 0)
-                rows.append({"clients": clients, "requests/s": round(good / found["seconds"]),
-                             "p50 ms": round(found["p50"], 2)})  # fmt: skip
+                results = json.loads(done.stdout)
+                good = results["statuses"].get("200", 0)
+                rows.append({"clients": clients, "requests/s": round(good / results["seconds"]),
+                             "p50 ms": round(results["p50"], 2)})  # fmt: skip
         finally:
             os.killpg(server.pid, 9)
     return {"rows": rows}
@@ -285,9 +285,9 @@ def packing(stage: Stage, base: Path) -> Values:
 
     for name in bench_packing.SETS:
         calls = bench_packing.calls_of(name, 2000 if stage.smoke else 100_000)
-        found = bench_packing.compare(ways, calls, 2 if stage.smoke else 5, clock)
+        results = bench_packing.compare(ways, calls, 2 if stage.smoke else 5, clock)
         count = sum(map(len, calls))
-        for way, (milliseconds, changed) in found.items():
+        for way, (milliseconds, changed) in results.items():
             if changed > 0.03 * count:
                 raise Failed("other labels end to end", way=way, changed=changed, of=count)
             rows.append({

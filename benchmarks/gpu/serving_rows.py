@@ -35,7 +35,7 @@ def truth(stage: Stage) -> Values:
     exact = exact.to(stage.device).eval()
     model = copy.deepcopy(exact).to(torch.bfloat16)
     longest = int(model.config.max_position_embeddings)
-    packed = PackedRows.of(model, "AutoModel", frozenset({"token_type_ids"}), {})
+    packed = PackedRows.from_model(model, "AutoModel", frozenset({"token_type_ids"}), {})
     assert packed is not None
     flat_attention.use(model)
     rows_seen = []
@@ -44,12 +44,12 @@ def truth(stage: Stage) -> Values:
             expected = states_of_padded(exact, rows, longest)
             with torch.inference_mode():
                 states = packed.states(model, rows)[0]
-            found = {
+            results = {
                 "padded": farthest(states_of_padded(model, rows, longest), expected),
                 "end to end": farthest(states, expected),
             }
-            rows_seen.append({"tokens": 1 << power, "texts": len(rows), **found})
-            if not max(found.values()) <= 2 * found["padded"] + 0.01:
+            rows_seen.append({"tokens": 1 << power, "texts": len(rows), **results})
+            if not max(results.values()) <= 2 * results["padded"] + 0.01:
                 raise Failed("states are others", row=rows_seen[-1])
     print(table(rows_seen), flush=True)
     return {"rows": rows_seen}
@@ -68,7 +68,9 @@ def examples(tokens: int, longest: int, config: Any) -> list[list[TokenRow]]:
         pad = config.pad_token_id or 0
         # Some models count no position for padding that a text spells.
         other = pad - 1 if pad else 1
-        calls.append([TokenRow(np.where(own == pad, other, own).tolist()) for own in ids])
+        calls.append(
+            [TokenRow(np.where(row_ids == pad, other, row_ids).tolist()) for row_ids in ids]
+        )
     return calls
 
 
@@ -84,7 +86,7 @@ def states_of_padded(model: PreTrainedModel, rows: Sequence[TokenRow], longest: 
         some = rows[start : start + _PADDED_TEXTS]
         length = min(longest, -(-max(len(row.ids) for row in some) // 8) * 8)
         hidden = model.base_model(**pad_rows(some, length, pad, model.device)).last_hidden_state
-        parts += [own[: len(row.ids)] for row, own in zip(some, hidden, strict=True)]
+        parts += [row_ids[: len(row.ids)] for row, row_ids in zip(some, hidden, strict=True)]
     return torch.cat(parts)
 
 
@@ -97,7 +99,7 @@ def farthest(states: Tensor, expected: Tensor) -> float:
 
     Args:
         states: [tokens, hidden].
-        expected: Alike.
+        expected: EmbeddingObjective.
     """
     expected = expected.float()
     spread = (expected - expected.mean(0)).norm(dim=1).mean().clamp_min(1e-6)

@@ -154,15 +154,15 @@ def encoders(stage: Stage, rate: float, name: str, size: int) -> Values:
     ways = ["HF padded to 128", "HF grouped by length", "recipe", "recipe, compiled"]
     if stage.smoke:
         ways.remove("recipe, compiled")
-    found: dict[str, list[float]] = {way: [] for way in ways}
+    results: dict[str, list[float]] = {way: [] for way in ways}
     weights = 0
     for _ in range(1 if stage.smoke else 2):
         for way in ways:
             speed, model = train(stage, way, name, size, steps)
-            found[way].append(speed)
+            results[way].append(speed)
             weights = model.num_parameters(exclude_embeddings=True)
             del model
-    best = {way: max(speeds) for way, speeds in found.items()}
+    best = {way: max(speeds) for way, speeds in results.items()}
     mean = float(lengths_of(1000).mean())
     rows = [
         {
@@ -195,7 +195,7 @@ def decoder(stage: Stage, rate: float) -> Values:
     learned[starts[:-1]] = False
     documents = Documents(ids, starts, (lengths - 1).astype(np.int64), learned)
     tokenizer = AutoTokenizer.from_pretrained(minilm(stage.options))
-    found = {}
+    results = {}
     for way in ("HF grouped by length", "recipe"):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -213,16 +213,16 @@ def decoder(stage: Stage, rate: float) -> Values:
                 rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
 
                 def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-                    longest = max(len(each["input_ids"]) for each in features)
+                    longest = max(len(item["input_ids"]) for item in features)
                     shape = (len(features), longest)
                     batch = {
                         "input_ids": torch.zeros(shape, dtype=torch.long),
                         "attention_mask": torch.zeros(shape, dtype=torch.long),
                         "labels": torch.full(shape, -100),
                     }
-                    for row, each in enumerate(features):
-                        count = len(each["input_ids"])
-                        batch["input_ids"][row, :count] = torch.tensor(each["input_ids"])
+                    for row, feature in enumerate(features):
+                        count = len(feature["input_ids"])
+                        batch["input_ids"][row, :count] = torch.tensor(feature["input_ids"])
                         batch["attention_mask"][row, :count] = 1
                         batch["labels"][row, :count] = batch["input_ids"][row, :count]
                     return batch
@@ -237,11 +237,11 @@ def decoder(stage: Stage, rate: float) -> Values:
             trainer.train()
         tokens = float(lengths.mean()) * size * (steps - min(2, steps - 1)) / clock.seconds
         share = 6 * model.num_parameters(exclude_embeddings=True) * tokens / rate
-        found[way] = {"tokens/s": round(tokens), "share of the matrix rate": f"{share:.1%}"}
+        results[way] = {"tokens/s": round(tokens), "share of the matrix rate": f"{share:.1%}"}
         del model, trainer
         if stage.device.type == "cuda":
             torch.cuda.empty_cache()
-    return found
+    return results
 
 
 def ceiling(stage: Stage, rate: float) -> Values:

@@ -95,8 +95,8 @@ class Stage:
 
     def _table(self) -> str:
         return "\n".join(
-            f"| {each['check']} | {each['outcome']} | {each['seconds']:.1f} |"
-            for each in self._records
+            f"| {record['check']} | {record['outcome']} | {record['seconds']:.1f} |"
+            for record in self._records
         )
 
 
@@ -136,10 +136,10 @@ def matrix_rate(device: torch.device, size: int, dtype: torch.dtype = torch.bflo
     return 2 * size**3 / timed(device, lambda: left @ right, 10)
 
 
-def error_of(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def error_of(results: torch.Tensor, wanted: torch.Tensor) -> float:
     """The norm of the difference, over that of what is wanted; infinite if it is not a number."""
     wanted = wanted.double()
-    difference = (found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30)
+    difference = (results.double() - wanted).norm() / wanted.norm().clamp_min(1e-30)
     return float(difference.nan_to_num(nan=float("inf")))
 
 

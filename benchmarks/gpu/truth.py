@@ -38,30 +38,30 @@ SLACK = 2.0
 
 def versions(stage: Stage) -> Values:
     """What computes here."""
-    found: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__}
+    results: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__}
     if stage.device.type == "cuda":
         properties = torch.cuda.get_device_properties(stage.device)
-        found |= {
+        results |= {
             "device": properties.name,
             "capability": torch.cuda.get_device_capability(stage.device),
             "memory GiB": round(properties.total_memory / 2**30, 1),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
-    return found
+    return results
 
 
 def rates(stage: Stage) -> Values:
     """Matrix products and copies, by which speeds are judged."""
     size = 256 if stage.smoke else 8192
-    found = {
+    results = {
         f"{name} TFLOP/s": round(matrix_rate(stage.device, size, dtype) / 1e12, 2)
         for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32))
     }
     megabytes = 1 if stage.smoke else 256
     source = torch.empty(megabytes << 20, dtype=torch.uint8, pin_memory=stage.device.type == "cuda")
     seconds = timed(stage.device, lambda: source.to(stage.device, non_blocking=True), 5)
-    return found | {"to the device GB/s": round(megabytes / 1024 / seconds, 2)}
+    return results | {"to the device GB/s": round(megabytes / 1024 / seconds, 2)}
 
 
 def attention_backends(stage: Stage) -> Values:
@@ -71,7 +71,7 @@ def attention_backends(stage: Stage) -> Values:
     kernels = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
                SDPBackend.CUDNN_ATTENTION)  # fmt: skip
     dtype = torch.bfloat16
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     wrong = []
     for length, is_masked in itertools.product(lengths, (False, True)):
         torch.manual_seed(length)
@@ -81,31 +81,31 @@ def attention_backends(stage: Stage) -> Values:
         if is_masked:
             numbers = torch.arange(length, device=stage.device) // max(8, length // 5)
             mask = (numbers[:, None] == numbers[None, :])[None, None].expand(2, 1, -1, -1)
-        wanted = _attention([each.double() for each in real], mask, SDPBackend.MATH)
+        wanted = _attention([tensor.double() for tensor in real], mask, SDPBackend.MATH)
         plain = _attention(real, mask, SDPBackend.MATH)
-        own = max(error_of(one, other) for one, other in zip(plain, wanted, strict=True))
+        plain_error = max(error_of(one, other) for one, other in zip(plain, wanted, strict=True))
         for kernel in kernels:
             name = f"{kernel.name} {length} {'mask' if is_masked else 'no mask'}"
             try:
                 got = _attention(real, mask, kernel)
             except RuntimeError:
-                found[name] = "not available"
+                results[name] = "not available"
                 continue
             error = max(error_of(one, other) for one, other in zip(got, wanted, strict=True))
-            found[name] = round(error, 4)
-            if error > SLACK * own:
+            results[name] = round(error, 4)
+            if error > SLACK * plain_error:
                 wrong.append(name)
     # What the product turns off (cuDNN with a mask) may be wrong; nothing else may.
     used = [name for name in wrong if not (name.startswith("CUDNN") and name.endswith(" mask"))]
     if used:
-        raise Failed(f"wrong: {', '.join(used)}", **found)
-    return found | {"wrong, and not used": wrong}
+        raise Failed(f"wrong: {', '.join(used)}", **results)
+    return results | {"wrong, and not used": wrong}
 
 
 def _attention(real: list[Tensor], mask: Tensor | None, kernel: SDPBackend) -> list[Tensor]:
     """The output and the three gradients."""
-    *inputs, weights = (each.detach().clone() for each in real)
-    leaves = [each.requires_grad_() for each in inputs]
+    *inputs, weights = (tensor.detach().clone() for tensor in real)
+    leaves = [tensor.requires_grad_() for tensor in inputs]
     with sdpa_kernel(kernel):
         output = functional.scaled_dot_product_attention(*leaves, attn_mask=mask)
     (output * weights).sum().backward()
@@ -119,45 +119,45 @@ def flat_kernel(stage: Stage) -> Values:
     row = flat.row([lengths])
     starts = torch.from_numpy(row.starts(lengths, len(lengths) + 3)).to(stage.device)
     real = int(lengths.sum())
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for causal, window, heads in itertools.product((False, True), (None, 9), (4, 2)):
         torch.manual_seed(0)
         tensors = [
             torch.randn(1, count, row.length, 64, device=stage.device, dtype=torch.bfloat16)
             for count in (4, heads, heads, 4)
         ]
-        got = _flat([each.clone() for each in tensors], starts, row.longest, causal, window)
-        exact = [each.double().cpu() for each in tensors]
+        got = _flat([tensor.clone() for tensor in tensors], starts, row.longest, causal, window)
+        exact = [tensor.double().cpu() for tensor in tensors]
         wanted = _flat(exact, starts.cpu(), row.longest, causal, window)
         error = max(
-            error_of(one.cpu()[:, :real] if at == 0 else one.cpu()[:, :, :real],
-                     other[:, :real] if at == 0 else other[:, :, :real])
-            for at, (one, other) in enumerate(zip(got, wanted, strict=True))
+            error_of(one.cpu()[:, :real] if index == 0 else one.cpu()[:, :, :real],
+                     other[:, :real] if index == 0 else other[:, :, :real])
+            for index, (one, other) in enumerate(zip(got, wanted, strict=True))
         )  # fmt: skip
         name = f"{'causal' if causal else 'both ways'}, window {window}, {heads} of 4 heads"
-        found[name] = round(error, 4)
+        results[name] = round(error, 4)
         if error > 0.02:
-            raise Failed(f"wrong: {name}", **found)
+            raise Failed(f"wrong: {name}", **results)
     ones = [torch.ones(1, 4, row.length, 64, device=stage.device, dtype=torch.bfloat16)] * 3
     module: Any = type("Module", (), {"is_causal": False})()
-    beside = flat_attention.inputs_of(starts, row.longest)
-    output, _ = flat_attention.attend(module, *ones, dropout=0.25, **beside)
+    inputs = flat_attention.inputs_of(starts, row.longest)
+    output, _ = flat_attention.attend(module, *ones, dropout=0.25, **inputs)
     kept = float(output[:, :real].float().mean())
-    found["mean of ones after dropout of 0.25"] = round(kept, 3)
+    results["mean of ones after dropout of 0.25"] = round(kept, 3)
     if abs(kept - 1) > 0.05:
-        raise Failed("dropout changes the mean", **found)
-    return found
+        raise Failed("dropout changes the mean", **results)
+    return results
 
 
 def _flat(
     tensors: list[Tensor], starts: Tensor, longest: int, causal: bool, window: int | None
 ) -> list[Tensor]:
     *inputs, weights = tensors
-    leaves = [each.requires_grad_() for each in inputs]
+    leaves = [tensor.requires_grad_() for tensor in inputs]
     module: Any = type("Module", (), {"is_causal": causal})()
-    beside = flat_attention.inputs_of(starts, longest)
-    mask = beside.pop("attention_mask")
-    output, _ = flat_attention.attend(module, *leaves, mask, sliding_window=window, **beside)
+    options = flat_attention.inputs_of(starts, longest)
+    mask = options.pop("attention_mask")
+    output, _ = flat_attention.attend(module, *leaves, mask, sliding_window=window, **options)
     weights = weights.transpose(1, 2).clone()
     weights[:, int(starts[-1]) :] = 0
     (output * weights).sum().backward()
@@ -204,7 +204,7 @@ def packed_encoder(stage: Stage, kind: str) -> Values:
     ways = {"alone": alone}
     for way, layout in (("blocks", blocks), ("one row", one_row)):
         ways[way] = functools.partial(packed, layout=layout)
-    return _held(stage, model, ways, lambda logits: losses.of_samples(logits, labels).mean())
+    return _held(stage, model, ways, lambda logits: losses.sample_losses(logits, labels).mean())
 
 
 def packed_decoder(stage: Stage) -> Values:
@@ -231,8 +231,8 @@ def packed_decoder(stage: Stage) -> Values:
         return sums / documents.weight(np.arange(len(lengths)))
 
     def alone(its: Any) -> Tensor:
-        each = [(packing.shape([documents.lengths[[row]]]), rows[[row]]) for row in rows]
-        return torch.cat([laid(its, shape, some) for shape, some in each])
+        tensor = [(packing.shape([documents.lengths[[row]]]), rows[[row]]) for row in rows]
+        return torch.cat([laid(its, shape, some) for shape, some in tensor])
 
     ways = {
         "alone": alone,
@@ -255,14 +255,14 @@ def _held(stage: Stage, model: Any, ways: dict[str, Any], loss_of: Any) -> Value
             output = way(its)
         loss_of(output.float()).backward()
         gradients = [weight.grad.clone() for weight in its.parameters() if weight.grad is not None]
-        return [output.detach(), torch.cat([each.flatten() for each in gradients])]
+        return [output.detach(), torch.cat([tensor.flatten() for tensor in gradients])]
 
     def prepared(is_flat: bool) -> Any:
         its = copy.deepcopy(model)
         take = (
-            packed_decoders.take_documents
+            packed_decoders.patch_forward_for_documents
             if its.config.model_type in packed_decoders.DECODERS
-            else packed_encoders.take_packed
+            else packed_encoders.patch_forward_for_packing
         )
         take(its)
         if is_flat:
@@ -270,21 +270,21 @@ def _held(stage: Stage, model: Any, ways: dict[str, Any], loss_of: Any) -> Value
         return its
 
     truth = run(prepared(False), ways["alone"], False)
-    found: dict[str, Any] = {}
-    own = 0.0
+    results: dict[str, Any] = {}
+    plain_error = 0.0
     for name, way in ways.items():
         for is_bf16 in (
             (False, True) if name != "one row" or stage.device.type == "cpu" else (True,)
         ):
             got = run(prepared(name == "one row"), way, is_bf16)
             error = max(error_of(one, other) for one, other in zip(got, truth, strict=True))
-            found[f"{name}, {'bfloat16' if is_bf16 else 'float32'}"] = round(error, 6)
+            results[f"{name}, {'bfloat16' if is_bf16 else 'float32'}"] = round(error, 6)
             if name == "alone":
-                own = max(own, error)
-            limit = SLACK * own if is_bf16 else 1e-3
+                plain_error = max(plain_error, error)
+            limit = SLACK * plain_error if is_bf16 else 1e-3
             if error > limit:
-                raise Failed(f"{name} differs by {error:.4f}, more than {limit:.4f}", **found)
-    return found
+                raise Failed(f"{name} differs by {error:.4f}, more than {limit:.4f}", **results)
+    return results
 
 
 def main() -> None:

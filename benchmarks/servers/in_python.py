@@ -16,9 +16,9 @@ from servers.peer import (
     TRANSFORMERS,
     Launch,
     Peer,
-    by_list,
     environ_of,
     free_ports,
+    list_body,
     run,
 )
 
@@ -158,7 +158,7 @@ def _litserve(tools: Path, folder: Path, model: Path, task: str, module: str = "
     (folder / "serve.py").write_text(LITSERVE.replace("{module}", module))
     command = [str(tools / "python"), str(folder / "serve.py"), str(model), str(port)]
     environ = environ_of(folder, tools, PEER_TASK=task)
-    return Launch(command, environ, port, "/predict", by_list)
+    return Launch(command, environ, port, "/predict", list_body)
 
 
 def _openvino(tools: Path, folder: Path, model: Path, task: str) -> Launch:
@@ -177,7 +177,7 @@ def _ray(tools: Path, folder: Path, model: Path, task: str) -> Launch:
     # Paths of its sockets may have 107 characters.
     command = [str(tools / "python"), "serve.py", str(model), str(port), str(folder / "ray")]
     environ = environ_of(folder, tools, PEER_TASK=task, PYTHONPATH=str(folder))
-    return Launch(command, environ, port, "/", by_list)
+    return Launch(command, environ, port, "/", list_body)
 
 
 def _bentoml(tools: Path, folder: Path, model: Path, task: str) -> Launch:
@@ -189,7 +189,7 @@ def _bentoml(tools: Path, folder: Path, model: Path, task: str) -> Launch:
         folder, tools, PEER_TASK=task, PEER_MODEL=str(model), PYTHONPATH=str(folder),
         BENTOML_HOME=str(folder / "home"),
     )  # fmt: skip
-    return Launch([str(tools / "bentoml"), *serve], environ, port, "/answers", by_list)
+    return Launch([str(tools / "bentoml"), *serve], environ, port, "/answers", list_body)
 
 
 def _infinity(tools: Path, folder: Path, model: Path, task: str) -> Launch:

@@ -18,12 +18,12 @@ TORCH = "torch==2.13.0"
 TRANSFORMERS = "transformers==5.24.0"
 
 
-def by_inputs(texts: Sequence[str]) -> Any:
+def inputs_body(texts: Sequence[str]) -> Any:
     """One text as `{"inputs": text}`, several as `{"inputs": [text, ...]}`."""
     return {"inputs": texts[0] if len(texts) == 1 else list(texts)}
 
 
-def by_list(texts: Sequence[str]) -> Any:
+def list_body(texts: Sequence[str]) -> Any:
     """`{"inputs": [text, ...]}`."""
     return {"inputs": list(texts)}
 
@@ -44,7 +44,7 @@ class Launch:
     port: int
     path: str
     """Of its invocations."""
-    body: Callable[[Sequence[str]], Any] = by_inputs
+    body: Callable[[Sequence[str]], Any] = inputs_body
     """What it is asked for texts, as JSON."""
     values: Callable[[Any], list[Any]] = as_it_is
     """One value for each text, of its answer: a label with its score, a vector or a text."""

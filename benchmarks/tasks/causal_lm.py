@@ -23,7 +23,7 @@ def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
     from pydoc_data.topics import topics
 
     whole = "\n\n".join(" ".join(text.split()) for _, text in sorted(topics.items()))
-    texts = [whole[at : at + _SECTION].strip() for at in range(0, len(whole), _SECTION)]
+    texts = [whole[index : index + _SECTION].strip() for index in range(0, len(whole), _SECTION)]
     return [{"text": text} for text in drawn(texts, rows, seed)]
 
 

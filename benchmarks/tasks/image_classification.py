@@ -31,13 +31,13 @@ def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
     kept = order[1400:] if seed >= 1000 else order[:1400]
     chosen = random.Random(seed).sample(kept, min(rows, len(kept)))
     folder = Path(tempfile.mkdtemp())
-    found = []
+    results = []
     for number in chosen:
         picture = Image.fromarray((digits.images[number] * 15.9).astype(np.uint8))
         path = folder / f"{number}.png"
         picture.resize((2 * _SIZE, 2 * _SIZE), Image.Resampling.BICUBIC).save(path)
-        found.append({"image_path": str(path), "label": str(digits.target[number])})
-    return found
+        results.append({"image_path": str(path), "label": str(digits.target[number])})
+    return results
 
 
 def _opened(row: dict[str, Any]) -> Any:

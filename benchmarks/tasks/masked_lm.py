@@ -29,7 +29,7 @@ def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
     from pydoc_data.topics import topics
 
     whole = "\n\n".join(" ".join(text.split()) for _, text in sorted(topics.items()))
-    texts = [whole[at : at + _SECTION] for at in range(0, len(whole), _SECTION)]
+    texts = [whole[index : index + _SECTION] for index in range(0, len(whole), _SECTION)]
     random.Random(0).shuffle(texts)
     kept = texts[:40] if seed >= 1000 else texts[40:]
     chosen = random.Random(seed).sample(kept, min(rows, len(kept)))
@@ -41,7 +41,7 @@ def _pieces(tokenizer: Any, rows: list[dict[str, Any]]) -> list[list[int]]:
     encoded = tokenizer([row["text"] for row in rows], verbose=False)["input_ids"]
     joined = [token for ids in encoded for token in ids]
     whole = len(joined) // LENGTH * LENGTH
-    return [joined[at : at + LENGTH] for at in range(0, whole, LENGTH)]
+    return [joined[index : index + LENGTH] for index in range(0, whole, LENGTH)]
 
 
 def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
@@ -58,8 +58,10 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     pieces = _pieces(tokenizer, rows)
     room = LENGTH - tokenizer.num_special_tokens_to_add()
     texts = tokenizer([row["text"] for row in rows], add_special_tokens=False, verbose=False)
-    own = sum(math.ceil(len(ids) / room) for ids in texts["input_ids"])
-    steps = settings["num_train_epochs"] * math.ceil(own / settings["per_device_train_batch_size"])
+    windows = sum(math.ceil(len(ids) / room) for ids in texts["input_ids"])
+    steps = settings["num_train_epochs"] * math.ceil(
+        windows / settings["per_device_train_batch_size"]
+    )
     return Trainer(
         model=AutoModelForMaskedLM.from_pretrained(model),
         args=TrainingArguments(**settings, max_steps=steps),
@@ -81,12 +83,14 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
     for piece in _pieces(tokenizer, rows):
         ids = torch.tensor(piece)
         special = (ids == tokenizer.cls_token_id) | (ids == tokenizer.sep_token_id)
-        at = (torch.rand(len(ids), generator=drawn) < _SHARE) & ~special
+        index = (torch.rand(len(ids), generator=drawn) < _SHARE) & ~special
         with torch.no_grad():
-            masked = ids.masked_fill(at, tokenizer.mask_token_id)[None]
-            logits = model(input_ids=masked, attention_mask=torch.ones_like(masked)).logits[0][at]
-        losses += torch.nn.functional.cross_entropy(logits, ids[at], reduction="none").tolist()
-        right += (logits.argmax(-1) == ids[at]).tolist()
+            masked = ids.masked_fill(index, tokenizer.mask_token_id)[None]
+            logits = model(input_ids=masked, attention_mask=torch.ones_like(masked)).logits[0][
+                index
+            ]
+        losses += torch.nn.functional.cross_entropy(logits, ids[index], reduction="none").tolist()
+        right += (logits.argmax(-1) == ids[index]).tolist()
     mean = sum(losses) / len(losses)
     return {
         "share of tokens": sum(right) / len(right), "perplexity": math.exp(mean), "loss": mean

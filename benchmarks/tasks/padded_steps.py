@@ -60,9 +60,11 @@ def main() -> None:
                 lines = "\n".join(map(json.dumps, rows))
                 (Path(base) / "data" / "rows.jsonl").write_text(lines)
                 seconds = cpu_seconds([*argv, "--save_strategy", "no"], Path(base))
-            said = [line for line in log.getvalue().splitlines() if line.startswith("steps ")]
+            step_lines = [line for line in log.getvalue().splitlines() if line.startswith("steps ")]
             name = f"cut into {parts[0]}" if len(parts) == 1 else "as chosen"
-            print(f"{name}: {options.rows / seconds:.1f} rows a CPU-second {said}", flush=True)
+            print(
+                f"{name}: {options.rows / seconds:.1f} rows a CPU-second {step_lines}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _log_probabilities(folder: str, tokenizer: Any, rows: list[dict[str, Any]]) 
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
-    found = []
+    results = []
     for row in rows:
         start = len(tokenizer(row["prompt"])["input_ids"])
         for answer in (row["chosen"], row["rejected"]):
@@ -89,6 +89,6 @@ def _log_probabilities(folder: str, tokenizer: Any, rows: list[dict[str, Any]]) 
             tokens = torch.tensor([ids])
             with torch.no_grad():
                 logits = model(input_ids=tokens).logits[0, :-1].log_softmax(-1)
-            said = logits.gather(-1, tokens[0, 1:, None])[start - 1 :]
-            found.append(float(said.sum()))
-    return torch.tensor(found).view(-1, 2)
+            log_probabilities = logits.gather(-1, tokens[0, 1:, None])[start - 1 :]
+            results.append(float(log_probabilities.sum()))
+    return torch.tensor(results).view(-1, 2)

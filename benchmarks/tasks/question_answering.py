@@ -29,14 +29,14 @@ def data(rows: int, seed: int, source: Path) -> list[dict[str, Any]]:
         for article in json.loads(source.read_text(encoding="utf-8"))["data"]
         for paragraph in article["paragraphs"]
     ]
-    found = []
+    results = []
     for paragraph in drawn(paragraphs, len(paragraphs), seed):
         for question in paragraph["qas"]:
             first = question["answers"][0]
             answers = {"text": [first["text"]], "answer_start": [first["answer_start"]]}
-            found.append({"id": question["id"], "question": question["question"],
+            results.append({"id": question["id"], "question": question["question"],
                           "context": paragraph["context"], "answers": answers})  # fmt: skip
-    return found[:rows]
+    return results[:rows]
 
 
 def features(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,15 +51,15 @@ def features(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
         return_offsets_mapping=True,
     )
     windows = []
-    for window, at in enumerate(encoded["overflow_to_sample_mapping"]):
-        ids, places = encoded["input_ids"][window], encoded["offset_mapping"][window]
-        own = [n for n, each in enumerate(encoded.sequence_ids(window)) if each == 1]
-        start = rows[at]["answers"]["answer_start"][0]
-        stop = start + len(rows[at]["answers"]["text"][0])
+    for window, sample in enumerate(encoded["overflow_to_sample_mapping"]):
+        ids, offsets = encoded["input_ids"][window], encoded["offset_mapping"][window]
+        context_tokens = [n for n, owner in enumerate(encoded.sequence_ids(window)) if owner == 1]
+        start = rows[sample]["answers"]["answer_start"][0]
+        stop = start + len(rows[sample]["answers"]["text"][0])
         first = last = ids.index(tokenizer.cls_token_id)
-        if places[own[0]][0] <= start and places[own[-1]][1] >= stop:
-            first = max(n for n in own if places[n][0] <= start)
-            last = min(n for n in own if places[n][1] >= stop)
+        if offsets[context_tokens[0]][0] <= start and offsets[context_tokens[-1]][1] >= stop:
+            first = max(n for n in context_tokens if offsets[n][0] <= start)
+            last = min(n for n in context_tokens if offsets[n][1] >= stop)
         inputs = {name: encoded[name][window] for name in tokenizer.model_input_names
                   if name in encoded}  # fmt: skip
         windows.append({**inputs, "start_positions": first, "end_positions": last})
@@ -100,24 +100,26 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
             stride=STRIDE, return_overflowing_tokens=True, return_offsets_mapping=True,
             padding=True, return_tensors="pt",
         )  # fmt: skip
-        places, _ = encoded.pop("offset_mapping"), encoded.pop("overflow_to_sample_mapping")
+        offsets, _ = encoded.pop("offset_mapping"), encoded.pop("overflow_to_sample_mapping")
         windows = features(tokenizer, [row])
         with torch.no_grad():
             output = model(
                 **encoded,
-                start_positions=torch.tensor([each["start_positions"] for each in windows]),
-                end_positions=torch.tensor([each["end_positions"] for each in windows]),
+                start_positions=torch.tensor([window["start_positions"] for window in windows]),
+                end_positions=torch.tensor([window["end_positions"] for window in windows]),
             )
         losses.append(float(output.loss))
         best: tuple[float, str] = (float("-inf"), "")
-        for window in range(len(places)):
-            own = [n for n, each in enumerate(encoded.sequence_ids(window)) if each == 1]
+        for window in range(len(offsets)):
+            context_tokens = [
+                n for n, owner in enumerate(encoded.sequence_ids(window)) if owner == 1
+            ]
             starts, ends = output.start_logits[window].tolist(), output.end_logits[window].tolist()
-            for first in own:
-                for last in [n for n in own if first <= n < first + 30]:
+            for first in context_tokens:
+                for last in [n for n in context_tokens if first <= n < first + 30]:
                     score = starts[first] + ends[last]
                     if score > best[0]:
-                        start, stop = int(places[window, first, 0]), int(places[window, last, 1])
+                        start, stop = int(offsets[window, first, 0]), int(offsets[window, last, 1])
                         best = score, row["context"][start:stop]
         (answer,) = row["answers"]["text"]
         exact += best[1] == answer
@@ -128,7 +130,7 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
     }  # fmt: skip
 
 
-def _f1(said: list[str], right: list[str]) -> float:
+def _f1(predicted: list[str], right: list[str]) -> float:
     """Of their words, as SQuAD's script counts it."""
-    common = sum((Counter(said) & Counter(right)).values())
-    return 2 * common / (len(said) + len(right))
+    common = sum((Counter(predicted) & Counter(right)).values())
+    return 2 * common / (len(predicted) + len(right))

@@ -19,7 +19,7 @@ def cpu_seconds(argv: list[str], folder: Path, **channels: Path) -> float:
         channels: Other channels.
     """
     from recipe import arguments
-    from recipe.paths import Places
+    from recipe.paths import Folders
     from recipe.training import run
     from recipe.training.engine import Engine
 
@@ -33,12 +33,12 @@ def cpu_seconds(argv: list[str], folder: Path, **channels: Path) -> float:
         return metrics
 
     Engine.run = timed  # type: ignore[method-assign]
-    places = Places(
+    folders = Folders(
         channels={"train": folder / "data", **channels},
         model_dir=folder / "model",
         output_data_dir=folder / "output",
         checkpoints=folder / "checkpoints",
         tensorboard=folder / "tensorboard",
     )
-    run.run(arguments.parse(argv, places), places, dict(os.environ))
+    run.run(arguments.parse(argv, folders), folders, dict(os.environ))
     return seconds[0]

@@ -65,9 +65,9 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
     logits = ranker.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_tensor=True)
     labels = torch.tensor([float(row["label"]) for row in rows])
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), labels)
-    found = []
-    for _, group in itertools.groupby(range(len(rows)), key=lambda at: rows[at]["query"]):
-        own = list(group)
-        if labels[own].any() and len(own) > 1:
-            found.append(ndcg_score([labels[own].numpy()], [logits[own].numpy()], k=10))
-    return {"nDCG@10": float(np.mean(found)), "loss": float(loss)}
+    results = []
+    for _, group in itertools.groupby(range(len(rows)), key=lambda index: rows[index]["query"]):
+        members = list(group)
+        if labels[members].any() and len(members) > 1:
+            results.append(ndcg_score([labels[members].numpy()], [logits[members].numpy()], k=10))
+    return {"nDCG@10": float(np.mean(results)), "loss": float(loss)}

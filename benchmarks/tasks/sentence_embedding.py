@@ -61,12 +61,15 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
     )
     cosines = torch.nn.functional.cosine_similarity(first, second)
     scores = torch.tensor([row["score"] for row in rows])
-    found = []
-    for at in range(0, len(rows), JUDGED_TOGETHER):
-        own, true = SCALE * cosines[at : at + JUDGED_TOGETHER], scores[at : at + JUDGED_TOGETHER]
-        wrong = (own[:, None] - own[None])[true[:, None] < true[None]]
-        found.append(float(torch.cat([torch.zeros(1), wrong]).logsumexp(0)))
+    results = []
+    for start in range(0, len(rows), JUDGED_TOGETHER):
+        scaled, true = (
+            SCALE * cosines[start : start + JUDGED_TOGETHER],
+            scores[start : start + JUDGED_TOGETHER],
+        )
+        wrong = (scaled[:, None] - scaled[None])[true[:, None] < true[None]]
+        results.append(float(torch.cat([torch.zeros(1), wrong]).logsumexp(0)))
     return {
         "Spearman": float(spearmanr(cosines.numpy(), scores.numpy()).statistic),
-        "loss": sum(found) / len(found),
+        "loss": sum(results) / len(results),
     }

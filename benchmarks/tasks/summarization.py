@@ -27,14 +27,14 @@ def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
     return [_row(drawn, drawn.choice([0, 1, 2, 3]), ["red"]) for _ in range(rows)]
 
 
-def _row(drawn: random.Random, room: int, told: list[str]) -> dict[str, Any]:
+def _row(drawn: random.Random, room: int, facts: list[str]) -> dict[str, Any]:
     """A text of animals with `room` other words before each, and a line of some of them."""
     words: list[str] = []
     line = []
     colours = drawn.choices(["red", drawn.choice(COLOURS[1:])], k=drawn.choice([2, 4, 5]))
     for animal, colour in zip(drawn.sample(ANIMALS, len(colours)), colours, strict=True):
         words += [*drawn.choices(FILLERS, k=room), "the", colour, animal]
-        line += [animal] * (colour in told)
+        line += [animal] * (colour in facts)
     return {"document": " ".join(words), "summary": " ".join(line or ["none"])}
 
 
@@ -89,8 +89,8 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
             losses += float(model(**encoded, labels=labels).loss) * labels.numel()
             ids = model.generate(**encoded, max_new_tokens=16, num_beams=1, do_sample=False)
         tokens += labels.numel()
-        said = tokenizer.decode(ids[0], skip_special_tokens=True)
-        total += scorer.score(row["summary"], said)["rougeL"].fmeasure
+        summary = tokenizer.decode(ids[0], skip_special_tokens=True)
+        total += scorer.score(row["summary"], summary)["rougeL"].fmeasure
     return {"ROUGE-L": total / len(rows), "loss": losses / tokens}
 
 

@@ -30,9 +30,9 @@ def teach(
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        read, said = texts(drawn)
+        read, written = texts(drawn)
         batch = tokenizer(read, padding=True, return_tensors="pt")
-        target = tokenizer(text_target=said, padding=True, return_tensors="pt")
+        target = tokenizer(text_target=written, padding=True, return_tensors="pt")
         labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             ids, mask = batch["input_ids"], batch["attention_mask"]

@@ -12,7 +12,7 @@ from samples import drawn
 
 ARGUMENTS = ["--task", "token-classification", "--max_length", "128"]
 KINDS = ["corporation", "creative-work", "group", "location", "person", "product"]
-NAMES = ["O", *(f"{place}-{kind}" for kind in KINDS for place in "BI")]
+NAMES = ["O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in "BI")]
 
 
 def data(rows: int, seed: int, source: Path) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
     model: Any = AutoModelForTokenClassification.from_pretrained(str(folder)).eval()
-    true, said, losses = [], [], []
+    true, predicted, losses = [], [], []
     for row in rows:
         encoded = tokenizer(
             row["tokens"], is_split_into_words=True, return_tensors="pt", truncation=True,
@@ -85,6 +85,8 @@ def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, f
         losses += torch.nn.functional.cross_entropy(
             logits[firsts], labels, reduction="none"
         ).tolist()
-        said.append([model.config.id2label[at] for at in logits[firsts].argmax(-1).tolist()])
+        predicted.append(
+            [model.config.id2label[index] for index in logits[firsts].argmax(-1).tolist()]
+        )
         true.append(tags)
-    return {"F1 of entities": float(f1_score(true, said)), "loss": sum(losses) / len(losses)}
+    return {"F1 of entities": float(f1_score(true, predicted)), "loss": sum(losses) / len(losses)}

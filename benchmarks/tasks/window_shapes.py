@@ -61,8 +61,8 @@ def main(folder: str) -> None:
         for _ in range(3):
             for name, lightened, rows, length, window in CASES:
                 seconds[name].append(step(models[lightened], rows, length, window, dtype))
-        for name, each in seconds.items():
-            print(f"{dtype} {name}: least {min(each):.2f}, {max(each):.2f} at most", flush=True)
+        for name, value in seconds.items():
+            print(f"{dtype} {name}: least {min(value):.2f}, {max(value):.2f} at most", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser, TrainingArguments
 
 from recipe import foreign_names, structured_values
-from recipe.errors import HyperparameterError, near
+from recipe.errors import HyperparameterError, did_you_mean
 from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparameters, all_at_once
-from recipe.paths import Places
+from recipe.paths import Folders
 from recipe.secret_rules import is_secret_name, mask_shapes
 
 _TRUE = ("true", "1", "yes")
@@ -29,7 +29,7 @@ _KEY = re.compile(r"--?[A-Za-z]")
 _NOT_GIVEN = object()
 
 
-def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
+def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameters:
     """Parse `--key value` arguments.
 
     A key may have `-` or `_`, and may be an alias or the name of another trainer (`foreign_names`).
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
     problems: list[str] = []
     for written, text in _pairs(argv):
         try:
-            name, value = _translated(written, text, notes, places)
+            name, value = _translated(written, text, notes, folders)
             converted = _convert(name, value, notes) if name else _NOT_GIVEN
         except HyperparameterError as error:
             problems.append(str(error))
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
             )
         values.setdefault(name, converted)
         written_as.setdefault(name, written)
-    notes += _notes_of(values, places)
+    notes += _notes_of(values, folders)
     common = {name: values.pop(name) for name in _COMMON & {*values}}
     of_tasks = {name: values.pop(name) for name in FIELDS.keys() & values}
     try:
@@ -95,7 +95,7 @@ def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _translated(
-    written: str, value: str, notes: list[str], places: Places | None
+    written: str, value: str, notes: list[str], folders: Folders | None
 ) -> tuple[str, str]:
     """Return this recipe's name and value for an argument; an empty name if it has no effect.
 
@@ -121,12 +121,12 @@ def _translated(
             raise HyperparameterError(f"{what} cannot be used.", rewritten)
         return rewritten
     if name in foreign_names.KNOWN:
-        note, remedy = foreign_names.said_of(
+        note, remedy = foreign_names.note_and_remedy(
             name,
             value,
-            places.channels if places else {},
-            {"SM_MODEL_DIR": places.model_dir, "SM_OUTPUT_DATA_DIR": places.output_data_dir}
-            if places
+            folders.channels if folders else {},
+            {"SM_MODEL_DIR": folders.model_dir, "SM_OUTPUT_DATA_DIR": folders.output_data_dir}
+            if folders
             else {},
         )
         if remedy:
@@ -138,12 +138,12 @@ def _translated(
         accepted = {*FIELDS, *_aliases(), *_training_fields()} - {*REFUSED}
         raise HyperparameterError(
             f"{what} is not known.",
-            near(name, accepted, _ALIKE) or "python code/train.py --help lists the names.",
+            did_you_mean(name, accepted, _ALIKE) or "python code/train.py --help lists the names.",
         )
     return name, value
 
 
-def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
+def _notes_of(values: dict[str, Any], folders: Folders | None) -> Iterator[str]:
     """Yield notes about conflicting values, and move output_dir out of the model's folder."""
     steps = values.get("max_train_steps") or -1
     if steps > 0 and "num_train_epochs" in values:
@@ -153,12 +153,12 @@ def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
     elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
         yield "hub_strategy=every_save: the model is pushed to the hub only once, after training"
     folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
-    model = places.model_dir.absolute() if places else None
-    if places and folder and model and model in (folder, *folder.parents):
+    model = folders.model_dir.absolute() if folders else None
+    if folders and folder and model and model in (folder, *folder.parents):
         del values["output_dir"]
         yield (
             f"output_dir={folder} would be packed with the model: checkpoints are saved in "
-            f"{places.checkpoints}"
+            f"{folders.checkpoints}"
         )
 
 

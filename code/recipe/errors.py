@@ -44,7 +44,7 @@ class Problems:
     _MOST = 10
 
     def __init__(self) -> None:
-        self._found: list[DataError] = []
+        self._errors: list[DataError] = []
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -52,19 +52,19 @@ class Problems:
         try:
             yield
         except DataError as error:
-            self._found.append(error)
+            self._errors.append(error)
 
     def check(self) -> None:
         """Raise the collected errors as one DataError, if there are any."""
-        if len(self._found) == 1:
-            raise self._found[0]
-        if self._found:
-            more = len(self._found) - self._MOST
-            numbered = [f"({number}) {error}" for number, error in enumerate(self._found, 1)]
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            more = len(self._errors) - self._MOST
+            numbered = [f"({number}) {error}" for number, error in enumerate(self._errors, 1)]
             last = [f"And {more} more."] if more > 0 else []
             raise DataError(
                 " ".join([f"{len(numbered)} problems.", *numbered[: self._MOST], *last])
-            ) from self._found[0]
+            ) from self._errors[0]
 
 
 class ModelError(RecipeError):
@@ -115,7 +115,7 @@ def listed(names: Sequence[object], most: int = 20) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-def near(name: str, known: Iterable[str], alike: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], alike: float = 0.6) -> str:
     """Return 'Did you mean a or b?' for similar known names, or ''.
 
     Args:

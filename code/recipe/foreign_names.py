@@ -4,7 +4,7 @@ The names come from transformers' example scripts (run_glue.py, run_clm.py, run_
 releases of TrainingArguments, TRL, Axolotl, LLaMA-Factory, AutoTrain, SetFit, SageMaker JumpStart,
 and notebooks of Hugging Face and AWS. There are three kinds: names with an equivalent in this
 recipe (`RENAMED`, `REWRITTEN`); names that have no effect for some or all values, which is logged
-(`LEFTOVERS`, `PLACES`); and names that are refused with advice (`ADVICE`).
+(`LEFTOVERS`, `DATA_FOLDERS`); and names that are refused with advice (`ADVICE`).
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ default_system default_system_message dataset_kwargs chat_template_kwargs tool_f
 """Names that are refused, and what to do instead."""
 
 _TRAIN, _OTHER = ("train", "training"), ("test", "testing", "validation", "eval", "valid", "dev")
-PLACES: Mapping[str, tuple[str, ...]] = {
+DATA_FOLDERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("dataset_path", "data_path", "data_dir", "dataset_dir", "input_dir", "data"), ()
     ),
@@ -320,16 +320,16 @@ OUTPUTS: Mapping[str, str] = {
 }
 """Names of output folders, and the variables that set them here."""
 
-KNOWN = frozenset({*RENAMED, *REWRITTEN, *LEFTOVERS, *ADVICE, *PLACES, *OUTPUTS})
+KNOWN = frozenset({*RENAMED, *REWRITTEN, *LEFTOVERS, *ADVICE, *DATA_FOLDERS, *OUTPUTS})
 
 
-def said_of(
+def note_and_remedy(
     name: str, value: str, channels: Mapping[str, Path], outputs: Mapping[str, Path]
 ) -> tuple[str, str]:
     """Return a note for a name without effect, or the remedy for a refused one; else "".
 
     Args:
-        name: A name of `LEFTOVERS`, `ADVICE`, `PLACES` or `OUTPUTS`.
+        name: A name of `LEFTOVERS`, `ADVICE`, `DATA_FOLDERS` or `OUTPUTS`.
         channels: Channel name to its folder.
         outputs: The folders that the variables in `OUTPUTS` name.
     """
@@ -337,10 +337,10 @@ def said_of(
         return f"{name} has no value", ""
     if name in ADVICE:
         return "", ADVICE[name]
-    if name in PLACES:
+    if name in DATA_FOLDERS:
         if _is_in_place(Path(value), name, channels):
             return f"{name} is the folder of a channel", ""
-        return "", _BY_CHANNELS.format(next(iter(PLACES[name]), "train"))
+        return "", _BY_CHANNELS.format(next(iter(DATA_FOLDERS[name]), "train"))
     if name in OUTPUTS:
         variable = OUTPUTS[name]
         if outputs.get(variable) == Path(value):
@@ -354,13 +354,15 @@ def said_of(
 
 def _is_in_place(path: Path, name: str, channels: Mapping[str, Path]) -> bool:
     """Return whether `path` is all that the recipe reads from the channels that it may mean."""
-    place = PLACES[name]
+    channel_names = DATA_FOLDERS[name]
     # A single channel holds training data, whatever its name.
     is_only = len(channels) == 1
     fitting = [
         folder
         for key, folder in channels.items()
-        if not place or key.lower() in place or (is_only and place is _TRAIN)
+        if not channel_names
+        or key.lower() in channel_names
+        or (is_only and channel_names is _TRAIN)
     ]
     if not name.endswith("file"):
         return path in fitting or {folder.parent for folder in fitting} == {path}

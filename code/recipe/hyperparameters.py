@@ -74,7 +74,7 @@ class Hyperparameters(DataSettings, ModelSettings):
 
     def __post_init__(self) -> None:
         """Raise HyperparameterError with all invalid values."""
-        problems = [*self._invalid(), *self._of_other_tasks()]
+        problems = [*self._invalid(), *self._ignored_hyperparameters()]
         if problems:
             raise all_at_once(problems)
 
@@ -152,7 +152,7 @@ class Hyperparameters(DataSettings, ModelSettings):
             )
 
     @property
-    def of_tasks(self) -> Mapping[str, Sequence[str]]:
+    def tasks_by_hyperparameter(self) -> Mapping[str, Sequence[str]]:
         """Return the tasks that take each hyperparameter, of those that are set and not for all."""
         values = {**self.passed, **self.values}
         return {
@@ -161,9 +161,9 @@ class Hyperparameters(DataSettings, ModelSettings):
             if values.get(name) not in (None, 0.0, FIELDS[name].default if name in FIELDS else None)
         }
 
-    def _of_other_tasks(self) -> Iterator[str]:
+    def _ignored_hyperparameters(self) -> Iterator[str]:
         """Yield a sentence for each hyperparameter that the task would ignore."""
-        for name, tasks in self.of_tasks.items():
+        for name, tasks in self.tasks_by_hyperparameter.items():
             if self.task in TASKS and self.task not in tasks:
                 listed = " or ".join(f"task={task}" for task in tasks)
                 remedy = f"Leave it out, or give {listed}."
@@ -179,9 +179,10 @@ class Hyperparameters(DataSettings, ModelSettings):
                     f"Hyperparameter {name} has value {value!r}, but belongs to {listed}, and the "
                     f"task is {self.task}. {remedy}"
                 )
-        if self.task is None and not any(all_tasks_of(self.of_tasks)):
+        if self.task is None and not any(all_tasks_of(self.tasks_by_hyperparameter)):
             listed = "; ".join(
-                f"{name} (task={' or '.join(tasks)})" for name, tasks in self.of_tasks.items()
+                f"{name} (task={' or '.join(tasks)})"
+                for name, tasks in self.tasks_by_hyperparameter.items()
             )
             yield f"No task takes all of these hyperparameters: {listed}. Leave some out."
         if not (self.trains or self.passed.get("do_eval") or self.predicts):
@@ -197,12 +198,12 @@ class Hyperparameters(DataSettings, ModelSettings):
             )
 
 
-def all_tasks_of(of_tasks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the tasks that take every hyperparameter in `Hyperparameters.of_tasks`.
+def all_tasks_of(tasks_by_hyperparameter: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the tasks that take every hyperparameter in `Hyperparameters.tasks_by_hyperparameter`.
 
     `label_smoothing` excludes none: other trainers use its name for `label_smoothing_factor`.
     """
-    narrowing = [tasks for name, tasks in of_tasks.items() if name != _SMOOTHING]
+    narrowing = [tasks for name, tasks in tasks_by_hyperparameter.items() if name != _SMOOTHING]
     return [task for task in TASKS if all(task in tasks for tasks in narrowing)]
 
 

@@ -11,7 +11,7 @@ from recipe.errors import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class Folders:
     """The folders of one training job."""
 
     channels: Mapping[str, Path]
@@ -22,7 +22,7 @@ class Places:
     tensorboard: Path
 
 
-def from_environment(environ: Mapping[str, str]) -> Places:
+def from_environment(environ: Mapping[str, str]) -> Folders:
     """Return the folders of SM_CHANNEL_<NAME>, SM_MODEL_DIR and SM_OUTPUT_DATA_DIR.
 
     Defaults are the folders under SAGEMAKER_BASE_DIR (default /opt/ml).
@@ -30,7 +30,7 @@ def from_environment(environ: Mapping[str, str]) -> Places:
     base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
     data = base / "input" / "data"
     folders = [path for path in sorted(data.iterdir()) if path.is_dir()] if data.is_dir() else []
-    return Places(
+    return Folders(
         channels=_channels(environ) or {folder.name: folder for folder in folders},
         model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
         output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.command == "serve":
         from amphora.serving.http.server import serve
 
-        return serve(Paths.of(os.environ).base, os.environ)
+        return serve(Paths.from_environment(os.environ).base, os.environ)
     if arguments.command == "doctor":
         from amphora.training.doctor import doctor
 

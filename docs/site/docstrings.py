@@ -64,19 +64,21 @@ class Docstrings(SphinxDirective):
         if isinstance(node, ast.ClassDef):
             yield f"{indent}.. describe:: class {node.name}"
         else:
-            marks = {each.id for each in node.decorator_list if isinstance(each, ast.Name)}
+            marks = {
+                decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)
+            }
             is_property = bool(marks & {"property", "cached_property"})
-            asked = "" if is_property else f"({ast.unparse(node.args)})"
+            arguments = "" if is_property else f"({ast.unparse(node.args)})"
             returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-            yield f"{indent}.. describe:: {node.name}{asked}{returns}"
+            yield f"{indent}.. describe:: {node.name}{arguments}{returns}"
         yield ""
         yield from (f"{inner}{line}" for line in self._text(node))
         yield ""
         if isinstance(node, ast.ClassDef):
-            for field, said in zip(node.body, node.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and _is_text(said):
+            for field, docstring in zip(node.body, node.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and _is_text(docstring):
                     yield from (f"{inner}.. describe:: {ast.unparse(field.target)}", "")
-                    yield from (f"{inner}   {line}" for line in self._lines(said.value.value))
+                    yield from (f"{inner}   {line}" for line in self._lines(docstring.value.value))
                     yield ""
             for member in _public(node):
                 yield from self._member(member, inner)

@@ -34,9 +34,9 @@ def _link(app: Sphinx, tree: nodes.document, page: str) -> None:
     for text in list(tree.findall(nodes.Text)):
         if isinstance(text.parent, (nodes.literal, nodes.reference, nodes.FixedTextElement)):
             continue
-        said, end = text.astext(), 0
+        source, end = text.astext(), 0
         parts: list[nodes.Node] = []
-        for mention in _MENTION.finditer(said):
+        for mention in _MENTION.finditer(source):
             folder = (mention["folder"] or "").removeprefix("docs/")
             name = folder + mention["name"]
             if name in _PASSED_OVER:
@@ -48,17 +48,17 @@ def _link(app: Sphinx, tree: nodes.document, page: str) -> None:
             anchor, until = "", mention.end()
             for reference in app.env.tocs[target].findall(nodes.reference):
                 words = r"\s+".join(map(re.escape, reference.astext().split()))
-                section = re.compile(rf",\s+{words}\b").match(said, mention.end())
+                section = re.compile(rf",\s+{words}\b").match(source, mention.end())
                 if section and reference["anchorname"] and section.end() > until:
                     anchor, until = reference["anchorname"], section.end()
             address = builder.get_relative_uri(page, target) + anchor
             parts += [
-                nodes.Text(said[end : mention.start()]),
-                nodes.reference("", said[mention.start() : until], refuri=address, internal=True),
+                nodes.Text(source[end : mention.start()]),
+                nodes.reference("", source[mention.start() : until], refuri=address, internal=True),
             ]
             end = until
         if parts:
-            text.parent.replace(text, [*parts, nodes.Text(said[end:])])
+            text.parent.replace(text, [*parts, nodes.Text(source[end:])])
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:

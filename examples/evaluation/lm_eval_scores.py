@@ -34,7 +34,7 @@ def main() -> None:
         model = Path(tempfile.mkdtemp())
         with tarfile.open(archive) as packed:
             packed.extractall(model, filter="data")
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         model="hf",
         model_args={"pretrained": str(model)},
         tasks=options.tasks.split(","),
@@ -47,7 +47,7 @@ def main() -> None:
     # A name in lm-eval is "acc,none": the metric, and the filter of its answers.
     scores = {
         f"{task}_{name.replace(',none', '').replace(',', '_')}": value
-        for task, values in found["results"].items()
+        for task, values in results["results"].items()
         for name, value in values.items()
         if isinstance(value, float)
     }

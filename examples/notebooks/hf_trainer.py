@@ -22,7 +22,7 @@ parser.add_argument("--learning_rate", type=float, default=5e-5)
 options = parser.parse_args()
 
 folders = {"train": os.environ["SM_CHANNEL_TRAIN"], "test": os.environ["SM_CHANNEL_TEST"]}
-data = load_dataset("json", data_files={split: f"{place}/*" for split, place in folders.items()})
+data = load_dataset("json", data_files={split: f"{folder}/*" for split, folder in folders.items()})
 tokenizer = AutoTokenizer.from_pretrained(options.model_name_or_path)
 data = data.map(lambda row: tokenizer(row["text"], truncation=True), batched=True)
 model = AutoModelForSequenceClassification.from_pretrained(options.model_name_or_path, num_labels=2)

@@ -37,7 +37,8 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="amphora-notebook-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 _BOTO3 = runpy.run_path(str(EXAMPLES / "train_boto3.py"))
 _REGEXES = {
-    each["Name"]: re.compile(each["Regex"]) for each in _BOTO3["METRICS"]["metric_definitions"]()
+    definition["Name"]: re.compile(definition["Regex"])
+    for definition in _BOTO3["METRICS"]["metric_definitions"]()
 }
 Rows = Sequence[Mapping[str, object]]
 
@@ -59,10 +60,10 @@ class Job:
 
     def metric(self, name: str) -> list[float]:
         """The values that SageMaker would show as this metric, by the regexes that it is given."""
-        found = (_REGEXES[name].search(line) for line in self.log)
-        return [float(each[1]) for each in found if each]
+        matches = (_REGEXES[name].search(line) for line in self.log)
+        return [float(match[1]) for match in matches if match]
 
-    def said(self, pattern: str) -> str:
+    def log_lines(self, pattern: str) -> str:
         """The log's lines in which a pattern is found, without times, as in a container."""
         shown = (line.replace(str(self.base), "/opt/ml") for line in self.log)
         lines = (re.sub(r"^\S+ \S+ (?=amphora)", "", line) for line in shown)
@@ -92,14 +93,17 @@ def train(
         folder.mkdir(parents=True)
         lines = (json.dumps(row) for row in rows)
         (folder / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    told = {"model_name_or_path": str(demo.encoder()), **hyperparameters}
+    job_hyperparameters = {"model_name_or_path": str(demo.encoder()), **hyperparameters}
     if script is not None:
         code = base / "sourcedir.tar.gz"
         with tarfile.open(code, "w:gz") as archive:
             archive.add(script, script.name)
-        told |= {"sagemaker_program": script.name, "sagemaker_submit_directory": str(code)}
+        job_hyperparameters |= {
+            "sagemaker_program": script.name,
+            "sagemaker_submit_directory": str(code),
+        }
     config = {
-        "hyperparameters": {key: str(value) for key, value in told.items()},
+        "hyperparameters": {key: str(value) for key, value in job_hyperparameters.items()},
         "inputdataconfig": {channel: {"TrainingInputMode": "File"} for channel in channels},
         "resourceconfig": {"current_host": "algo-1", "hosts": ["algo-1"]},
     }

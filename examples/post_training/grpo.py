@@ -24,7 +24,7 @@ def correct(completions: list[str], answer: list[object], **_: object) -> list[f
     """Return 1 for each completion whose last number is the answer, otherwise 0."""
     numbers = [re.findall(r"-?\d+", text) for text in completions]
     pairs = zip(numbers, answer, strict=True)
-    return [float(bool(found) and found[-1] == str(wanted)) for found, wanted in pairs]
+    return [float(bool(answers) and answers[-1] == str(wanted)) for answers, wanted in pairs]
 
 
 def main() -> None:

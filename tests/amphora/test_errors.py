@@ -40,9 +40,9 @@ def plan(tree: Tree, environ: Any) -> None:
     program = environ.get("program", "train.py")
     kind = ProgramKind.COMMAND if program == "run.sh" else ProgramKind.SCRIPT
     hyperparameters = {name: value for name, value in environ.items() if name.islower()}
-    found = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure(hyperparameters).base)})
+    actual = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure(hyperparameters).base)})
     source = Source(root=Path("/code"), kind=kind, name=program)
-    launch.plan(found, CPU, source, Path("/tmp/errors"), environ)
+    launch.plan(actual, CPU, source, Path("/tmp/errors"), environ)
 
 
 def code(tree: Tree, given: Any) -> None:
@@ -63,7 +63,7 @@ def program(name: str) -> dict[str, str]:
 
 
 def limits(tree: Tree, environ: Any) -> None:
-    Limits.of(environ)
+    Limits.from_environment(environ)
 
 
 GROUPED: dict[str, Any] = {
@@ -138,4 +138,9 @@ def test_an_error_has_the_key_its_value_and_the_remedy(
 
 
 def test_names_near_ours_and_spaces_are_no_errors() -> None:
-    assert Limits.of({"AMPHORA_STOP_SECONDS": " 2.5 ", "AMPHORAX": "a user's"}).stop_seconds == 2.5
+    assert (
+        Limits.from_environment(
+            {"AMPHORA_STOP_SECONDS": " 2.5 ", "AMPHORAX": "a user's"}
+        ).stop_seconds
+        == 2.5
+    )

@@ -66,7 +66,7 @@ class TestCodeArtifact:
             "installing requirements.txt from CodeArtifact's python of team (111122223333,"
             " eu-west-1), in place of PIP_INDEX_URL" in result.stderr
         )
-        assert any(path.startswith("/pypi/python/simple/") for path in index.asked)
+        assert any(path.startswith("/pypi/python/simple/") for path in index.requested_paths)
         assert index.tokens and not index.seen_in_argv
         assert not any(token in result.stdout + result.stderr for token in index.tokens)
 
@@ -80,15 +80,17 @@ class TestCodeArtifact:
         environ = {**os.environ, "CA_REPOSITORY_ARN": f" {ARN} ", "HOME": str(tmp_path)}
         given = []
         for _ in range(2):
-            with packages.index(environ, tmp_path, REQUIREMENTS) as found:
-                private = Path(found.environ["NETRC"])
+            with packages.index(environ, tmp_path, REQUIREMENTS) as pip_index:
+                private = Path(pip_index.environ["NETRC"])
                 assert stat.S_IMODE(private.stat().st_mode) == 0o600
                 given.append(private.read_text())
-                shown = {name: value for name, value in found.environ.items() if name != "NETRC"}
+                shown = {
+                    name: value for name, value in pip_index.environ.items() if name != "NETRC"
+                }
             assert not private.exists()
             token = index.tokens[-1]
             assert f"login aws password {token}\n" in given[-1] and "password mine" in given[-1]
-            assert token not in found.shown + json.dumps(shown)
+            assert token not in pip_index.shown + json.dumps(shown)
             assert shown["PIP_INDEX_URL"] == f"{index.address}/pypi/python/simple/"
             assert token not in logs.mask(f"what pip said: {token}")
         assert given[0] != given[1]
@@ -128,16 +130,16 @@ class TestCodeArtifact:
         result = scripted.train(CA_REPOSITORY_ARN="team/python")
         assert result.returncode == 2 and scripted.failure
         assert scripted.failure.startswith("ConfigError: CA_REPOSITORY_ARN is 'team/python'")
-        code, found = scripted.doctor(CA_REPOSITORY_ARN="team/python")
-        assert (code, found["packages"][0]["level"]) == (1, "error")
-        assert "CA_REPOSITORY_ARN" in found["packages"][0]["detail"]
+        code, pip_index = scripted.doctor(CA_REPOSITORY_ARN="team/python")
+        assert (code, pip_index["packages"][0]["level"]) == (1, "error")
+        assert "CA_REPOSITORY_ARN" in pip_index["packages"][0]["detail"]
 
     def test_wheels_alone_need_no_token(self, index: IndexServer, tmp_path: Path) -> None:
         before = len(index.tokens)
         environ = {**os.environ, "CA_REPOSITORY_ARN": ARN, "PIP_NO_INDEX": "1"}
-        with packages.index(environ, tmp_path, REQUIREMENTS) as found:
-            assert found.environ.get("NETRC") == os.environ.get("NETRC")
-        assert found.shown == "no index"
+        with packages.index(environ, tmp_path, REQUIREMENTS) as pip_index:
+            assert pip_index.environ.get("NETRC") == os.environ.get("NETRC")
+        assert pip_index.shown == "no index"
         assert len(index.tokens) == before
 
 
@@ -225,8 +227,8 @@ class TestPrivateIndexes:
     ],
 )
 def test_what_pip_says_decides_on_the_remedy(lines: list[str], remedy: str) -> None:
-    found = packages.Index(argv=(), environ={}, shown="somewhere", log=Path("/nowhere"))
-    error: AmphoraError = packages.failed(REQUIREMENTS, Path("/code"), 1, lines, found)
+    pip_index = packages.Index(argv=(), environ={}, shown="somewhere", log=Path("/nowhere"))
+    error: AmphoraError = packages.failed(REQUIREMENTS, Path("/code"), 1, lines, pip_index)
     assert remedy in str(error)
     assert str(error).startswith(
         "requirements.txt of /code cannot be installed (pip's exit code 1)"

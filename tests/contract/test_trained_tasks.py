@@ -88,8 +88,8 @@ def test_each_task_of_the_registry_has_a_job() -> None:
 def test_a_task_is_found_by_its_data_and_learns(trained: Trained) -> None:
     assert f"\ntask            {trained.job.task} (" in trained.log
     assert "(as given)" not in re.findall(r"\ntask .*", trained.log)[0]
-    found = re.findall(r"^metric step=\d+ \{'loss': ([^,]+),", trained.log, re.MULTILINE)
-    losses = [float(loss) for loss in found]
+    matches = re.findall(r"^metric step=\d+ \{'loss': ([^,]+),", trained.log, re.MULTILINE)
+    losses = [float(loss) for loss in matches]
     assert len(losses) >= 12
     assert sum(losses[-4:]) < sum(losses[:4])
     assert trained.metrics["eval_loss"] > 0
@@ -124,8 +124,8 @@ def test_the_scores_are_those_of_the_plain_libraries(trained: Trained) -> None:
     start = trained.tree.base / "start"
     expected = trained.job.scores(Judged(trained.model, start, rows, lines))
     assert max(expected.values()) > 0
-    found = {name: trained.metrics[f"eval_{name}"] for name in expected}
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    results = {name: trained.metrics[f"eval_{name}"] for name in expected}
+    assert results == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_card_report_and_log_have_the_numbers_of_metrics_json(trained: Trained) -> None:
@@ -142,18 +142,18 @@ def test_card_report_and_log_have_the_numbers_of_metrics_json(trained: Trained) 
 def test_doctor_prints_the_plan_that_is_executed(trained: Trained) -> None:
     code, findings = trained.tree.doctor()
     assert code == 0, findings
-    said = {
-        (what, plain(each["detail"], each["reason"]))
-        for what, found in findings.items()
-        for each in found
+    reported = {
+        (what, plain(item["detail"], item["reason"]))
+        for what, value in findings.items()
+        for item in value
     }
     card = (trained.model / "README.md").read_text()
     plan = card.partition("## Plan")[2].partition("## Metrics")[0]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", plan, re.MULTILINE)[1:]
     assert {"device", "precision", "task", "data", "batch", "steps"} <= dict(rows).keys()
-    assert "memory" in dict(said)
+    assert "memory" in dict(reported)
     # The layout of an evaluation depends on its rows, of which doctor reads the first.
-    assert {(what, plain(row)) for what, row in rows if what != "evaluation"} - said == set()
+    assert {(what, plain(row)) for what, row in rows if what != "evaluation"} - reported == set()
 
 
 def plain(detail: str, reason: str = "") -> str:
@@ -167,7 +167,7 @@ def test_a_wrong_row_is_refused_with_its_file_and_line(
 ) -> None:
     job = trained.job
     folder = tasks.write(tmp_path / "input" / "data" / "train", job.rows(tasks.TRAIN_ROWS))
-    place = tasks.spoil(job, folder, number=6)
+    location = tasks.spoil(job, folder, number=6)
     settings: dict[str, Any] = {
         "task": job.task, "model_name_or_path": str(trained.tree.base / "start"), "max_steps": "1",
         **job.hyperparameters,
@@ -175,6 +175,6 @@ def test_a_wrong_row_is_refused_with_its_file_and_line(
     tree = Tree(tmp_path, {**preloaded, **WITHOUT_REPORT}).configure(settings)
     ended = tree.train(timeout=1000)
     assert ended.returncode == 1, ended.stdout
-    assert place in str(tree.failure)
+    assert location in str(tree.failure)
     assert "DataError" in str(tree.failure)
     assert not list((tmp_path / "model").rglob("*.safetensors"))

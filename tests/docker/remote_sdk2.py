@@ -11,8 +11,8 @@ from sagemaker.remote_function.client import get_future
 def halves(numbers: list[int]) -> dict[str, object]:
     import transformers
 
-    told = [number / 2 for number in numbers]
-    return {"halves": told, "transformers": transformers.__version__}
+    halved = [number / 2 for number in numbers]
+    return {"halves": halved, "transformers": transformers.__version__}
 
 
 if sys.argv[1] == "submit":

@@ -44,7 +44,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class Told:
+class Outcome:
     """What a program printed, and the value that it returned."""
 
     output: str
@@ -64,7 +64,7 @@ class Sdk:
         program = str(HERE / self.programs)
         return [self.python, program, function, json.dumps(arguments, default=str)]
 
-    def __call__(self, function: str, **arguments: object) -> Told:
+    def __call__(self, function: str, **arguments: object) -> Outcome:
         done = subprocess.run(
             self.command(function, root=self.folder, **arguments),
             env=self.environ,
@@ -76,7 +76,7 @@ class Sdk:
         )
         assert done.returncode == 0, done.stdout[-8000:]
         output, _, value = done.stdout.rpartition("RETURNED ")
-        return Told(output, json.loads(value))
+        return Outcome(output, json.loads(value))
 
 
 def environment(folder: Path, bin_folder: str, address: str) -> dict[str, str]:

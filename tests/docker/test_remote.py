@@ -29,7 +29,7 @@ def test_a_remote_function_runs_in_the_image(
     python = sdk_python("sdk2")
     submitted = run(PROGRAM, "submit", cpu_image, ROLE, python=python)
     assert submitted.returncode == 0, submitted.stderr
-    job = aws.asked("CreateTrainingJob")
+    job = aws.request_of("CreateTrainingJob")
     for channel in job["InputDataConfig"]:
         prefix = channel["DataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://")
         folder = tmp_path / "input" / "data" / channel["ChannelName"]
@@ -56,8 +56,8 @@ def test_a_remote_function_runs_in_the_image(
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     aws.before, aws.requests = aws.requests, []
-    told = run(PROGRAM, "result", job["TrainingJobName"], python=python)
-    assert told.returncode == 0, told.stderr
-    result = ast.literal_eval(told.stdout.splitlines()[-1])
+    outcome = run(PROGRAM, "result", job["TrainingJobName"], python=python)
+    assert outcome.returncode == 0, outcome.stderr
+    result = ast.literal_eval(outcome.stdout.splitlines()[-1])
     # The client has no transformers: the function ran beside the image's own.
     assert result == {"halves": [0.5, 1.0], "transformers": transformers.__version__}

@@ -77,8 +77,8 @@ def test_a_stopped_training_resumes_and_ends(make_job: MakeJob, docker: Docker) 
             90, lambda: docker("logs", name).stdout,
         )  # fmt: skip
         docker("stop", "-t", "100", name)
-        told = docker("logs", name).stdout
-        assert docker("inspect", "-f", "{{.State.ExitCode}}", name).stdout.strip() == "75", told
+        logs = docker("logs", name).stdout
+        assert docker("inspect", "-f", "{{.State.ExitCode}}", name).stdout.strip() == "75", logs
     assert job.failure.startswith("Stopped by SIGTERM")
     saved = (job.folder / "checkpoints").glob("checkpoint-*")
     step = max(int(folder.name.rpartition("-")[2]) for folder in saved)
@@ -86,7 +86,7 @@ def test_a_stopped_training_resumes_and_ends(make_job: MakeJob, docker: Docker) 
     again = job.train()
     assert again.returncode == 0, again.stdout
     assert f"resuming from /opt/ml/checkpoints/checkpoint-{step}" in again.stdout
-    steps = [int(found) for found in re.findall(r"metric step=(\d+) .*'loss': ", again.stdout)]
+    steps = [int(match) for match in re.findall(r"metric step=(\d+) .*'loss': ", again.stdout)]
     assert min(steps) > step
     assert max(steps) == 400
     assert (job.folder / "model" / "model.safetensors").exists()
@@ -96,27 +96,27 @@ def test_a_stopped_training_resumes_and_ends(make_job: MakeJob, docker: Docker) 
 def test_exit_codes_and_reasons_are_the_scripts(make_job: MakeJob) -> None:
     """tests/contract has the other ends of a script."""
     job = script_mode(make_job(), "ends.py", "import os; os.kill(os.getpid(), 9)")
-    returned, told = run_script(job)
-    assert returned == 137, told
+    returned, logs = run_script(job)
+    assert returned == 137, logs
     assert "SIGKILL" in job.failure.splitlines()[0]
 
 
 def test_a_wrong_job_ends_with_2_before_anything_starts(make_job: MakeJob) -> None:
     job = script_mode(make_job(), "there.py", "print('never')")
     (job.folder / "code" / "there.py").rename(job.folder / "code" / "elsewhere.py")
-    returned, told = run_script(job)
-    assert returned == 2, told
+    returned, logs = run_script(job)
+    assert returned == 2, logs
     assert "there.py" in job.failure
-    assert "never" not in told
+    assert "never" not in logs
 
 
 def test_a_shell_script_as_entry_point(make_job: MakeJob) -> None:
     """The image's BASH_ENV, which every bash reads, must not show in it nor in what it starts."""
     source = 'echo "epochs=$SM_HP_EPOCHS args=$* hook=${BASH_ENV-unset}"\nbash -c "exit 7"\n'
     job = script_mode(make_job(), "run.sh", source, epochs=3)
-    returned, told = run_script(job)
-    assert "epochs=3 args=--epochs 3 hook=unset" in told
-    assert returned == 7, told
+    returned, logs = run_script(job)
+    assert "epochs=3 args=--epochs 3 hook=unset" in logs
+    assert returned == 7, logs
 
 
 def test_bash_in_the_image_is_bash(docker: Docker, cpu_image: str) -> None:

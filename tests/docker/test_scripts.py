@@ -41,10 +41,10 @@ def fake(folder: Path, name: str, body: str = "exit 0") -> None:
 def build_and_push(tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the script with only `tools` and a shell's usual commands on PATH."""
     for name in ("bash", "sed", "dirname", "git", "cat", "env", "tail"):
-        found = shutil.which(name)
-        assert found
+        executable = shutil.which(name)
+        assert executable
         if not (tools / name).exists():
-            (tools / name).symlink_to(found)
+            (tools / name).symlink_to(executable)
     return run(ROOT / "build_and_push.sh", *arguments, path=str(tools))
 
 
@@ -152,10 +152,10 @@ def calls_of(calls: Path, *arguments: str) -> tuple[str, str]:
 
 
 def test_push_logs_in_makes_the_repository_builds_tries_and_pushes(calls: Path) -> None:
-    told, uri = calls_of(calls, "gpu", "--region", "eu-west-1", "--tag", "t1")
+    calls_made, uri = calls_of(calls, "gpu", "--region", "eu-west-1", "--tag", "t1")
     registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
     assert uri == f"{registry}/amphora:t1"
-    assert "ecr get-login-password --region eu-west-1" in told
+    assert "ecr get-login-password --region eu-west-1" in calls_made
     steps = [
         f"docker login --username AWS --password-stdin {registry}",
         "aws ecr create-repository --region eu-west-1 --repository-name amphora",
@@ -163,7 +163,7 @@ def test_push_logs_in_makes_the_repository_builds_tries_and_pushes(calls: Path) 
         f"docker run --rm {uri} --version",
         f"docker push {uri}",
     ]
-    assert sorted(steps, key=told.index) == steps
+    assert sorted(steps, key=calls_made.index) == steps
 
 
 BASE = "public.ecr.aws/deep-learning-containers/pytorch"
@@ -174,15 +174,15 @@ def test_the_tag_of_a_base_is_resolved_to_its_digest(
     calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIGESTS", f"mirror/pytorch@sha256:1\\n{BASE}@{DIGEST}\\n")
-    told, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}:2.13")
-    assert "docker pull" not in told
-    assert f"--build-arg BASE_IMAGE={BASE}:2.13 " in told
-    assert f"--label org.opencontainers.image.base.digest={DIGEST} " in told
+    calls_made, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}:2.13")
+    assert "docker pull" not in calls_made
+    assert f"--build-arg BASE_IMAGE={BASE}:2.13 " in calls_made
+    assert f"--label org.opencontainers.image.base.digest={DIGEST} " in calls_made
 
 
 def test_a_digest_that_was_given_is_the_base_s(calls: Path) -> None:
-    told, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}@{DIGEST}")
-    assert f"--label org.opencontainers.image.base.digest={DIGEST} " in told
+    calls_made, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}@{DIGEST}")
+    assert f"--label org.opencontainers.image.base.digest={DIGEST} " in calls_made
 
 
 def test_a_base_that_is_not_here_is_pulled_first(tmp_path: Path, calls: Path) -> None:
@@ -194,11 +194,11 @@ def test_a_base_that_is_not_here_is_pulled_first(tmp_path: Path, calls: Path) ->
 
 
 def test_an_image_says_what_is_in_it(calls: Path) -> None:
-    told, uri = calls_of(calls, "cpu", "--no-push")
+    calls_made, uri = calls_of(calls, "cpu", "--no-push")
     revision = run("git", "-C", ROOT, "rev-parse", "HEAD").stdout.strip()
-    assert f"--label org.opencontainers.image.revision={revision}" in told
+    assert f"--label org.opencontainers.image.revision={revision}" in calls_made
     versions = "--label amphora.version.python=3.12.1 --label amphora.version.torch=2.13.0"
-    assert f"docker build -t {uri} {versions} -" in told
+    assert f"docker build -t {uri} {versions} -" in calls_made
 
 
 @pytest.mark.parametrize(
@@ -236,12 +236,12 @@ NEURON_BASE = r"\S+-training-neuronx:2\.9\.0-neuronx-py312-sdk2\.30\.0-\S+"
 def test_an_image_has_the_base_the_lock_and_the_name_of_its_kind(
     calls: Path, options: str, arguments: str, suffix: str
 ) -> None:
-    told, uri = calls_of(calls, *options.split(), "--no-push")
-    assert re.search(f"--build-arg {arguments}", told)
-    assert ("-f Dockerfile.neuron " in told) == suffix.startswith("neuron")
+    calls_made, uri = calls_of(calls, *options.split(), "--no-push")
+    assert re.search(f"--build-arg {arguments}", calls_made)
+    assert ("-f Dockerfile.neuron " in calls_made) == suffix.startswith("neuron")
     assert re.fullmatch(rf"amphora:\S+-{suffix}", uri)
     # Only a private base is logged in to.
-    assert "aws" not in told.replace(".aws", "") or "xla" in suffix
+    assert "aws" not in calls_made.replace(".aws", "") or "xla" in suffix
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,10 @@ def test_a_log_file_keeps_what_came_before_the_build(calls: Path) -> None:
 
 def test_a_private_base_is_logged_in_to(calls: Path) -> None:
     registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
-    told, _ = calls_of(calls, "neuron", "--no-push", "--base-image", f"{registry}/torchneuron:1")
-    assert f"login --username AWS --password-stdin {registry}" in told
+    calls_made, _ = calls_of(
+        calls, "neuron", "--no-push", "--base-image", f"{registry}/torchneuron:1"
+    )
+    assert f"login --username AWS --password-stdin {registry}" in calls_made
 
 
 def test_an_image_that_fails_its_try_is_not_pushed(tmp_path: Path, calls: Path) -> None:
@@ -458,9 +460,9 @@ def test_a_lock_holds_what_the_package_needs(lock: str) -> None:
     project = (ROOT / "container" / "pyproject.toml").read_text()
     needed = set(re.findall(r'^    "([\w-]+)>=', project, re.M))
     assert {"boto3", "starlette"} <= needed
-    found = dict(pin.split("==") for pin in pins(lock))
-    assert needed <= found.keys()
-    assert found["transformers"][0] == (
+    results = dict(pin.split("==") for pin in pins(lock))
+    assert needed <= results.keys()
+    assert results["transformers"][0] == (
         "4" if lock in ("image-transformers4", "neuron-xla") else "5"
     )
 

@@ -50,15 +50,15 @@ def test_a_generic_estimator_runs_the_recipe(
     sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path, archives: dict[str, str]
 ) -> None:
     definitions = metric_definitions()
-    told = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
+    outcome = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
                hyperparameters=LEARNS, metric_definitions=definitions)  # fmt: skip
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= members(told.value)
-    found = {one["Name"]: re.findall(one["Regex"], told.output) for one in definitions}
-    assert [float(value) for value in found["eval_accuracy"]][-1] == 1
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= members(outcome.value)
+    results = {one["Name"]: re.findall(one["Regex"], outcome.output) for one in definitions}
+    assert [float(value) for value in results["eval_accuracy"]][-1] == 1
     for name in ("loss", "learning_rate", "eval_loss", "train_samples_per_second"):
-        assert found[name], f"{name} matches nothing"
-        assert all(float(value) >= 0 for value in found[name])
-    archives["model"] = told.value
+        assert results[name], f"{name} matches nothing"
+        assert all(float(value) >= 0 for value in results[name])
+    archives["model"] = outcome.value
 
 
 def test_deploy_and_predict(sdk: Sdk, cpu_image: str, archives: dict[str, str]) -> None:
@@ -76,16 +76,16 @@ def test_batch_transform(
     (lines / "a.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
     answers = sdk("transform", image=cpu_image, archive=archives["model"], port=free_port(),
                   lines=lines, output=tmp_path / "out").value  # fmt: skip
-    told = [json.loads(line) for line in answers if line]
-    assert ["1" in json.dumps(one["label"]) for one in told] == [True, False, True]
+    outcome = [json.loads(line) for line in answers if line]
+    assert ["1" in json.dumps(one["label"]) for one in outcome] == [True, False, True]
 
 
 def test_two_hosts_train_one_model(sdk: Sdk, cpu_image: str, inputs: dict[str, str]) -> None:
-    told = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=2, inputs=inputs,
+    outcome = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=2, inputs=inputs,
                hyperparameters=LEARNS)  # fmt: skip
-    assert {"model.safetensors", "config.json"} <= members(told.value)
-    assert "algo-1" in told.output and "algo-2" in told.output
-    assert "cpu, 2 processes" in told.output
+    assert {"model.safetensors", "config.json"} <= members(outcome.value)
+    assert "algo-1" in outcome.output and "algo-2" in outcome.output
+    assert "cpu, 2 processes" in outcome.output
 
 
 RANKS = """\
@@ -115,14 +115,14 @@ def source(folder: Path, script: str) -> str:
 def test_huggingface_with_torch_distributed_on_two_hosts(
     sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
 ) -> None:
-    told = sdk("fit", kind="huggingface", image_uri=cpu_image, instance_count=2, py_version="py311",
+    outcome = sdk("fit", kind="huggingface", image_uri=cpu_image, instance_count=2, py_version="py311",
                inputs={"train": inputs["train"]}, source_dir=source(tmp_path, RANKS),
                entry_point="mine.py", hyperparameters={"learning_rate": 0.5, "flag": False},
                distribution={"torch_distributed": {"enabled": True}})  # fmt: skip
-    assert told.output.count("world 2 total 3.0") == 2
-    assert "arguments Namespace(learning_rate=0.5, flag='False')" in told.output
-    assert "channel ['train.csv']" in told.output
-    assert "mine.txt" in members(told.value)
+    assert outcome.output.count("world 2 total 3.0") == 2
+    assert "arguments Namespace(learning_rate=0.5, flag='False')" in outcome.output
+    assert "channel ['train.csv']" in outcome.output
+    assert "mine.txt" in members(outcome.value)
 
 
 def test_the_training_compilers_keys_reach_the_job_and_not_the_script(
@@ -131,8 +131,8 @@ def test_the_training_compilers_keys_reach_the_job_and_not_the_script(
     """The SDK takes its TrainingCompilerConfig for AWS's own images only; its keys go anywhere."""
     assert "Overriding the image URI" in sdk("compiler_refusal", image=cpu_image).value
     script = "import os, sys; print('argv', sys.argv[1:], os.environ['SM_FRAMEWORK_PARAMS'])"
-    told = sdk("fit_compiled", kind="pytorch", image_uri=cpu_image, instance_count=1,
+    outcome = sdk("fit_compiled", kind="pytorch", image_uri=cpu_image, instance_count=1,
                inputs={"train": inputs["train"]}, source_dir=source(tmp_path, script),
                entry_point="mine.py", hyperparameters={"epochs": 1})  # fmt: skip
-    assert "argv ['--epochs', '1']" in told.output
-    assert '"sagemaker_training_compiler_enabled":true' in told.output
+    assert "argv ['--epochs', '1']" in outcome.output
+    assert '"sagemaker_training_compiler_enabled":true' in outcome.output

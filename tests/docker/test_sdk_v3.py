@@ -39,16 +39,16 @@ def model_files(root: Path) -> set[str]:
 
 def failure_of(root: Path) -> str:
     with archive(root, "output") as tar:
-        found = tar.extractfile("failure")
-        assert found is not None
-        return found.read().decode()
+        member = tar.extractfile("failure")
+        assert member is not None
+        return member.read().decode()
 
 
 def test_without_source_code_the_recipe_runs_and_its_model_is_served(
     sdk: Sdk, request_of: dict[str, object], tmp_path: Path
 ) -> None:
-    told = sdk("train", **request_of)
-    assert told.value == "", told.output
+    outcome = sdk("train", **request_of)
+    assert outcome.value == "", outcome.output
     model = tmp_path / "compressed_artifacts" / "model.tar.gz"
     assert {"model.safetensors", "config.json"} <= model_files(tmp_path)
     answers = sdk("deploy_and_predict", image=request_of["image"], archive=f"file://{model}",
@@ -59,9 +59,9 @@ def test_without_source_code_the_recipe_runs_and_its_model_is_served(
 def test_source_code_with_torchrun_on_two_hosts(
     sdk: Sdk, request_of: dict[str, object], tmp_path: Path
 ) -> None:
-    told = sdk("train", hosts=2, torchrun=True, code=RECIPE, **request_of)
-    assert told.value == "", told.output
-    assert "cpu, 2 processes" in told.output
+    outcome = sdk("train", hosts=2, torchrun=True, code=RECIPE, **request_of)
+    assert outcome.value == "", outcome.output
+    assert "cpu, 2 processes" in outcome.output
     assert "model.safetensors" in model_files(tmp_path)
 
 
@@ -72,8 +72,8 @@ def test_a_failing_source_code_says_why(
     source.mkdir()
     (source / "mine.py").write_text("raise KeyError('no such colour')")
     code = {"source_dir": str(source), "entry_script": "mine.py"}
-    told = sdk("train", code=code, **request_of)
-    assert "exited with code: 1" in told.value
+    outcome = sdk("train", code=code, **request_of)
+    assert "exited with code: 1" in outcome.value
     assert failure_of(tmp_path).startswith("KeyError: 'no such colour'")
 
 
@@ -81,8 +81,8 @@ def running(docker: Docker, image: str) -> str:
     """The id of the job's container, once it prints its first metrics."""
 
     def printing() -> list[str]:
-        found = docker("ps", "-q", "--filter", f"ancestor={image}").stdout.split()
-        return [name for name in found if "metric step=" in docker("logs", name).stdout]
+        containers = docker("ps", "-q", "--filter", f"ancestor={image}").stdout.split()
+        return [name for name in containers if "metric step=" in docker("logs", name).stdout]
 
     return until(printing, 90, "no container prints metrics")[0]
 
@@ -91,8 +91,8 @@ def test_a_stop_leaves_a_checkpoint_and_the_root_cause(
     sdk: Sdk, request_of: dict[str, object], docker: Docker, tmp_path: Path
 ) -> None:
     hyperparameters = LEARNS | {"num_train_epochs": 40, "logging_steps": 5}
-    asked = request_of | {"hyperparameters": hyperparameters, "code": RECIPE}
-    command = sdk.command("train", root=tmp_path, **asked)
+    request = request_of | {"hyperparameters": hyperparameters, "code": RECIPE}
+    command = sdk.command("train", root=tmp_path, **request)
     with subprocess.Popen(command, env=sdk.environ, cwd=tmp_path, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:  # fmt: skip
         container = running(docker, str(request_of["image"]))

@@ -58,8 +58,12 @@ def service_model(name: str) -> ServiceModel:
 
 SAGEMAKER = service_model("sagemaker")
 SERVICES = {
-    each.metadata["targetPrefix"]: each
-    for each in (SAGEMAKER, service_model("application-autoscaling"), service_model("cloudwatch"))
+    service.metadata["targetPrefix"]: service
+    for service in (
+        SAGEMAKER,
+        service_model("application-autoscaling"),
+        service_model("cloudwatch"),
+    )
 }
 
 
@@ -75,37 +79,39 @@ def least(shape: Shape) -> Any:
     return {"boolean": False}.get(kind, 1)
 
 
-def violations(shape: Shape, value: Any, at: str = "") -> Iterator[str]:
+def violations(shape: Shape, value: Any, path: str = "") -> Iterator[str]:
     """What the service model forbids in `value`, a request's JSON."""
     kind, limits = shape.type_name, shape.metadata
     python = {"structure": dict, "map": dict, "list": list, "string": str, "boolean": bool}
     expected = python.get(kind, (int, float))
     if not isinstance(value, expected):
-        yield f"{at}: {value!r} is no {kind}"
+        yield f"{path}: {value!r} is no {kind}"
         return
     size = value if kind in ("integer", "long", "float", "double") else None
     size = len(value) if isinstance(value, (str, list, dict)) and kind != "structure" else size
     if size is not None and not limits.get("min", size) <= size <= limits.get("max", size):
-        yield f"{at}: {value!r} is not within {limits.get('min')} and {limits.get('max')}"
+        yield f"{path}: {value!r} is not within {limits.get('min')} and {limits.get('max')}"
     if kind == "structure":
-        yield from (f"{at}.{name}: missing" for name in shape.required_members if name not in value)
+        yield from (
+            f"{path}.{name}: missing" for name in shape.required_members if name not in value
+        )
         for name, member in value.items():
             if name not in shape.members:
-                yield f"{at}.{name}: unknown"
+                yield f"{path}.{name}: unknown"
             else:
-                yield from violations(shape.members[name], member, f"{at}.{name}")
+                yield from violations(shape.members[name], member, f"{path}.{name}")
     elif kind == "list":
         for position, member in enumerate(value):
-            yield from violations(shape.member, member, f"{at}[{position}]")
+            yield from violations(shape.member, member, f"{path}[{position}]")
     elif kind == "map":
         for name, member in value.items():
-            yield from violations(shape.key, name, f"{at} key")
-            yield from violations(shape.value, member, f"{at}[{name}]")
+            yield from violations(shape.key, name, f"{path} key")
+            yield from violations(shape.value, member, f"{path}[{name}]")
     elif kind == "string":
         if shape.enum and value not in shape.enum:
-            yield f"{at}: {value!r} is none of {shape.enum}"
+            yield f"{path}: {value!r} is none of {shape.enum}"
         if "pattern" in limits and not re.fullmatch(python_pattern(limits["pattern"]), value):
-            yield f"{at}: {value!r} does not match {limits['pattern']}"
+            yield f"{path}: {value!r} does not match {limits['pattern']}"
 
 
 def python_pattern(java: str) -> str:
@@ -126,13 +132,13 @@ class Aws:
     objects: dict[str, bytes] = field(default_factory=dict)
     before: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
-    def asked(self, operation: str) -> dict[str, Any]:
+    def request_of(self, operation: str) -> dict[str, Any]:
         """The parameters of the one request for `operation`."""
-        found = [params for name, params in self.requests if name == operation]
-        assert len(found) == 1, (
-            f"{operation}: {found}; asked: {[name for name, _ in self.requests]}"
+        results = [params for name, params in self.requests if name == operation]
+        assert len(results) == 1, (
+            f"{operation}: {results}; asked: {[name for name, _ in self.requests]}"
         )
-        return found[0]
+        return results[0]
 
     def answer(
         self, operation: str, params: dict[str, Any], service: ServiceModel = SAGEMAKER
@@ -151,7 +157,9 @@ class Aws:
             answer["ModelPackageSummaryList"] = self.packages(**params)
         if operation.startswith("Describe"):
             created = operation.replace("Describe", "Create")
-            for known in [told for name, told in self.before + self.requests if name == created]:
+            for known in [
+                reported for name, reported in self.before + self.requests if name == created
+            ]:
                 answer |= {k: v for k, v in known.items() if k in model.output_shape.members}
             for known in (STATUS, RESULTS):
                 answer |= {k: v for k, v in known.items() if k in model.output_shape.members}
@@ -165,12 +173,12 @@ class Aws:
             for name, params in self.requests
             if name == "UpdateModelPackage"
         }
-        told = []
+        response = []
         for number, params in enumerate(numbered, 1):
             arn = f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:model-package/{params['ModelPackageGroupName']}/{number}"
             now = status.get(arn, params["ModelApprovalStatus"])
             if ModelApprovalStatus in ("", now):
-                told.append(
+                response.append(
                     {
                         "ModelPackageArn": arn,
                         "ModelPackageVersion": number,
@@ -179,7 +187,7 @@ class Aws:
                         "CreationTime": number,
                     }
                 )
-        return told[::-1]
+        return response[::-1]
 
     def s3(self, method: str, path: str, query: dict[str, Any], body: bytes) -> tuple[int, bytes]:
         key = unquote(path.lstrip("/"))
@@ -258,8 +266,8 @@ def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
             try:
                 self.reply(200, json.dumps(make()).encode(), kind)
             except ValueError as error:
-                told = {"__type": "ValidationException", "message": str(error)}
-                self.reply(400, json.dumps(told).encode(), kind)
+                response = {"__type": "ValidationException", "message": str(error)}
+                self.reply(400, json.dumps(response).encode(), kind)
 
         def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(status)

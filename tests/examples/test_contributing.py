@@ -45,9 +45,9 @@ class Copy:
                 path.write_text(code)
                 continue
             lines = path.read_text().splitlines(keepends=True)
-            (at,) = [number for number, line in enumerate(lines) if anchor in line]
-            at += where == "After"
-            path.write_text("".join([*lines[:at], code, *lines[at:]]))
+            (offset,) = [number for number, line in enumerate(lines) if anchor in line]
+            offset += where == "After"
+            path.write_text("".join([*lines[:offset], code, *lines[offset:]]))
 
     @property
     def path(self) -> str:
@@ -146,7 +146,7 @@ def test_a_folder_is_a_task_that_is_detected_trained_and_served(
     copy, name = Copy(tmp_path), "extractive_summary"
     shutil.copytree(Path(__file__).parent / name, tmp_path / "code" / "recipe" / "tasks" / name)
     others, film = ["a good day", "a bad day", "the end"], "a good film"
-    documents = [[*others[:at], film, *others[at:]] for at in range(4)] * 10
+    documents = [[*others[:offset], film, *others[offset:]] for offset in range(4)] * 10
     rows = [{"sentences": d, "in_summary": [int(s == film) for s in d]} for d in documents]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     output = copy.train(

@@ -35,8 +35,8 @@ def run(command: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_what_it_says_to_do_next_works(tmp_path: Path) -> None:
     demo = run(f"{sys.executable} {ROOT}/examples/demo.py --folder {tmp_path}/a\\ folder")
     assert demo.returncode == 0, demo.stderr
-    told = demo.stdout.split("demo: what to do next:\n")[1]
-    report, serve, train = re.findall(r"^demo: .*:\n(.*)$", told, re.MULTILINE)
+    commands = demo.stdout.split("demo: what to do next:\n")[1]
+    report, serve, train = re.findall(r"^demo: .*:\n(.*)$", commands, re.MULTILINE)
 
     opened = run(report, BROWSER="echo %s")
     assert opened.returncode == 0 and opened.stdout.startswith("file://"), opened.stderr

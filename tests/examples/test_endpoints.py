@@ -27,8 +27,8 @@ LINES = "application/jsonlines"
 
 def block(mark: str, language: str) -> str:
     """The last block with this mark."""
-    found: list[str] = re.findall(rf"<!-- {mark} -->\n```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return found[-1]
+    matches: list[str] = re.findall(rf"<!-- {mark} -->\n```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return matches[-1]
 
 
 ENDPOINT: dict[str, Any] = json.loads(block("request: CreateEndpointConfig", "json"))
@@ -58,15 +58,17 @@ def expected(model: Path) -> list[dict[str, float]]:
 
     reader = transformers.AutoTokenizer.from_pretrained(model)
     network = transformers.AutoModelForSequenceClassification.from_pretrained(model).eval()
-    told = []
+    answers = []
     for text in TEXTS:
         with torch.no_grad():
             numbers = network(**reader(text, return_tensors="pt")).logits.softmax(-1)[0].tolist()
-        told.append({network.config.id2label[place]: each for place, each in enumerate(numbers)})
-    return told
+        answers.append(
+            {network.config.id2label[index]: number for index, number in enumerate(numbers)}
+        )
+    return answers
 
 
-def asked(url: str, body: str, kind: str) -> list[str]:
+def ask(url: str, body: str, kind: str) -> list[str]:
     answer = httpx.post(
         url, content=body.encode(), headers={"Content-Type": kind, "Accept": kind}, timeout=60
     )
@@ -90,7 +92,7 @@ def test_clarify_reads_the_probability_of_each_label(
 ) -> None:
     lines = [template.replace("$features", json.dumps([text])) for text in TEXTS]
     assert jmespath.search(CLARIFY["FeaturesAttribute"], json.loads(lines[0])) == [TEXTS[0]]
-    answers = [json.loads(line) for line in asked(url, "\n".join(lines), LINES)]
+    answers = [json.loads(line) for line in ask(url, "\n".join(lines), LINES)]
     assert len(answers) == len(TEXTS)
     best = set()
     for answer, wanted in zip(answers, expected, strict=True):
@@ -107,7 +109,7 @@ def test_clarify_reads_the_probability_of_each_label(
 def test_csv_has_the_best_label_and_its_score(url: str, expected: list[dict[str, float]]) -> None:
     body = io.StringIO()
     csv.writer(body).writerows([text] for text in TEXTS)
-    rows = list(csv.reader(asked(url, body.getvalue(), "text/csv")))
+    rows = list(csv.reader(ask(url, body.getvalue(), "text/csv")))
     for row, wanted in zip(rows, expected, strict=True):
         best = max(wanted, key=wanted.__getitem__)
         assert (row[0], float(row[1])) == (best, pytest.approx(wanted[best], abs=1e-5))
@@ -117,7 +119,7 @@ def test_captured_files_become_rows(url: str, tmp_path: Path) -> None:
     lines = []
     for inputs, encoding in ((TEXTS[:2], "JSON"), (TEXTS[2], "BASE64")):
         body = json.dumps({"inputs": inputs})
-        answer = "".join(asked(url, body, "application/json"))
+        answer = "".join(ask(url, body, "application/json"))
         sides = {
             name: {
                 "observedContentType": "application/json",

@@ -150,18 +150,18 @@ def plain(value: Any) -> Any:
         return value
 
 
-def missing(part: Any, asked: Any, at: str = "") -> list[str]:
+def missing(part: Any, sent: Any, path: str = "") -> list[str]:
     """What a part of a request says that the request does not."""
-    if isinstance(part, dict) and isinstance(asked, dict):
+    if isinstance(part, dict) and isinstance(sent, dict):
         return [
             text
             for name, value in part.items()
-            for text in missing(value, asked.get(name), f"{at}.{name}")
+            for text in missing(value, sent.get(name), f"{path}.{name}")
         ]
-    if isinstance(part, list) and isinstance(asked, list) and len(part) == len(asked):
-        pairs = enumerate(zip(part, asked, strict=True))
-        return [text for place, (a, b) in pairs for text in missing(a, b, f"{at}[{place}]")]
-    return [] if plain(part) == plain(asked) else [f"{at}: {asked!r} is not {part!r}"]
+    if isinstance(part, list) and isinstance(sent, list) and len(part) == len(sent):
+        pairs = enumerate(zip(part, sent, strict=True))
+        return [text for index, (a, b) in pairs for text in missing(a, b, f"{path}[{index}]")]
+    return [] if plain(part) == plain(sent) else [f"{path}: {sent!r} is not {part!r}"]
 
 
 def job_of(request: dict[str, Any]) -> dict[str, Any]:
@@ -200,6 +200,6 @@ def test_sdk_v3_deploys_as_the_page_says(aws: Aws, run: Run, sdk3: str, tmp_path
     program.write_text(f"from sagemaker.serve.model_builder import ModelBuilder\n{code}")
     done = run(program, python=sdk3)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert aws.asked("CreateEndpoint")["EndpointName"].startswith("texts")
-    container = aws.asked("CreateModel")["PrimaryContainer"]
+    assert aws.request_of("CreateEndpoint")["EndpointName"].startswith("texts")
+    container = aws.request_of("CreateModel")["PrimaryContainer"]
     assert container["ModelDataUrl"] == "s3://bucket/models/job/output/model.tar.gz"

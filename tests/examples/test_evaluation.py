@@ -58,8 +58,8 @@ def test_scores_of_a_local_task_are_those_of_the_models_likelihoods(tmp_path: Pa
 
     right = 0
     for row in QUESTIONS:
-        found = [likelihood(str(row["question"]), choice) for choice in row["choices"]]  # type: ignore[attr-defined]
-        right += found.index(max(found)) == row["gold"]
+        results = [likelihood(str(row["question"]), choice) for choice in row["choices"]]  # type: ignore[attr-defined]
+        right += results.index(max(results)) == row["gold"]
     expected = right / len(QUESTIONS)
     assert 0 < expected < 1
     scores = json.loads((tree.base / "output/data/metrics.json").read_text())

@@ -63,17 +63,19 @@ def output(kind: str) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_train_on_spot_with_two_hosts_and_lora(aws: Aws, example: Example, kind: str) -> None:
     spot = ["--spot", "--checkpoints", "s3://bucket/checkpoints", "--max-hours", "2"]
-    told = ["epochs=2", "lora_r=8", "lr=2e-4", "model_name_or_path=a/b=c"]
+    hyperparameters = ["epochs=2", "lora_r=8", "lr=2e-4", "model_name_or_path=a/b=c"]
     hosts = ["--instance-count", "2", "--test", "s3://bucket/test"]
-    done = example("train", kind, *TRAIN, *hosts, *spot, *told, "--output", "s3://bucket/models")
+    done = example(
+        "train", kind, *TRAIN, *hosts, *spot, *hyperparameters, "--output", "s3://bucket/models"
+    )
     assert MODEL in done.stdout
-    job = aws.asked("CreateTrainingJob")
+    job = aws.request_of("CreateTrainingJob")
     assert job["RoleArn"] == ROLE
     assert job["AlgorithmSpecification"]["TrainingImage"] == IMAGE
     assert job["AlgorithmSpecification"]["MetricDefinitions"] == METRICS
     assert "ContainerEntrypoint" not in job["AlgorithmSpecification"]
     assert channels(job) == {"train": "s3://bucket/train/", "test": "s3://bucket/test"}
-    assert job["HyperParameters"] == dict(pair.split("=", 1) for pair in told)
+    assert job["HyperParameters"] == dict(pair.split("=", 1) for pair in hyperparameters)
     assert job["OutputDataConfig"]["S3OutputPath"] == "s3://bucket/models"
     assert job["ResourceConfig"]["InstanceCount"] == 2
     assert job["EnableManagedSpotTraining"] is True
@@ -84,7 +86,7 @@ def test_train_on_spot_with_two_hosts_and_lora(aws: Aws, example: Example, kind:
 @pytest.mark.parametrize("kind", KINDS)
 def test_train_with_a_warm_pool(aws: Aws, example: Example, kind: str) -> None:
     example("train", kind, *TRAIN, *output(kind), "--keep-alive", "1800")
-    job = aws.asked("CreateTrainingJob")
+    job = aws.request_of("CreateTrainingJob")
     assert job["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
     assert not job.get("EnableManagedSpotTraining")
     assert "CheckpointConfig" not in job
@@ -103,8 +105,8 @@ def test_train_on_each_kind_of_instance(instance: str, monkeypatch: pytest.Monke
 def test_a_script_goes_to_s3_whole(aws: Aws, example: Example) -> None:
     code = ["--code", "s3://bucket/code/", *output("boto3")]
     example("script", "boto3", *TRAIN, *code, "epochs=1")
-    told = aws.asked("CreateTrainingJob")["HyperParameters"]
-    assert told == {
+    hyperparameters = aws.request_of("CreateTrainingJob")["HyperParameters"]
+    assert hyperparameters == {
         "epochs": "1",
         "sagemaker_program": "train.py",
         "sagemaker_submit_directory": "s3://bucket/code/sourcedir.tar.gz",
@@ -122,18 +124,18 @@ def holds_the_script(archive: bytes) -> None:
 @pytest.mark.heavy
 def test_a_script_with_sdk2(aws: Aws, example: Example) -> None:
     example("script", "sdk2", *TRAIN, "--torchrun", "epochs=1")
-    told = aws.asked("CreateTrainingJob")["HyperParameters"]
-    assert json.loads(told["sagemaker_program"]) == "train.py"
-    assert json.loads(told["epochs"]) == "1"
-    assert told["sagemaker_torch_distributed_enabled"] == "true"
-    uri = json.loads(told["sagemaker_submit_directory"])
+    hyperparameters = aws.request_of("CreateTrainingJob")["HyperParameters"]
+    assert json.loads(hyperparameters["sagemaker_program"]) == "train.py"
+    assert json.loads(hyperparameters["epochs"]) == "1"
+    assert hyperparameters["sagemaker_torch_distributed_enabled"] == "true"
+    uri = json.loads(hyperparameters["sagemaker_submit_directory"])
     holds_the_script(aws.objects[uri.removeprefix("s3://")])
 
 
 @pytest.mark.heavy
 def test_a_script_with_sdk3(aws: Aws, example: Example) -> None:
     example("script", "sdk3", *TRAIN, "--torchrun", "epochs=1")
-    job = aws.asked("CreateTrainingJob")
+    job = aws.request_of("CreateTrainingJob")
     assert job["AlgorithmSpecification"]["ContainerEntrypoint"] == ["/bin/bash"]
     assert set(channels(job)) == {"train", "code", "sm_drivers"}
     assert job["HyperParameters"] == {"epochs": "1"}
@@ -145,7 +147,7 @@ def test_a_script_with_sdk3(aws: Aws, example: Example) -> None:
 def test_tune(aws: Aws, example: Example, kind: str) -> None:
     done = example("tune", kind, *TRAIN, *output(kind), "--jobs", "4", "epochs=2")
     assert "best" in done.stdout
-    tuning = aws.asked("CreateHyperParameterTuningJob")
+    tuning = aws.request_of("CreateHyperParameterTuningJob")
     config, training = (tuning["HyperParameterTuningJobConfig"], tuning["TrainingJobDefinition"])
     objective = config["HyperParameterTuningJobObjective"]
     assert objective == {"Type": "Maximize", "MetricName": "eval_f1_macro"}
@@ -159,34 +161,34 @@ def test_tune(aws: Aws, example: Example, kind: str) -> None:
         d["Name"]: d["Regex"] for d in training["AlgorithmSpecification"]["MetricDefinitions"]
     }
     line = "metric step=40 {'eval_loss': 0.31, 'eval_f1_macro': 0.875, 'epoch': 1.0}"
-    found = re.search(regexes[objective["MetricName"]], line)
-    assert found
-    assert found[1] == "0.875"
+    match = re.search(regexes[objective["MetricName"]], line)
+    assert match
+    assert match[1] == "0.875"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_deploy(aws: Aws, example: Example, kind: str) -> None:
     done = example("deploy", kind, *SERVE)
     assert "incident" in done.stdout
-    assert aws.asked("CreateModel")["PrimaryContainer"]["ModelDataUrl"] == MODEL
-    (variant,) = aws.asked("CreateEndpointConfig")["ProductionVariants"]
+    assert aws.request_of("CreateModel")["PrimaryContainer"]["ModelDataUrl"] == MODEL
+    (variant,) = aws.request_of("CreateEndpointConfig")["ProductionVariants"]
     assert variant["InstanceType"] == "ml.m5.xlarge"
-    assert aws.asked("InvokeEndpoint")["Body"] == {"inputs": ["What a storm last night"]}
+    assert aws.request_of("InvokeEndpoint")["Body"] == {"inputs": ["What a storm last night"]}
     nothing_is_left(aws)
 
 
 def nothing_is_left(aws: Aws) -> None:
     for kind in ("Model", "EndpointConfig", "Endpoint"):
-        assert aws.asked(f"Delete{kind}") == {
-            f"{kind}Name": aws.asked(f"Create{kind}")[f"{kind}Name"]
+        assert aws.request_of(f"Delete{kind}") == {
+            f"{kind}Name": aws.request_of(f"Create{kind}")[f"{kind}Name"]
         }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_deploy_serverless(aws: Aws, example: Example, kind: str) -> None:
     done = example("deploy", kind, *SERVE, "--serverless", "4096", "--keep")
-    assert f"still running: {aws.asked('CreateEndpoint')['EndpointName']}" in done.stdout
-    (variant,) = aws.asked("CreateEndpointConfig")["ProductionVariants"]
+    assert f"still running: {aws.request_of('CreateEndpoint')['EndpointName']}" in done.stdout
+    (variant,) = aws.request_of("CreateEndpointConfig")["ProductionVariants"]
     assert variant["ServerlessConfig"] == {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
     assert "InstanceType" not in variant
     assert not [name for name, _ in aws.requests if name.startswith("Delete")]
@@ -194,21 +196,21 @@ def test_deploy_serverless(aws: Aws, example: Example, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_async(aws: Aws, example: Example, kind: str) -> None:
-    places = ["--data", "s3://bucket/questions.json", "--output", "s3://bucket/answers"]
+    arguments = ["--data", "s3://bucket/questions.json", "--output", "s3://bucket/answers"]
     failures = ["--failures", "s3://bucket/failures"] if kind == "sdk3" else []
-    done = example("async", kind, *SERVE, *places, *failures)
+    done = example("async", kind, *SERVE, *arguments, *failures)
     assert "incident" in done.stdout
-    config = aws.asked("CreateEndpointConfig")["AsyncInferenceConfig"]["OutputConfig"]
+    config = aws.request_of("CreateEndpointConfig")["AsyncInferenceConfig"]["OutputConfig"]
     assert config["S3OutputPath"] == "s3://bucket/answers"
-    assert aws.asked("InvokeEndpointAsync")["InputLocation"] == "s3://bucket/questions.json"
+    assert aws.request_of("InvokeEndpointAsync")["InputLocation"] == "s3://bucket/questions.json"
     nothing_is_left(aws)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_transform(aws: Aws, example: Example, kind: str) -> None:
-    places = ["--data", "s3://bucket/texts/", "--output", "s3://bucket/answers"]
-    example("batch_transform", kind, *SERVE, *places)
-    job = aws.asked("CreateTransformJob")
+    arguments = ["--data", "s3://bucket/texts/", "--output", "s3://bucket/answers"]
+    example("batch_transform", kind, *SERVE, *arguments)
+    job = aws.request_of("CreateTransformJob")
     assert job["BatchStrategy"] == "MultiRecord"
     assert job["TransformInput"]["SplitType"] == "Line"
     assert job["TransformInput"]["ContentType"] == "application/jsonlines"
@@ -217,17 +219,17 @@ def test_batch_transform(aws: Aws, example: Example, kind: str) -> None:
         "Accept": "application/jsonlines",
         "AssembleWith": "Line",
     }
-    assert aws.asked("DeleteModel") == {"ModelName": job["ModelName"]}
+    assert aws.request_of("DeleteModel") == {"ModelName": job["ModelName"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_multi_model(aws: Aws, example: Example, kind: str) -> None:
-    place = ["--models", "s3://bucket/models/", "--target", "tweets.tar.gz"]
-    example("multi_model", kind, *COMMON, *place)
-    container = aws.asked("CreateModel")["PrimaryContainer"]
+    arguments = ["--models", "s3://bucket/models/", "--target", "tweets.tar.gz"]
+    example("multi_model", kind, *COMMON, *arguments)
+    container = aws.request_of("CreateModel")["PrimaryContainer"]
     assert container["Mode"] == "MultiModel"
     assert container["ModelDataUrl"] == "s3://bucket/models/"
-    assert aws.asked("InvokeEndpoint")["TargetModel"] == "tweets.tar.gz"
+    assert aws.request_of("InvokeEndpoint")["TargetModel"] == "tweets.tar.gz"
     nothing_is_left(aws)
 
 
@@ -241,27 +243,29 @@ def test_an_endpoint_of_a_team(aws: Aws, run: Run) -> None:
     load = ["--least", "2", "--most", "6", "--concurrency", "24", "--ami", ami]
     done = run("endpoint_boto3.py", *SERVE, *load, "--capture", "s3://bucket/seen/", "--shadow", newer)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    config = aws.asked("CreateEndpointConfig")
+    config = aws.request_of("CreateEndpointConfig")
     (variant,), (shadow,) = config["ProductionVariants"], config["ShadowProductionVariants"]
     assert variant["InferenceAmiVersion"] == shadow["InferenceAmiVersion"] == ami
     assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 600
     assert variant["InitialInstanceCount"] == 2
     created = [params for name, params in aws.requests if name == "CreateModel"]
-    data = {each["ModelName"]: each["PrimaryContainer"]["ModelDataUrl"] for each in created}
+    data = {
+        request["ModelName"]: request["PrimaryContainer"]["ModelDataUrl"] for request in created
+    }
     assert data == {variant["ModelName"]: MODEL, shadow["ModelName"]: newer}
     assert config["DataCaptureConfig"]["DestinationS3Uri"] == "s3://bucket/seen/"
     (policy,) = scaling(aws)
-    name = aws.asked("CreateEndpoint")["EndpointName"]
+    name = aws.request_of("CreateEndpoint")["EndpointName"]
     assert policy["ResourceId"] == f"endpoint/{name}/variant/all"
     assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 24
-    bounds = aws.asked("RegisterScalableTarget")
+    bounds = aws.request_of("RegisterScalableTarget")
     assert (bounds["MinCapacity"], bounds["MaxCapacity"]) == (2, 6)
     aws.before, aws.requests = aws.requests, []
     done = run("endpoint_boto3.py", "--delete", name)
     assert done.returncode == 0, done.stderr
     deleted = [params["ModelName"] for name, params in aws.requests if name == "DeleteModel"]
     assert set(deleted) == set(data)
-    assert aws.asked("DeregisterScalableTarget")["ResourceId"] == policy["ResourceId"]
+    assert aws.request_of("DeregisterScalableTarget")["ResourceId"] == policy["ResourceId"]
     assert run("endpoint_boto3.py", *SERVE, "--least", "3", "--most", "2").returncode == 2
 
 
@@ -270,14 +274,14 @@ def test_inference_components(aws: Aws, run: Run) -> None:
     done = run("components_boto3.py", *COMMON, *models, "--most-copies", "3")
     assert done.returncode == 0, done.stderr
     components = [params for name, params in aws.requests if name == "CreateInferenceComponent"]
-    assert [each["Specification"]["Container"]["ArtifactUrl"] for each in components] == [
+    assert [component["Specification"]["Container"]["ArtifactUrl"] for component in components] == [
         MODEL,
         "s3://bucket/emotion/model.tar.gz",
     ]
-    asked = [params for name, params in aws.requests if name == "InvokeEndpoint"]
-    names = [each["InferenceComponentName"] for each in components]
-    assert [each["InferenceComponentName"] for each in asked] == names
-    assert [each["ResourceId"] for each in scaling(aws)] == [
+    requested = [params for name, params in aws.requests if name == "InvokeEndpoint"]
+    names = [component["InferenceComponentName"] for component in components]
+    assert [item["InferenceComponentName"] for item in requested] == names
+    assert [item["ResourceId"] for item in scaling(aws)] == [
         f"inference-component/{n}" for n in names
     ]
     order = [name for name, _ in aws.requests if name.startswith("Delete")]
@@ -286,16 +290,16 @@ def test_inference_components(aws: Aws, run: Run) -> None:
 
 
 def test_async_scales_from_none(aws: Aws, run: Run) -> None:
-    places = ["--data", "s3://bucket/questions.json", "--output", "s3://bucket/answers/"]
-    done = run("async_boto3.py", *SERVE, *places, "--most", "5")
+    arguments = ["--data", "s3://bucket/questions.json", "--output", "s3://bucket/answers/"]
+    done = run("async_boto3.py", *SERVE, *arguments, "--most", "5")
     assert done.returncode == 0, done.stderr
-    assert aws.asked("RegisterScalableTarget")["MinCapacity"] == 0
+    assert aws.request_of("RegisterScalableTarget")["MinCapacity"] == 0
     tracking, step = scaling(aws)
     assert tracking["PolicyType"] == "TargetTrackingScaling"
     (change,) = step["StepScalingPolicyConfiguration"]["StepAdjustments"]
     assert change["ScalingAdjustment"] == 1
     alarms = [params for name, params in aws.requests if name == "PutMetricAlarm"]
-    assert [(each["MetricName"], bool(each["AlarmActions"])) for each in alarms] == [
+    assert [(alarm["MetricName"], bool(alarm["AlarmActions"])) for alarm in alarms] == [
         ("HasBacklogWithoutCapacity", True),
         ("ApproximateAgeOfOldestRequest", False),
     ]
@@ -323,12 +327,12 @@ def test_update_endpoint_keeps_what_the_endpoint_has(aws: Aws, run: Run) -> None
     ]
     done = run("update_endpoint.py", "--endpoint", "live", *SERVE)
     assert done.returncode == 0, done.stderr
-    new = aws.asked("CreateModel")["ModelName"]
-    config = aws.asked("CreateEndpointConfig")
+    new = aws.request_of("CreateModel")["ModelName"]
+    config = aws.request_of("CreateEndpointConfig")
     assert config["ProductionVariants"] == [{**variant, "ModelName": new}]
     assert config["AsyncInferenceConfig"] == answers
     assert config["ShadowProductionVariants"] == [shadow]
-    assert aws.asked("UpdateEndpoint") == {
+    assert aws.request_of("UpdateEndpoint") == {
         "EndpointName": "live",
         "EndpointConfigName": config["EndpointConfigName"],
     }
@@ -353,7 +357,7 @@ def test_violations_are_found() -> None:
         "MaxPayloadInMb": 6,
         "TransformResources": {"InstanceType": "ml.m5.xlarge", "InstanceCount": "1"},
     }
-    assert sorted(found.split(":")[0] for found in violations(shape, job)) == [
+    assert sorted(violation.split(":")[0] for violation in violations(shape, job)) == [
         ".BatchStrategy",
         ".MaxPayloadInMb",
         ".ModelName",
@@ -369,11 +373,11 @@ SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_example_says_what_it_needs_and_costs(name: str) -> None:
-    said = ast.get_docstring(ast.parse((EXAMPLES / name).read_text()))
-    assert said
-    assert f"python examples/{name} " in said
-    assert "\nPrerequisites: " in said
-    assert "\nCost: " in said
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text()))
+    assert docstring
+    assert f"python examples/{name} " in docstring
+    assert "\nPrerequisites: " in docstring
+    assert "\nCost: " in docstring
     assert name in (EXAMPLES / "README.md").read_text()
 
 

@@ -23,7 +23,8 @@ def code_cells(path: Path) -> list[dict[str, Any]]:
 def printed(cells: list[dict[str, Any]]) -> list[str]:
     """What each cell wrote, errors too."""
     texts = [
-        "".join("".join(each.get("text", "")) for each in cell["outputs"]).strip() for cell in cells
+        "".join("".join(output.get("text", "")) for output in cell["outputs"]).strip()
+        for cell in cells
     ]
     return [text for text in texts if text]
 
@@ -34,11 +35,13 @@ def check(cells: list[dict[str, Any]]) -> None:
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
     assert [output for output in outputs if "image/png" in output.get("data", {})]
-    told = printed(cells)
-    assert re.search(r"(everyday|incident|fear|LABEL_[01]).*\d\.\d\d", "\n".join(told), re.DOTALL)
+    printed_text = printed(cells)
+    assert re.search(
+        r"(everyday|incident|fear|LABEL_[01]).*\d\.\d\d", "\n".join(printed_text), re.DOTALL
+    )
     shape = SAGEMAKER.operation_model("CreateTrainingJob").input_shape
     assert shape is not None
-    assert list(violations(shape, json.loads(told[-1]))) == []
+    assert list(violations(shape, json.loads(printed_text[-1]))) == []
 
 
 def test_there_is_one_for_each_flow() -> None:
@@ -58,8 +61,8 @@ def test_a_notebook_is_kept_as_it_was_executed(path: Path) -> None:
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     check(cells)
     text = re.sub(r'"image/png": "[^"]*"', "", path.read_text(encoding="utf-8"))
-    own = re.findall(r"(?<![\w.])/(?:work|home|root|tmp|usr|Users|private)/[^\s\"']*", text)
-    assert not own, "a path of the machine that executed it"
+    local_paths = re.findall(r"(?<![\w.])/(?:work|home|root|tmp|usr|Users|private)/[^\s\"']*", text)
+    assert not local_paths, "a path of the machine that executed it"
 
 
 # Half a minute of CPU and more each, but for the one that stands for them in every run of `heavy`.

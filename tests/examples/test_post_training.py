@@ -129,9 +129,9 @@ def _losses(done: subprocess.CompletedProcess[str]) -> int:
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = load_file(folder / "model.safetensors")
+    loaded = load_file(folder / "model.safetensors")
     # An encoder alone is saved without its model's name before each weight's.
-    return {name.removeprefix("bert."): weight for name, weight in found.items()}
+    return {name.removeprefix("bert."): weight for name, weight in loaded.items()}
 
 
 @pytest.mark.heavy

@@ -42,7 +42,7 @@ class Block:
         return self.text.splitlines()[0][:40]
 
 
-BLOCKS = [Block(found["language"], found["text"], found["why"]) for found in BLOCK.finditer(README)]
+BLOCKS = [Block(match["language"], match["text"], match["why"]) for match in BLOCK.finditer(README)]
 SHELL = [block for block in BLOCKS if block.language == "bash"]
 
 
@@ -148,7 +148,7 @@ def runs_a_container(arguments: list[str]) -> None:
     image, command = arguments[-2:]
     assert image in ("amphora:cpu", "amphora:vllm")
     assert command in ("train", "serve", "doctor")
-    mounts = [arguments[place + 1] for place, word in enumerate(arguments) if word == "-v"]
+    mounts = [arguments[index + 1] for index, word in enumerate(arguments) if word == "-v"]
     assert mounts
     for mount in mounts:
         host, inside, *mode = mount.split(":")
@@ -189,7 +189,7 @@ def test_the_trainer_starts_the_job_it_shows(aws: Aws, run: Run, sdk3: str, tmp_
     (tmp_path / "shown.py").write_text(block)
     done = run(tmp_path / "shown.py", python=sdk3)
     assert done.returncode == 0, done.stderr
-    job = aws.asked("CreateTrainingJob")
+    job = aws.request_of("CreateTrainingJob")
     assert job["HyperParameters"]["model_name_or_path"] == "bert-base-uncased"
     assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/checkpoints/tweets"
     assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == ["train", "test"]
@@ -201,9 +201,9 @@ def test_other_python_blocks_show_hyperparameters_that_exist() -> None:
     shown = [b.text for b in BLOCKS if b.language == "python" and "hyperparameters = " in b.text]
     assert shown
     for text in shown:
-        found: dict[str, Any] = {}
-        exec(text, found)
-        known(found["hyperparameters"])
+        results: dict[str, Any] = {}
+        exec(text, results)
+        known(results["hyperparameters"])
 
 
 def known(hyperparameters: dict[str, object]) -> None:

@@ -24,7 +24,7 @@ def test_update_endpoint_by_a_version_of_the_registry(aws: Aws, run: Run) -> Non
     which = ["--endpoint", "live", "--role", ROLE, "--package", package]
     done = run("update_endpoint.py", *which)
     assert done.returncode == 0, done.stderr
-    assert aws.asked("CreateModel")["PrimaryContainer"] == {"ModelPackageName": package}
+    assert aws.request_of("CreateModel")["PrimaryContainer"] == {"ModelPackageName": package}
     for wrong in ([*which, "--image", IMAGE], ["--endpoint", "live", *COMMON]):
         assert "say --image and --model, or --package" in run("update_endpoint.py", *wrong).stderr
 
@@ -34,9 +34,13 @@ def as_requests(steps: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, An
 
     def settled(value: Any) -> Any:
         if isinstance(value, dict):
-            told = {key: settled(each) for key, each in value.items()}
-            return "s3://bucket/settled" if told.keys() & {"Get", "Std:Join"} else told
-        return [settled(each) for each in value] if isinstance(value, list) else value
+            settled_values = {key: settled(item) for key, item in value.items()}
+            return (
+                "s3://bucket/settled"
+                if settled_values.keys() & {"Get", "Std:Join"}
+                else settled_values
+            )
+        return [settled(item) for item in value] if isinstance(value, list) else value
 
     operations = {"Training": "CreateTrainingJob", "RegisterModel": "CreateModelPackage"}
     for step in steps:
@@ -52,11 +56,11 @@ def test_a_pipeline_registers_what_is_good_enough(aws: Aws, run: Run, sdk2: str)
     done = run("pipeline_sdk2.py", *COMMON, *data, "--group", "reviews", "--least", "0.9", "epochs=2", python=sdk2)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\namphora-reviews/execution/1\n")
-    told = json.loads(aws.asked("CreatePipeline")["PipelineDefinition"])
-    assert {each["Name"]: each["DefaultValue"] for each in told["Parameters"]} == {
+    pipeline = json.loads(aws.request_of("CreatePipeline")["PipelineDefinition"])
+    assert {parameter["Name"]: parameter["DefaultValue"] for parameter in pipeline["Parameters"]} == {
         "Train": "s3://bucket/train/", "Test": "s3://bucket/test/", "Least": 0.9,
     }  # fmt: skip
-    _, decision = told["Steps"]
+    _, decision = pipeline["Steps"]
     assert decision["Arguments"]["Conditions"] == [
         {
             "Type": "GreaterThanOrEqualTo",
@@ -64,8 +68,8 @@ def test_a_pipeline_registers_what_is_good_enough(aws: Aws, run: Run, sdk2: str)
             "RightValue": {"Get": "Parameters.Least"},
         }
     ]
-    assert [each["Type"] for each in decision["Arguments"]["ElseSteps"]] == ["Fail"]
-    requests = dict(as_requests(told["Steps"]))
+    assert [else_step["Type"] for else_step in decision["Arguments"]["ElseSteps"]] == ["Fail"]
+    requests = dict(as_requests(pipeline["Steps"]))
     training, package = requests["CreateTrainingJob"], requests["CreateModelPackage"]
     assert package["ModelApprovalStatus"] == "PendingManualApproval"
     assert training["HyperParameters"]["epochs"] == "2"
@@ -91,11 +95,11 @@ def test_a_registered_model_is_approved_and_deployed(aws: Aws, run: Run) -> None
     done = run("registry_boto3.py", *group, *approved, "--deploy", "texts", "--role", ROLE)
     assert done.returncode == 0, done.stderr
     package = "arn:aws:sagemaker:eu-west-1:123456789012:model-package/reviews/2"
-    assert aws.asked("UpdateModelPackage") == {
+    assert aws.request_of("UpdateModelPackage") == {
         "ModelPackageArn": package,
         "ModelApprovalStatus": "Approved",
         "ApprovalDescription": "f1 0.91",
     }
-    assert aws.asked("CreateModel")["Containers"] == [{"ModelPackageName": package}]
-    assert aws.asked("CreateEndpoint")["EndpointName"] == "texts"
+    assert aws.request_of("CreateModel")["Containers"] == [{"ModelPackageName": package}]
+    assert aws.request_of("CreateEndpoint")["EndpointName"] == "texts"
     assert f"{package} Approved" in done.stdout and "reviews/3 PendingManual" in done.stdout

@@ -33,7 +33,7 @@ SCRIPTS = {
 }  # fmt: skip
 """The last line of a script that ends so; the empty one was stopped."""
 JOBS: Mapping[str, Callable[[Tree], object]] = {
-    "AMPHORA_ ... is not a variable of this image.": lambda _: Limits.of({"AMPHORA_QUEUE_LIMITS": "8"}),
+    "AMPHORA_ ... is not a variable of this image.": lambda _: Limits.from_environment({"AMPHORA_QUEUE_LIMITS": "8"}),
     "is not valid JSON: ... Write one JSON object.": lambda tree: read(tree.configure("{")),
     "sagemaker_submit_directory is ... which does not exist.": lambda tree: locate(read(tree.configure(
         {"sagemaker_program": "train.py", "sagemaker_submit_directory": "/nowhere/code"})), {}, tree.base),
@@ -142,7 +142,7 @@ def test_data_and_hyperparameters_fail_so(
     monkeypatch.syspath_prepend(str(ROOT / "code"))
     from recipe.arguments import parse  # not before: it takes seconds
     from recipe.errors import RecipeError
-    from recipe.paths import Places
+    from recipe.paths import Folders
     from recipe.plan import resolution
     from recipe.plan.table import Table
 
@@ -151,7 +151,7 @@ def test_data_and_hyperparameters_fail_so(
     folder.mkdir()
     (folder / "train.csv").write_text(file)
     given = arguments.replace("MODEL", f"--model_name_or_path {tiny_model}").split()
-    places = Places(
+    folders = Folders(
         channels={"train": folder} if file else {},
         model_dir=tmp_path,
         output_data_dir=tmp_path,
@@ -159,7 +159,7 @@ def test_data_and_hyperparameters_fail_so(
         tensorboard=tmp_path,
     )
     with pytest.raises(RecipeError) as raised:
-        resolution.load(resolution.resolve(parse(given, places), places, {}, Table(), 1), Table())
+        resolution.load(resolution.resolve(parse(given, folders), folders, {}, Table(), 1), Table())
     assert_contains(str(raised.value), quoted)
 
 

@@ -26,7 +26,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in CAMPAIGNS],
+    [
+        pytest.param(campaign, marks=[pytest.mark.long] * (campaign in LONG))
+        for campaign in CAMPAIGNS
+    ],
 )
 def test_what_is_promised_holds(name: str, tmp_path: Path) -> None:
     done = run("--only", name, "--short", "--out", str(tmp_path))

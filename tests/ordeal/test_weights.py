@@ -81,12 +81,12 @@ def test_the_states_in_a_checkpoint(tmp_path: Path, model: Path) -> None:
     data = reviews(tmp_path / "train.csv", 20)
     assert train(tmp_path, data, model, "--max_steps", "1").returncode == 0
     folder = tmp_path / "checkpoints" / "checkpoint-1"
-    found = checkpoints.read(folder)
+    loaded = checkpoints.read(folder)
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
         aside = checkpoints.aside(tmp_path / "checkpoints", 1)
         shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(checkpoints.MANIFEST))
         torch.save({"state": Payload(tmp_path / "mark")}, aside / name)
-        checkpoints.publish(tmp_path / "checkpoints", 1, found.job, False)
+        checkpoints.publish(tmp_path / "checkpoints", 1, loaded.job, False)
         done = train(tmp_path, data, model, "--max_steps", "1")
         assert done.returncode != 0, name
         assert not (tmp_path / "mark").exists(), name

@@ -17,37 +17,37 @@ RECIPE = Path(__file__).resolve().parents[2] / "code" / "recipe"
 LISTED = {part.name for part in parts.PARTS}
 
 
-def of_others(source: str) -> Iterator[str]:
+def private_attributes(source: str) -> Iterator[str]:
     """Attributes that begin with an underscore and that the module neither defines nor sets."""
     tree = list(ast.walk(ast.parse(source)))
-    own = {each.name for each in tree if isinstance(each, (ast.FunctionDef, ast.ClassDef))}
-    for each in tree:
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
-            own.add(each.attr)
-        targets = each.targets if isinstance(each, ast.Assign) else []
-        targets = [each.target] if isinstance(each, ast.AnnAssign) else targets
-        own |= {target.id for target in targets if isinstance(target, ast.Name)}
-    for each in tree:
-        if isinstance(each, ast.Attribute) and each.attr.startswith("_"):
-            if ast.unparse(each) == "os._exit":  # Python documents it
+    local_names = {item.name for item in tree if isinstance(item, (ast.FunctionDef, ast.ClassDef))}
+    for node in tree:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            local_names.add(node.attr)
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        local_names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    for node in tree:
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            if ast.unparse(node) == "os._exit":  # Python documents it
                 continue
-            of_super = isinstance(each.value, ast.Call) and ast.unparse(each.value.func) == "super"
-            if not each.attr.startswith("__") and (of_super or each.attr not in own):
-                yield each.attr
+            of_super = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+            if not node.attr.startswith("__") and (of_super or node.attr not in local_names):
+                yield node.attr
 
 
 def test_every_private_part_of_a_library_is_listed() -> None:
     used = {
         (path.relative_to(RECIPE).as_posix(), name)
         for path in RECIPE.rglob("*.py")
-        for name in of_others(path.read_text())
+        for name in private_attributes(path.read_text())
     }
-    assert {each for each in used if each[1] not in LISTED} == set()
+    assert {node for node in used if node[1] not in LISTED} == set()
 
 
 def test_every_override_of_the_trainer_is_listed() -> None:
-    ours = [each for each in Engine.__mro__ if each.__module__.startswith("recipe.")]
-    overridden = {name for each in ours for name in vars(each) if hasattr(Trainer, name)}
+    ours = [node for node in Engine.__mro__ if node.__module__.startswith("recipe.")]
+    overridden = {name for node in ours for name in vars(node) if hasattr(Trainer, name)}
     private = {name for name in overridden if name.startswith("_") and not name.startswith("__")}
     assert "_save_checkpoint" in private
     assert private <= LISTED
@@ -64,9 +64,9 @@ def test_one_that_is_gone_or_takes_other_arguments_is_named(
     monkeypatch.setattr(Trainer, "_load_best_model", lambda self, where: None)
     with pytest.raises(LibraryError) as caught:
         parts.check()
-    said = str(caught.value)
-    assert "Trainer._save_checkpoint is missing (writes whole checkpoints)" in said
-    assert "_load_rng_state" not in said
+    message = str(caught.value)
+    assert "Trainer._save_checkpoint is missing (writes whole checkpoints)" in message
+    assert "_load_rng_state" not in message
     monkeypatch.setattr(
         parts, "PARTS", (parts.Seam(parts.TRAINER, "train", "", ("self", "other")),)
     )

@@ -11,7 +11,7 @@ from amphora.contract import job, sm_variables
 from recipe import arguments, foreign_names, paths
 from recipe.errors import CheckpointError, HyperparameterError
 from recipe.hyperparameters import FIELDS, GROUPS
-from recipe.paths import Places
+from recipe.paths import Folders
 from recipe.plan import trainer_arguments
 from recipe.runtime import device
 from recipe.runtime.distribution import Distribution
@@ -315,7 +315,7 @@ def test_what_changes_nothing_is_a_line_each() -> None:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Places:
+def where(tmp_path: Path) -> Folders:
     for name in ("train", "test"):
         folder = tmp_path / "input" / "data" / name
         folder.mkdir(parents=True)
@@ -338,7 +338,7 @@ def where(tmp_path: Path) -> Places:
     ],
 )
 def test_a_place_that_the_job_has_anyway_is_a_line(
-    where: Places, tmp_path: Path, name: str, path: str
+    where: Folders, tmp_path: Path, name: str, path: str
 ) -> None:
     parsed = arguments.parse([f"--{name}", str(tmp_path / path)], where)
     assert len(parsed.notes) == 1 and parsed.notes[0].startswith(name)
@@ -356,13 +356,13 @@ def test_a_place_that_the_job_has_anyway_is_a_line(
     ],
 )
 def test_another_place_than_the_jobs_is_refused(
-    where: Places, tmp_path: Path, name: str, path: str
+    where: Folders, tmp_path: Path, name: str, path: str
 ) -> None:
     with pytest.raises(HyperparameterError, match=name):
         arguments.parse([f"--{name}", str(tmp_path / path)], where)
 
 
-def test_one_file_of_several_is_refused_as_all_would_be_read(where: Places) -> None:
+def test_one_file_of_several_is_refused_as_all_would_be_read(where: Folders) -> None:
     folder = where.channels["train"]
     (folder / "more.csv").touch()
     with pytest.raises(HyperparameterError, match="train_file"):
@@ -370,10 +370,10 @@ def test_one_file_of_several_is_refused_as_all_would_be_read(where: Places) -> N
 
 
 def test_no_foreign_name_hides_a_name_of_the_recipe() -> None:
-    own = {*FIELDS}
-    assert not own & foreign_names.KNOWN
+    fields = {*FIELDS}
+    assert not fields & foreign_names.KNOWN
     named = {*foreign_names.RENAMED.values()}
-    assert named <= own | {*arguments._training_fields()}
+    assert named <= fields | {*arguments._training_fields()}
 
 
 @pytest.mark.parametrize("value", ["True", "true", "TRUE", "1", "yes", "y", "t"])
@@ -439,9 +439,9 @@ def test_lists_and_objects_are_read_in_every_form_in_which_they_arrive(name: str
 
 def test_an_objects_values_keep_their_types_in_argv(tmp_path: Path) -> None:
     given = ["--lr_scheduler_type", "cosine_with_restarts", "--lr_scheduler_kwargs", "num_cycles=2"]
-    places = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    folders = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     chosen = device.choose({}, False, use_cpu=True, fp16=False)
-    made = trainer_arguments.make(arguments.parse(given), places, chosen, Distribution())
+    made = trainer_arguments.make(arguments.parse(given), folders, chosen, Distribution())
     assert made.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
@@ -465,7 +465,7 @@ def test_checkpoints_lie_where_sagemaker_uploads_them(
     environ = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
     path = Path(expected.format(base=tmp_path))
     assert paths.from_environment(environ).checkpoints == path
-    assert job.Paths.of(environ).checkpoints == path
+    assert job.Paths.from_environment(environ).checkpoints == path
 
 
 def test_a_broken_checkpointconfig_is_refused(tmp_path: Path) -> None:
@@ -476,4 +476,4 @@ def test_a_broken_checkpointconfig_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"checkpointconfig.json cannot be read"):
         paths.from_environment(environ)
     with pytest.raises(ConfigError, match=r"checkpointconfig.json is not valid JSON"):
-        _ = job.Paths.of(environ).checkpoints
+        _ = job.Paths.from_environment(environ).checkpoints

@@ -23,8 +23,11 @@ FILE = Path(metrics.__file__)
 
 def read(line: str) -> dict[str, float]:
     """What SageMaker would record of one log line."""
-    found = {each["Name"]: re.search(each["Regex"], line) for each in metrics.metric_definitions()}
-    return {name: float(match.group(1)) for name, match in found.items() if match}
+    results = {
+        definitions["Name"]: re.search(definitions["Regex"], line)
+        for definitions in metrics.metric_definitions()
+    }
+    return {name: float(match.group(1)) for name, match in results.items() if match}
 
 
 @pytest.mark.parametrize("value", [2.5e-05, 1e-10, -3.25, 0.0, 1.0, 7, 123456.0, 1.5e17])
@@ -109,12 +112,12 @@ def test_hf_trainers_own_lines_are_read_by_our_regexes(capsys: pytest.CaptureFix
     }
     names = ["loss", "grad_norm", "learning_rate", "epoch", "train_loss", "train_runtime"]
     for style, text in styles.items():
-        found = circulating.ours(text)
+        actual = circulating.ours(text)
         for name in (*names, "eval_loss", "eval_accuracy", "eval_f1", "eval_samples_per_second"):
             expected = [entry[name] for entry in history if name in entry]
             assert expected, name
-            assert found[name] == pytest.approx(expected, rel=1e-3), (style, name)
-        assert not found["test_loss"]
+            assert actual[name] == pytest.approx(expected, rel=1e-3), (style, name)
+        assert not actual["test_loss"]
 
 
 def test_regexes_that_circulate_read_the_right_numbers_of_one_line_a_log(
@@ -139,8 +142,8 @@ def test_regexes_that_circulate_read_the_right_numbers_of_one_line_a_log(
             expected = [entry[name] for entry in history if name in entry]
             if "=" in regex:  # of the summary at the end, as in the scripts that they were made for
                 expected = [results[name]] if name in results else []
-            found = circulating.read(text, regex)
-            assert found == pytest.approx(expected, rel=1e-5), (source, name, regex)
+            loaded = circulating.read(text, regex)
+            assert loaded == pytest.approx(expected, rel=1e-5), (source, name, regex)
 
 
 def test_small_large_and_negative_numbers_are_written_out() -> None:
@@ -158,6 +161,6 @@ def test_as_a_script_it_prints_definitions_within_the_limits_and_needs_no_packag
     definitions = json.loads(shown.stdout)
     assert definitions == metrics.metric_definitions()
     # CreateTrainingJob takes 40 definitions, names of 255 and regexes of 500 characters.
-    for each in (definitions, *map(metrics.metric_definitions, metrics.OF_TASKS)):
-        assert len(each) <= 40
-        assert all(len(one["Regex"]) <= 500 for one in each)
+    for item in (definitions, *map(metrics.metric_definitions, metrics.OF_TASKS)):
+        assert len(item) <= 40
+        assert all(len(one["Regex"]) <= 500 for one in item)

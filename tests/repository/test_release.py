@@ -32,9 +32,9 @@ def workflow(name: str = "check") -> dict[Any, Any]:
 
 
 def test_every_lock_of_an_image_is_audited_and_none_passed_over() -> None:
-    told = workflow("audit")
-    assert told["permissions"] == {"contents": "read"}
-    job = told["jobs"]["audit"]
+    workflow_text = workflow("audit")
+    assert workflow_text["permissions"] == {"contents": "read"}
+    job = workflow_text["jobs"]["audit"]
     named = {
         lock
         for path in ROOT.glob("Dockerfile.*")
@@ -62,9 +62,11 @@ def test_the_workflow_runs_what_the_one_check_runs() -> None:
 
 
 def test_the_workflow_may_read_only() -> None:
-    told = workflow()
-    assert told["permissions"] == {"contents": "read"}
-    assert "pull_request_target" not in told[True], "a stranger's code would run with our rights"
+    workflow_text = workflow()
+    assert workflow_text["permissions"] == {"contents": "read"}
+    assert "pull_request_target" not in workflow_text[True], (
+        "a stranger's code would run with our rights"
+    )
 
 
 def test_actions_are_named_by_commit() -> None:
@@ -80,10 +82,10 @@ def test_actions_are_named_by_commit() -> None:
 def test_an_issue_form_is_one(path: Path) -> None:
     form = yaml.safe_load(path.read_text())
     assert {"name", "description", "body"} <= form.keys()
-    asked = [part for part in form["body"] if part["type"] != "markdown"]
-    assert len({part["id"] for part in asked}) == len(asked) > 1
-    assert all(part["type"] in {"textarea", "input"} for part in asked)
-    assert all(part["attributes"]["label"] for part in asked)
+    questions = [part for part in form["body"] if part["type"] != "markdown"]
+    assert len({part["id"] for part in questions}) == len(questions) > 1
+    assert all(part["type"] in {"textarea", "input"} for part in questions)
+    assert all(part["attributes"]["label"] for part in questions)
 
 
 def test_no_link_is_kept() -> None:

@@ -38,9 +38,9 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        self.links += [told[name] or "" for name in ("href", "src") if name in told]
-        self.anchors |= {told[name] or "" for name in ("id", "name") if name in told}
+        attributes = dict(attrs)
+        self.links += [attributes[name] or "" for name in ("href", "src") if name in attributes]
+        self.anchors |= {attributes[name] or "" for name in ("id", "name") if name in attributes}
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 # Variables of the test run that must not reach the jobs under test.
-_OWN = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_NUM_", "PYTHONPATH", "TRAINING_JOB_NAME")
+_PREFIXES = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_NUM_", "PYTHONPATH", "TRAINING_JOB_NAME")
 
 
 def clean_environ(**extra: str) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OWN)}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
     return inherited | extra
 
 

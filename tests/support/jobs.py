@@ -40,11 +40,11 @@ def write(folder: Path, rows: Sequence[Mapping[str, Any]], name: str = "train") 
     return folder
 
 
-def places_of(base: Path, channels: Mapping[str, Path]) -> Any:
+def folders_of(base: Path, channels: Mapping[str, Path]) -> Any:
     """Return the folders of a job below `base` with these channels."""
-    from recipe.paths import Places
+    from recipe.paths import Folders
 
-    return Places(
+    return Folders(
         channels=channels, model_dir=base / "model", output_data_dir=base / "output" / "data",
         checkpoints=base / "checkpoints", tensorboard=base / "output" / "tensorboard",
     )  # fmt: skip
@@ -66,7 +66,7 @@ def _words(*given: str) -> list[str]:
             values[name] = []
         else:
             values[name].append(word)
-    return [word for name, own in values.items() for word in (name, *own)]
+    return [word for name, value in values.items() for word in (name, *value)]
 
 
 @dataclass
@@ -106,11 +106,11 @@ class Job:
         }
         running = []
         for rank, variables in enumerate(ranks):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **world} if len(ranks) > 1 else {}
+            local = {"RANK": str(rank), "LOCAL_RANK": str(rank), **world} if len(ranks) > 1 else {}
             out, err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
             process = subprocess.Popen(
                 [sys.executable, str(code / "train.py"), *_words(*self.argv, *argv)], stdout=out, stderr=err,
-                env=clean_environ(**{**usual, **channels, **self.environ, **own, **environ, **variables}),
+                env=clean_environ(**{**usual, **channels, **self.environ, **local, **environ, **variables}),
             )  # fmt: skip
             running.append((process, out, err))
         try:
@@ -143,12 +143,12 @@ class Job:
         from recipe import arguments
         from recipe.training import run as training
 
-        places = places_of(self.base, self.channels)
+        folders = folders_of(self.base, self.channels)
         self.base.mkdir(parents=True, exist_ok=True)
-        given = arguments.parse(_words(*self.argv, *argv), places)
+        given = arguments.parse(_words(*self.argv, *argv), folders)
         # What a training sets for itself (where trackers keep their files) ends with it.
         with mock.patch.dict(os.environ, self.environ):
-            return training.run(given, places, dict(os.environ))
+            return training.run(given, folders, dict(os.environ))
 
     @property
     def model(self) -> Path:
@@ -181,25 +181,25 @@ class Job:
     @property
     def losses(self) -> dict[int, float]:
         """The loss of each step."""
-        found = re.findall(r"^metric step=(\d+) \{'loss': ([^,}]+)", self.log, re.MULTILINE)
-        return {int(step): float(loss) for step, loss in found}
+        matches = re.findall(r"^metric step=(\d+) \{'loss': ([^,}]+)", self.log, re.MULTILINE)
+        return {int(step): float(loss) for step, loss in matches}
 
     @property
     def norms(self) -> list[float]:
         """The norm of each step's gradient."""
-        found = re.findall(
+        matches = re.findall(
             r"^metric step=\d+ \{'loss'.*'grad_norm': ([^,}]+)", self.log, re.MULTILINE
         )
-        return [float(value) for value in found]
+        return [float(value) for value in matches]
 
 
-def assert_same(found: Job, expected: Job, tolerance: float) -> None:
+def assert_same(actual: Job, expected: Job, tolerance: float) -> None:
     """Check losses and, by how far they move the weights (`BY_GRADIENT`), gradients."""
     import pytest
 
-    assert found.losses == pytest.approx(expected.losses, rel=tolerance)
-    assert found.norms == pytest.approx(expected.norms, rel=tolerance)
-    weights, wanted = found.weights, expected.weights
+    assert actual.losses == pytest.approx(expected.losses, rel=tolerance)
+    assert actual.norms == pytest.approx(expected.norms, rel=tolerance)
+    weights, wanted = actual.weights, expected.weights
     assert weights.keys() == wanted.keys()
     apart = sum(float((weights[name] - wanted[name]).square().sum()) for name in wanted) ** 0.5
     assert apart < tolerance * RATE * sum(expected.norms)

@@ -50,7 +50,7 @@ class IndexServer:
     password: str = "pass word/of @reader"
     tokens: list[str] = field(default_factory=list)
     """Those that were given, one for each call."""
-    asked: list[str] = field(default_factory=list)
+    requested_paths: list[str] = field(default_factory=list)
     """The paths that were asked for with credentials that count."""
     refused: list[str] = field(default_factory=list)
     seen_in_argv: list[str] = field(default_factory=list)
@@ -76,15 +76,15 @@ class IndexServer:
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if parts.path in ("/v1/authorization-token", "/v1/repository/endpoint"):
             return self._codeartifact(method, parts.path, query)
-        place, _, rest = parts.path.strip("/").partition("/")
+        repository, _, rest = parts.path.strip("/").partition("/")
         logins = {"open": "", "private": f"{self.user}:{self.password}"}
         logins["pypi"] = f"aws:{self.tokens[-1]}" if self.tokens else "nobody:yet"
-        login = logins.get(place)
+        login = logins.get(repository)
         expected = f"Basic {base64.b64encode((login or '').encode()).decode()}"
         if login is None or (login and authorization != expected):
             self.refused.append(parts.path)
             return (404 if login is None else 401), b"", "text/plain"
-        self.asked.append(parts.path)
+        self.requested_paths.append(parts.path)
         for token in self.tokens:
             for process in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
@@ -93,9 +93,9 @@ class IndexServer:
         if rest.endswith(".whl"):
             return 200, (self.folder / rest.rpartition("/")[2]).read_bytes(), "application/zip"
         name = rest.strip("/").rpartition("/")[2].replace("-", "_")
-        found = sorted(path.name for path in self.folder.glob(f"{name}-*.whl"))
-        links = "".join(f'<a href="/{place}/files/{file}">{file}</a>' for file in found)
-        return (200 if found else 404), f"<html>{links}</html>".encode(), "text/html"
+        results = sorted(path.name for path in self.folder.glob(f"{name}-*.whl"))
+        links = "".join(f'<a href="/{repository}/files/{file}">{file}</a>' for file in results)
+        return (200 if results else 404), f"<html>{links}</html>".encode(), "text/html"
 
     def _codeartifact(
         self, method: str, path: str, query: dict[str, str]

@@ -100,7 +100,7 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
         packing.shape([run.samples.lengths[rows] for rows in run.rows(4, True)]), 8, PAD, 0
     )
     model = make("bert")
-    packed_encoders.take_packed(model)
+    packed_encoders.patch_forward_for_packing(model)
     # Adam would make a step of a rounding error where the gradient is 0 (keys' biases).
     values: dict[str, Any] = {
         "output_dir": str(folder), "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8,
@@ -110,7 +110,7 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
     }  # fmt: skip
     args = TrainingArguments(**values)
     return Engine(
-        model=model, args=args, cut=worlds.of_arguments(args), training=run, train_layout=layout,
+        model=model, args=args, cut=worlds.requested_cut(args), training=run, train_layout=layout,
         eval_layout=layout, eval_dataset=run.samples, objective=CLASSES,
         class_weights=class_weights, compute_metrics=None,
     )  # fmt: skip

@@ -36,9 +36,9 @@ def load(folder: Path, kind: str) -> tuple[Any, Any]:
 def _values(value: Any) -> Any:
     """Return NumPy's numbers as Python's."""
     if isinstance(value, Mapping):
-        return {name: _values(each) for name, each in value.items()}
+        return {name: _values(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_values(each) for each in value]
+        return [_values(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -79,7 +79,7 @@ def spans(folder: Path, rows: Sequence[Row]) -> tuple[Any, Any]:
             np.ones((len(end),) * 2), LONGEST_ANSWER
         )
         first, last = np.unravel_index(scores.argmax(), scores.shape)
-        begins, ends = (encoded.token_to_chars(int(at)) for at in (first, last))
+        begins, ends = (encoded.token_to_chars(int(index)) for index in (first, last))
         answers.append({
             "score": float(scores.max()), "start": begins.start, "end": ends.end,
             "answer": question["context"][begins.start : ends.end],

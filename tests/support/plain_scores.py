@@ -29,7 +29,7 @@ class Judged:
     lines: Sequence[Row]
 
 
-def _of_classes(true: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
+def _class_scores(true: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
     from sklearn import metrics
 
     def mean(score: Any, average: str) -> float:
@@ -53,17 +53,17 @@ def classes(judged: Judged) -> Scores:
     true = [row["label"] for row in judged.rows]
     assert [line["true"] for line in judged.lines] == true
     _, answers = plain_answers.classes(judged.model, judged.rows)
-    assert [line["label"] for line in judged.lines] == [each[0]["label"] for each in answers]
-    chances = [{each["label"]: each["score"] for each in answer} for answer in answers]
+    assert [line["label"] for line in judged.lines] == [answer[0]["label"] for answer in answers]
+    chances = [{entry["label"]: entry["score"] for entry in answer} for answer in answers]
     loss = _loss([scores[label] for scores, label in zip(chances, true, strict=True)])
-    return {**_of_classes(true, [line["label"] for line in judged.lines]), "loss": loss}
+    return {**_class_scores(true, [line["label"] for line in judged.lines]), "loss": loss}
 
 
 def images(judged: Judged) -> Scores:
     """Return scikit-learn's scores. Lines are in the order of the files, class by class."""
     true = [line["true"] for line in judged.lines]
     assert Counter(true) == Counter(row["label"] for row in judged.rows)
-    return _of_classes(true, [line["label"] for line in judged.lines])
+    return _class_scores(true, [line["label"] for line in judged.lines])
 
 
 def tags(judged: Judged) -> Scores:
@@ -143,9 +143,9 @@ def vectors(judged: Judged) -> Scores:
         {str(number): {row["positive"]} for number, row in enumerate(rows)},
         accuracy_at_k=[1], precision_recall_at_k=[1, 10, 100], show_progress_bar=False,
     )  # fmt: skip
-    found = evaluator(SentenceTransformer(str(judged.model), device="cpu"))
+    actual = evaluator(SentenceTransformer(str(judged.model), device="cpu"))
     names = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100")
-    return {name.replace("@", "_at_"): found[f"cosine_{name}"] for name in names}
+    return {name.replace("@", "_at_"): actual[f"cosine_{name}"] for name in names}
 
 
 def ranks(judged: Judged) -> Scores:
@@ -161,8 +161,8 @@ def ranks(judged: Judged) -> Scores:
         )
         samples.append({"query": row["query"], "positive": right, "negative": wrong})
     evaluator: Any = CrossEncoderRerankingEvaluator(samples, show_progress_bar=False)  # type: ignore[arg-type]
-    found = evaluator(CrossEncoder(str(judged.model), device="cpu"))
-    return {f"{name}_at_10": found[f"{name}@10"] for name in ("ndcg", "mrr")}
+    actual = evaluator(CrossEncoder(str(judged.model), device="cpu"))
+    return {f"{name}_at_10": actual[f"{name}@10"] for name in ("ndcg", "mrr")}
 
 
 def _log_chances(model: Any, tokenizer: Any, prompt: str, answer: str) -> tuple[Any, Any]:

@@ -44,11 +44,11 @@ _LIBRARIES = (
 def preloading(folder: Path) -> Iterator[dict[str, str]]:
     """Run such a process; yield the variables of jobs that use it."""
     path = folder / "socket"
-    ready, told = os.pipe()
+    ready, ready_end = os.pipe()
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(path), str(told)]
-    with subprocess.Popen(command, env=environ, pass_fds=[told]) as process:
-        os.close(told)
+    command = [sys.executable, __file__, str(path), str(ready_end)]
+    with subprocess.Popen(command, env=environ, pass_fds=[ready_end]) as process:
+        os.close(ready_end)
         try:
             assert os.read(ready, 1), "the process with the libraries has ended"
             yield {"PRELOADING_SOCKET": str(path), "AMPHORA_CODE_DIR": str(PRELOADED),
@@ -75,13 +75,13 @@ class _Stopping:
         return getattr(self._stream, name)
 
 
-def _serve(path: str, told: int) -> dict[str, Any]:
+def _serve(path: str, ready_end: int) -> dict[str, Any]:
     """Fork for each request; return the request in the fork."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
         listening.listen(64)
-        os.write(told, b"x")
-        os.close(told)
+        os.write(ready_end, b"x")
+        os.close(ready_end)
         while True:
             client, _ = listening.accept()
             size = array.array("i").itemsize

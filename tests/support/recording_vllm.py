@@ -66,8 +66,8 @@ async def _generate(request: web.Request) -> web.StreamResponse:
         return web.json_response({"choices": choices[::-1], "prompt_token_ids": [7, 8]})
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
-    for place in range(len(PIECES)):
-        if "broken" in text and place == (1 if "at once" not in text else 0):
+    for index in range(len(PIECES)):
+        if "broken" in text and index == (1 if "at once" not in text else 0):
             begun, rest = b'data: {"err', b'or": {"message": "the engine has failed"}}\n\n'
             if "halves" in text:
                 await response.write(begun)
@@ -77,8 +77,8 @@ async def _generate(request: web.Request) -> web.StreamResponse:
             # In one piece, else: what comes in two may be read as two.
             await response.write(begun + rest)
             break
-        choice = _choice(0, is_chat, slice(place, place + 1), True)
-        document = {"choices": [choice], "prompt_token_ids": None if place else [7, 8]}
+        choice = _choice(0, is_chat, slice(index, index + 1), True)
+        document = {"choices": [choice], "prompt_token_ids": None if index else [7, 8]}
         await response.write(b"data: " + json.dumps(document).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     return response

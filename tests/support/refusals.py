@@ -13,5 +13,5 @@ def refused(error: type[Exception] | tuple[type[Exception], ...], *words: str) -
     """See that an error is raised whose text has all the words."""
     with pytest.raises(error) as caught:
         yield
-    said = str(caught.value)
-    assert [word for word in words if word not in said] == [], said
+    message = str(caught.value)
+    assert [word for word in words if word not in message] == [], message

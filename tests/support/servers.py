@@ -208,16 +208,16 @@ def served(base: Path, **environ: str) -> Iterator[Running]:
 
 def children(pid: int) -> list[int]:
     """Process ids of the direct children of any of its threads."""
-    found: list[int] = []
+    results: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         # A thread that has just ended has none.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, task.read_text().split())
-    return found
+            results += map(int, task.read_text().split())
+    return results
 
 
 def _descendants(pid: int) -> list[int]:
-    return [each for child in children(pid) for each in (child, *_descendants(child))]
+    return [descendant for child in children(pid) for descendant in (child, *_descendants(child))]
 
 
 Start = Callable[..., Running]

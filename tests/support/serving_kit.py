@@ -158,20 +158,20 @@ def npy(array: Any) -> bytes:
     return out.getvalue()
 
 
-def assert_close(answer: Any, expected: Any, tolerance: float = 1e-5, place: str = "") -> None:
+def assert_close(answer: Any, expected: Any, tolerance: float = 1e-5, location: str = "") -> None:
     """Assert equal structure, names and texts, and numbers that differ by at most `tolerance`."""
     if isinstance(expected, Mapping):
-        assert isinstance(answer, Mapping), f"{place}: {answer!r} is not like {expected!r}"
-        assert list(answer) == list(expected), f"{place}: {list(answer)}, not {list(expected)}"
+        assert isinstance(answer, Mapping), f"{location}: {answer!r} is not like {expected!r}"
+        assert list(answer) == list(expected), f"{location}: {list(answer)}, not {list(expected)}"
         for name in expected:
-            assert_close(answer[name], expected[name], tolerance, f"{place}.{name}")
+            assert_close(answer[name], expected[name], tolerance, f"{location}.{name}")
     elif isinstance(expected, (list, tuple)):
-        assert isinstance(answer, list), f"{place}: {answer!r} is not like {expected!r}"
-        assert len(answer) == len(expected), f"{place}: {len(answer)}, not {len(expected)}"
+        assert isinstance(answer, list), f"{location}: {answer!r} is not like {expected!r}"
+        assert len(answer) == len(expected), f"{location}: {len(answer)}, not {len(expected)}"
         for number, pair in enumerate(zip(answer, expected, strict=True)):
-            assert_close(*pair, tolerance, f"{place}[{number}]")
+            assert_close(*pair, tolerance, f"{location}[{number}]")
     elif isinstance(expected, str) or expected is None:
-        assert answer == expected, place
+        assert answer == expected, location
     else:
-        assert isinstance(answer, (int, float)), f"{place}: {answer!r} is not like {expected!r}"
-        assert abs(answer - float(expected)) <= tolerance, f"{place}: {answer}, not {expected}"
+        assert isinstance(answer, (int, float)), f"{location}: {answer!r} is not like {expected!r}"
+        assert abs(answer - float(expected)) <= tolerance, f"{location}: {answer}, not {expected}"

@@ -135,7 +135,7 @@ def _tagged(drawn: random.Random) -> Row:
     return {"tokens": words, "ner_tags": [tags.get(word, "O") for word in words]}
 
 
-def _asked(drawn: random.Random) -> Row:
+def _question_row(drawn: random.Random) -> Row:
     before, after = (" ".join(_words(drawn, 1, 6)) for _ in range(2))
     answer = drawn.choice(["paris", "anna", "the film"])
     answers = {"text": [answer], "answer_start": [len(before) + 1]}
@@ -223,7 +223,7 @@ JOBS = {
     "question-answering": SmallJob(
         task="question-answering",
         scores=plain_scores.spans, answer=plain_answers.spans,
-        model=_BERT, row=_asked,
+        model=_BERT, row=_question_row,
         bad={"answers": {"text": ["nowhere"], "answer_start": [3]}}, hyperparameters=_PREDICTS,
     ),
     "multiple-choice": SmallJob(

@@ -20,10 +20,14 @@ def reviews(count: int) -> list[tuple[str, str]]:
 
 def triplets(count: int) -> list[dict[str, str]]:
     """Return triplets: the positive text has the number of the query, the negative the next."""
-    positive = [f"the great film was number {at} , truly" for at in range(count + 1)]
+    positive = [f"the great film was number {index} , truly" for index in range(count + 1)]
     return [
-        {"query": f"film number {at}", "positive": positive[at], "negative": positive[at + 1]}
-        for at in range(count)
+        {
+            "query": f"film number {index}",
+            "positive": positive[index],
+            "negative": positive[index + 1],
+        }
+        for index in range(count)
     ]
 
 

@@ -36,5 +36,5 @@ class Job:
 
     @property
     def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = json.loads((self.base / "output/data/metrics.json").read_text())
-        return found
+        actual: dict[str, float] = json.loads((self.base / "output/data/metrics.json").read_text())
+        return actual

@@ -173,8 +173,8 @@ def outcome(folder: Path, number: int, kind: str, code: str) -> str:
     )
     json_type = "application/json"
     try:
-        found = handlers.resolve(model / "code", None, ROOT / "code", model)
-        loaded = runner.load(found, settings)
+        resolved = handlers.resolve(model / "code", None, ROOT / "code", model)
+        loaded = runner.load(resolved, settings)
         context = loaded.context("an-id", {"content-type": json_type, "accept": json_type})
         body = b'{"inputs": "the film was good"}'
         answer, _ = loaded.answer(runner.Item("an-id", body, json_type, json_type, context))
@@ -193,13 +193,13 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     folder = Path(sys.argv[1])
     make_models(folder)
-    found: list[Any] = []
+    results: list[Any] = []
     for number, (kind, code, _) in enumerate(FILES):
         begin = time.monotonic()
-        found.append(outcome(folder, number, kind, code))
+        results.append(outcome(folder, number, kind, code))
         sys.modules.pop("inference", None)
-        print(number, found[-1], round(time.monotonic() - begin, 2), file=sys.stderr)
-    print(json.dumps({"transformers": transformers.__version__, "outcomes": found}))
+        print(number, results[-1], round(time.monotonic() - begin, 2), file=sys.stderr)
+    print(json.dumps({"transformers": transformers.__version__, "outcomes": results}))
 
 
 if __name__ == "__main__":

@@ -21,22 +21,22 @@ def outcomes(python: Path | str, folder: Path) -> tuple[str, list[str]]:
         [python, HERE / "old_files.py", folder], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found["transformers"], found["outcomes"]
+    actual = json.loads(done.stdout.splitlines()[-1])
+    return actual["transformers"], actual["outcomes"]
 
 
 @pytest.mark.versions
 def test_version_4_serves_each_file(tmp_path: Path) -> None:
-    version, found = outcomes(PYTHON_4, tmp_path)
-    assert version.startswith("4.") and len(found) == len(old_files.FILES) >= 30
-    assert [each for each in found if not each.startswith("answer: ")] == []
+    version, actual = outcomes(PYTHON_4, tmp_path)
+    assert version.startswith("4.") and len(actual) == len(old_files.FILES) >= 30
+    assert [line for line in actual if not line.startswith("answer: ")] == []
 
 
 @pytest.mark.versions
 def test_version_5_serves_each_file_or_names_the_line_and_both_remedies(tmp_path: Path) -> None:
-    version, found = outcomes(sys.executable, tmp_path)
+    version, actual = outcomes(sys.executable, tmp_path)
     assert version.startswith("5.")
-    for (_, code, words), outcome in zip(old_files.FILES, found, strict=True):
+    for (_, code, words), outcome in zip(old_files.FILES, actual, strict=True):
         if words:
             assert words in outcome and "--transformers 4" in outcome, code
             assert "inference.py, line " in outcome, code

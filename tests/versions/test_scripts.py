@@ -39,12 +39,12 @@ def test_trackers_of_the_image_do_not_join_a_script(
     tmp_path: Path, python: Path | str, plain: list[str]
 ) -> None:
     """Unless it names or configures them; without a server, MLflow keeps its runs as files."""
-    (found,) = printed(tmp_path, python, TRACKERS)
-    assert found.pop("plain") == [plain, plain]
-    assert found.pop("all") == [["tensorboard"], ["tensorboard"]]
-    assert found.pop("accelerate's all") == ["tensorboard"]
-    assert found.pop("named") == [["mlflow"], ["mlflow"]]
-    assert set(found.pop("configured")) == {"mlflow", "tensorboard", "wandb"}
+    (actual,) = printed(tmp_path, python, TRACKERS)
+    assert actual.pop("plain") == [plain, plain]
+    assert actual.pop("all") == [["tensorboard"], ["tensorboard"]]
+    assert actual.pop("accelerate's all") == ["tensorboard"]
+    assert actual.pop("named") == [["mlflow"], ["mlflow"]]
+    assert set(actual.pop("configured")) == {"mlflow", "tensorboard", "wandb"}
     runs = list((tmp_path / "output/data/mlflow").glob("*/*/meta.yaml"))
     assert len(runs) == 3, "of train, of evaluate after it, and of accelerate"
 
@@ -57,5 +57,5 @@ def test_lightning_trains_one_model_on_cpus(tmp_path: Path) -> None:
 
 def test_setfit_trains(tmp_path: Path, tiny_model: Path) -> None:
     """By default it reports to all."""
-    (found,) = printed(tmp_path, PYTHON_4, SETFIT, model=str(tiny_model))
-    assert found[0] == ["tensorboard"]
+    (actual,) = printed(tmp_path, PYTHON_4, SETFIT, model=str(tiny_model))
+    assert actual[0] == ["tensorboard"]

@@ -35,17 +35,17 @@ def test_imports_a_training_a_resume_and_a_prediction(version: Path, tmp_path: P
         [python, HERE / "one_step.py", tmp_path], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["transformers"] == pins(version)["transformers"]
-    assert "learning_rat" in found["refusal"] and "learning_rate" in found["refusal"]
-    assert "packed into" in found["log"] and "metric step=1 " in found["log"]
-    assert found["kind"] == "application/json"
-    (answer,) = found["answer"]
+    actual = json.loads(done.stdout.splitlines()[-1])
+    assert actual["transformers"] == pins(version)["transformers"]
+    assert "learning_rat" in actual["refusal"] and "learning_rate" in actual["refusal"]
+    assert "packed into" in actual["log"] and "metric step=1 " in actual["log"]
+    assert actual["kind"] == "application/json"
+    (answer,) = actual["answer"]
     assert answer["label"] in ("good", "bad") and 0.5 <= answer["score"] <= 1
-    assert found["missing"] == []
-    assert found["same"], "a resumed training ends with other weights"
-    assert "checkpoint-5" in found["resumed"] and "metric step=4 " not in found["resumed"]
-    assert re.search(r"metric step=5 \{'eval_loss': ", found["resumed"]), "the due evaluation"
+    assert actual["missing"] == []
+    assert actual["same"], "a resumed training ends with other weights"
+    assert "checkpoint-5" in actual["resumed"] and "metric step=4 " not in actual["resumed"]
+    assert re.search(r"metric step=5 \{'eval_loss': ", actual["resumed"]), "the due evaluation"
 
 
 @pytest.mark.versions

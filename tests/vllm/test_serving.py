@@ -82,13 +82,13 @@ def test_hugging_face_bodies_are_answered_as_by_transformers(server: Running, mo
     assert stopped["details"]["finish_reason"] == "stop_sequence"
     drawn = [_answer(server, PROMPT, do_sample=True, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    (said,) = _answer(server, MESSAGES, max_new_tokens=4)
-    assert said["generated_text"][0] == MESSAGES[0]
-    assert said["generated_text"][1]["role"] == "assistant"
+    (answer,) = _answer(server, MESSAGES, max_new_tokens=4)
+    assert answer["generated_text"][0] == MESSAGES[0]
+    assert answer["generated_text"][1]["role"] == "assistant"
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "text"),
     [
         ("/invocations", {"inputs": "x", "parameters": {"max_new_tokens": 2000}}, 400, "1024"),
         ("/invocations", {"inputs": "x" * 2000}, 400, "context_length_exceeded"),
@@ -99,25 +99,25 @@ def test_hugging_face_bodies_are_answered_as_by_transformers(server: Running, mo
     ],
 )
 def test_what_cannot_be_answered_is_refused(
-    server: Running, path: str, body: Any, status: int, said: str
+    server: Running, path: str, body: Any, status: int, text: str
 ) -> None:
     """With what to change, and the request's id."""
     reply = server.http.post(path, json=body)
     assert reply.status_code == status, reply.text
-    assert said in reply.text
+    assert text in reply.text
     assert reply.headers["x-request-id"] in reply.text or "request_id" not in reply.text
 
 
 def test_openai_chats_whole_and_streamed(client: OpenAI) -> None:
     """With usage and log-probabilities."""
-    asked: Any = {"model": "model", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
-    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3)
+    body: Any = {"model": "model", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**body, logprobs=True, top_logprobs=3)
     assert whole.usage is not None and whole.usage.completion_tokens == 8
     noted = whole.choices[0].logprobs
     assert noted is not None and noted.content is not None
     assert [len(token.top_logprobs) for token in noted.content] == [3] * 8
     with client.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **body, stream=True, stream_options={"include_usage": True}
     ) as stream:
         chunks = list(stream)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
@@ -136,10 +136,10 @@ def test_openai_completes(client: OpenAI, model: Path) -> None:
 
 def test_openai_responds_whole_and_streamed(client: OpenAI, server: Running) -> None:
     """With the events that OpenAI documents, in their order."""
-    asked: Any = {"model": "model", "input": "paint it", "max_output_tokens": 6, "temperature": 0}
-    whole = client.responses.create(**asked)
+    body: Any = {"model": "model", "input": "paint it", "max_output_tokens": 6, "temperature": 0}
+    whole = client.responses.create(**body)
     assert whole.usage is not None and whole.usage.output_tokens == 6
-    with client.responses.create(**asked, stream=True) as stream:
+    with client.responses.create(**body, stream=True) as stream:
         events = [*stream]
     kinds = [event.type for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
@@ -153,7 +153,7 @@ def test_openai_responds_whole_and_streamed(client: OpenAI, server: Running) -> 
     assert "".join(deltas) == whole.output_text
     assert events[-1].response.output_text == whole.output_text
     # Behind an endpoint, too.
-    with server.http.stream("POST", "/invocations", json={**asked, "stream": True}) as reply:
+    with server.http.stream("POST", "/invocations", json={**body, "stream": True}) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in reply.iter_lines() if line.startswith("event: ")]
     # How many tokens a delta has depends on the load.
@@ -166,14 +166,14 @@ def test_openai_calls_tools(client: OpenAI) -> None:
     """A strict one's arguments hold to its schema, as OpenAI has it."""
     strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
     named = {"type": "function", "function": {"name": "paint"}}
-    asked: Any = {"model": "model", "messages": MESSAGES, "max_tokens": 200, "temperature": 0}
-    asked["logit_bias"] = DENSE
+    body: Any = {"model": "model", "messages": MESSAGES, "max_tokens": 200, "temperature": 0}
+    body["logit_bias"] = DENSE
     for tool, choice in ((strict, "required"), (strict, named)):
-        made = client.chat.completions.create(**asked, tools=[tool], tool_choice=choice)
+        made = client.chat.completions.create(**body, tools=[tool], tool_choice=choice)
         call, *_ = made.choices[0].message.tool_calls
         assert call.function.name == "paint"
     assert set(json.loads(call.function.arguments)) == {"colour", "many"}
-    auto = client.chat.completions.create(**asked | {"max_tokens": 5}, tools=[TOOL])
+    auto = client.chat.completions.create(**body | {"max_tokens": 5}, tools=[TOOL])
     assert auto.choices[0].finish_reason == "length"
 
 
@@ -190,8 +190,8 @@ def test_openai_holds_to_a_schema(client: OpenAI, server: Running) -> None:
     assert set(json.loads(made.choices[0].message.content)) == {"colour", "many"}
     grammar = {"type": "json", "value": SCHEMA}
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 900, "grammar": grammar}}
-    said = server.http.post("/generate", json=body).json()["generated_text"]
-    assert set(json.loads(said)) == {"colour", "many"}
+    text = server.http.post("/generate", json=body).json()["generated_text"]
+    assert set(json.loads(text)) == {"colour", "many"}
 
 
 def test_inference_client_generates_and_streams(server: Running, model: Path) -> None:
@@ -203,8 +203,8 @@ def test_inference_client_generates_and_streams(server: Running, model: Path) ->
     assert events[-1].generated_text == text
     assert "".join(event.token.text for event in events) == text
     assert events[-1].details is not None and events[-1].details.generated_tokens == 7
-    said = asking.chat_completion(MESSAGES, model="model", max_tokens=3)
-    assert said.usage.completion_tokens == 3
+    answer = asking.chat_completion(MESSAGES, model="model", max_tokens=3)
+    assert answer.usage.completion_tokens == 3
 
 
 def test_adapters_are_named_added_and_removed(server: Running, client: OpenAI, model: Path) -> None:
@@ -225,7 +225,7 @@ def test_adapters_are_named_added_and_removed(server: Running, client: OpenAI, m
     header = {"x-amzn-sagemaker-adapter-identifier": "second"}
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 9}}
     assert server.invoke(body, **header).json() == [{"generated_text": PROMPT + second}]
-    names = [each["id"] for each in server.http.get("/v1/models").json()["data"]]
+    names = [item["id"] for item in server.http.get("/v1/models").json()["data"]]
     assert names == ["model", "first", "second"]
     assert server.http.delete("/adapters/second").status_code == 200
     with pytest.raises(NotFoundError, match="second"):
@@ -255,20 +255,20 @@ def test_adapters_and_their_base_share_a_batch(client: OpenAI, second: str) -> N
         made = client.completions.create(
             model=name, prompt=PROMPT, max_tokens=1, temperature=0, logprobs=5
         )
-        found = made.choices[0].logprobs
-        assert found is not None and found.top_logprobs is not None
-        return found.top_logprobs[0]
+        results = made.choices[0].logprobs
+        assert results is not None and results.top_logprobs is not None
+        return results.top_logprobs[0]
 
     names = ["model", "first", second] * 6
     alone = {name: scores(name) for name in names[:3]}
-    assert len({max(found, key=found.__getitem__) for found in alone.values()}) > 1
+    assert len({max(output, key=output.__getitem__) for output in alone.values()}) > 1
     with ThreadPoolExecutor(len(names)) as threads:
         together = list(threads.map(scores, names))
-    for name, found in zip(names, together, strict=True):
-        shared = found.keys() & alone[name].keys()
+    for name, actual in zip(names, together, strict=True):
+        shared = actual.keys() & alone[name].keys()
         assert len(shared) >= 4, name
         for token in shared:
-            assert found[token] == pytest.approx(alone[name][token], abs=1e-2), name
+            assert actual[token] == pytest.approx(alone[name][token], abs=1e-2), name
 
 
 def test_adapters_that_cannot_be_loaded_are_refused(server: Running, model: Path) -> None:

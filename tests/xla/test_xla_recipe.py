@@ -118,7 +118,7 @@ def test_steps_are_those_of_eager_pytorch(
     assert "device          cpu" in done.stdout
     expected = eager.weights
     moved = [expected[f"bert.{name}"] - weight for name, weight in start.items()]
-    assert max(float(each.abs().max()) for each in moved) > 5e-3
+    assert max(float(change.abs().max()) for change in moved) > 5e-3
     for name, weight in on_xla.weights.items():
         assert float((weight - expected[name]).abs().max()) < 1e-4, name
     for name in ("eval_loss", "eval_accuracy"):

@@ -132,12 +132,12 @@ def pieces(texts: Sequence[Text], prefix: int = 0) -> Iterator[range]:
         prefix: Characters that are tokenized before each text.
     """
     start, size = 0, 0
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         length = prefix + (len(text) if isinstance(text, str) else sum(map(len, text)))
-        if place > start and (size + length > _PIECE_BYTES or place - start >= _PIECE_TEXTS):
-            yield range(start, place)
+        if index > start and (size + length > _PIECE_BYTES or index - start >= _PIECE_TEXTS):
+            yield range(start, index)
             turns.pause()
-            start, size = place, 0
+            start, size = index, 0
         size += length
     yield range(start, len(texts))
     turns.pause()

@@ -17,7 +17,7 @@ from recipe.backend.engines.graph import Forward
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, Inputs, Prepared, Request, Text
-from recipe.backend.rows import Reading, TokenRow, Values, Wanted
+from recipe.backend.rows import OutputKind, Reading, TokenRow, Values
 from recipe.tokenization.encoding import cutting, encode, encode_pairs
 
 CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
@@ -34,7 +34,9 @@ class Layout(Protocol):
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield the positions of the rows of each call."""
 
-    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
+    def values(
+        self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: OutputKind
+    ) -> Values:
         """Return the values of the rows of one call."""
 
 
@@ -90,7 +92,7 @@ class LoadedModel:
         for piece in bounds.pieces(texts):
             with cutting(self.tokenizer, side):
                 if self.typed or is_paired:
-                    rows += [self._encode_one(texts[place], limit) for place in piece]
+                    rows += [self._encode_one(texts[index], limit) for index in piece]
                 else:
                     some = cast("Sequence[str]", texts[piece.start : piece.stop])
                     heads = [bounds.beginning(self.tokenizer, text, limit) for text in some]
@@ -100,9 +102,9 @@ class LoadedModel:
         inputs = inputs.with_tokens(request, [row.ids for row in rows])
         rows = [row for row in rows if row.ids]
         truncated = [
-            place
-            for place, row in enumerate(rows)
-            if len(row.ids) == limit and self.is_longer(inputs.values[place], limit)
+            index
+            for index, row in enumerate(rows)
+            if len(row.ids) == limit and self.is_longer(inputs.values[index], limit)
         ]
         refuse_uncut(request, truncated, limit)
         sizes = [len(row.ids) for row in rows]
@@ -143,29 +145,29 @@ class LoadedModel:
         results = iter(self.forward([row for some in prepared for row in some.work], reading))
         return [[next(results) for _ in some.work] for some in prepared]
 
-    def forward(self, rows: Sequence[TokenRow], reading: Wanted) -> list[torch.Tensor]:
+    def forward(self, rows: Sequence[TokenRow], reading: OutputKind) -> list[torch.Tensor]:
         """Compute the values of each row, in float32 on the CPU, with a pause after each call."""
         results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         ahead = CALLS_AHEAD.get(self.model.device.type, 0)
         coming: deque[tuple[list[int], PendingCopy]] = deque()
 
         def take_first() -> None:
-            places, values = coming.popleft()
-            for place, of_row in zip(places, values.wait(), strict=True):
-                results[place] = of_row
+            members, values = coming.popleft()
+            for index, of_row in zip(members, values.wait(), strict=True):
+                results[index] = of_row
 
         kept = len(rows)
         if reading is Reading.TOKENS:
             kept = sum(len(row.ids if row.keep is None else row.keep) for row in rows)
         layout = self.layout or self.padded
-        for places in layout.cuts([len(row.ids) for row in rows]):
-            some = [rows[place] for place in places]
+        for indices in layout.cuts([len(row.ids) for row in rows]):
+            some = [rows[index] for index in indices]
             # Rows of equal length need no packing.
             is_even = isinstance(layout, PackedRows) and len({len(row.ids) for row in some}) == 1
             values = (self.padded if is_even else layout).values(self.model, some, reading)
             width = values.whole.shape[-1]
             bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
-            coming.append((places, PendingCopy(values)))
+            coming.append((indices, PendingCopy(values)))
             # The host prepares the next call while the device computes this one.
             if len(coming) > ahead:
                 take_first()

@@ -29,7 +29,7 @@ from recipe.backend.engines import conversion
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
-from recipe.backend.rows import Pooling, Reading, TokenRow, Wanted
+from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static import programs as static
@@ -78,12 +78,12 @@ def load(
     host = "cpu" if kind in DEVICES else kind
     model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
     weights.refuse_broken(model, origin)
-    if kind not in DEVICES and packed_encoders.least_of(model.config) > 1:
-        packed_encoders.take_lengths(model)
+    if kind not in DEVICES and packed_encoders.minimum_length(model.config) > 1:
+        packed_encoders.patch_forward_for_lengths(model)
     tokenizer = origin.tokenizer()
     has_types = TYPE_IDS in tokenizer.model_input_names
     # Tokenizers without a limit report 1e30.
-    loaded = around(model, tokenizer, int(min(tokenizer.model_max_length, positions_of(model))))
+    loaded = wrap_model(model, tokenizer, int(min(tokenizer.model_max_length, positions_of(model))))
     loaded = replace(
         loaded,
         typed=has_types and types_alone(tokenizer),
@@ -101,13 +101,13 @@ def load(
             loaded = replace(loaded, model=model)
         loaded = laid_out(loaded, kind, architecture, reading, environ, is_int8=name == "int8")
     if name == "int8":
-        model = precision.in_int8(model)
+        model = precision.quantize_int8(model)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     log(f"model: {type(model).__name__} on {kind} in {name} ({versions})")
     return replace(loaded, model=model)
 
 
-def around(model: PreTrainedModel, tokenizer: Any, max_length: int) -> LoadedModel:
+def wrap_model(model: PreTrainedModel, tokenizer: Any, max_length: int) -> LoadedModel:
     """Return a loaded model with its tokenizer, in the padded layout."""
     arguments = inspect.signature(model.forward).parameters
     takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
@@ -119,7 +119,7 @@ def around(model: PreTrainedModel, tokenizer: Any, max_length: int) -> LoadedMod
         tokenizer=tokenizer,
         max_length=max_length,
         positions=positions,
-        padded=PaddedRows.of(model, pad, inputs, max(positions, max_length)),
+        padded=PaddedRows.from_model(model, pad, inputs, max(positions, max_length)),
     )
 
 
@@ -127,7 +127,7 @@ def laid_out(
     loaded: LoadedModel,
     kind: str,
     architecture: Any,
-    reading: Wanted,
+    reading: OutputKind,
     environ: Mapping[str, str],
     *,
     is_int8: bool = False,
@@ -148,7 +148,7 @@ def laid_out(
         ValueError: A variable has an invalid value.
     """
     if kind in DEVICES:
-        return _on_device(loaded, kind, reading, environ)
+        return _compile_programs(loaded, kind, reading, environ)
     loaded = _with_safe_merging(loaded, reading)
     why_not = []
     if loaded.padded.merging != PADDED:
@@ -159,7 +159,7 @@ def laid_out(
     if conversion.is_requested(environ):
         if architecture is AutoModelForMaskedLM:
             why_not.append("of masked texts few tokens are read")
-        return _by_openvino(loaded, why_not)
+        return _use_openvino(loaded, why_not)
     return loaded if why_not else _packed(loaded, architecture.__name__, reading, environ)
 
 
@@ -175,7 +175,7 @@ def _refuse_on_device(kind: str, architecture: Any) -> None:
         raise static.refused(kind, "it fills masks, which needs scores of the whole vocabulary")
 
 
-def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
+def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
     """Return the model with the widest merging that gives the answers of each row alone.
 
     The other texts of a call would change the answers of models that ignore the attention mask
@@ -207,7 +207,7 @@ def _with_safe_merging(loaded: LoadedModel, reading: Wanted) -> LoadedModel:
     return replace(merged, typed=typed)
 
 
-def _by_openvino(loaded: LoadedModel, why_not: Sequence[str]) -> LoadedModel:
+def _use_openvino(loaded: LoadedModel, why_not: Sequence[str]) -> LoadedModel:
     """Return the model as OpenVINO computes it. Raise ModelError if it cannot, or for `why_not`."""
     if why_not:
         raise conversion.refused(" and ".join(why_not))
@@ -218,7 +218,7 @@ def _by_openvino(loaded: LoadedModel, why_not: Sequence[str]) -> LoadedModel:
 
 
 def _packed(
-    loaded: LoadedModel, architecture: str, reading: Wanted, environ: Mapping[str, str]
+    loaded: LoadedModel, architecture: str, reading: OutputKind, environ: Mapping[str, str]
 ) -> LoadedModel:
     """Return the model with packed texts and with weights in the layout of the CPU's kernels, if
     its answers stay the same. Otherwise log the reason.
@@ -231,7 +231,7 @@ def _packed(
     alone = loaded.alone()
     packed = packed_rows.checked(
         loaded.model,
-        PackedRows.of(loaded.model, architecture, loaded.padded.inputs, environ),
+        PackedRows.from_model(loaded.model, architecture, loaded.padded.inputs, environ),
         lambda packed: replace(alone, layout=packed).forward(rows, reading),
     )
     # Models of unknown families may use the weights of a layer elsewhere.
@@ -266,8 +266,8 @@ def _use_onednn_layout(
         log(f"weights: in PyTorch's layout: {fault}")
 
 
-def _on_device(
-    loaded: LoadedModel, kind: str, reading: Wanted, environ: Mapping[str, str]
+def _compile_programs(
+    loaded: LoadedModel, kind: str, reading: OutputKind, environ: Mapping[str, str]
 ) -> LoadedModel:
     """Move a model to a device that compiles a program for each shape, and compile all of them.
 

@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 
 from recipe.backend.device_copies import to_device
 from recipe.backend.rows import (
+    OutputKind,
     Pooling,
     Reading,
     TokenRow,
     Values,
-    Wanted,
     kept_positions,
 )
 from recipe.backend.tolerances import are_close, tolerance_of
@@ -61,7 +61,7 @@ class PackedRows:
     takes_types: bool
 
     @classmethod
-    def of(
+    def from_model(
         cls,
         model: PreTrainedModel,
         architecture: str,
@@ -104,11 +104,11 @@ class PackedRows:
         """Yield the positions of the texts of each row, shorter texts first."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         start = tokens = 0
-        for end, place in enumerate(order):
-            if tokens + lengths[place] > self.most and end > start:
+        for end, index in enumerate(order):
+            if tokens + lengths[index] > self.most and end > start:
                 yield order[start:end]
                 start, tokens = end, 0
-            tokens += lengths[place]
+            tokens += lengths[index]
         if order:
             yield order[start:]
 
@@ -157,7 +157,9 @@ class PackedRows:
         return packed_encoders.states(model, self.family, inputs, positions[None])[0]
 
     @torch.inference_mode()
-    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
+    def values(
+        self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: OutputKind
+    ) -> Values:
         """Return the values of each text of one row."""
         hidden, lengths = self.states(model, rows)
         begins = np.cumsum(lengths) - lengths
@@ -169,8 +171,8 @@ class PackedRows:
         if reading is Reading.TOKENS:
             counts = lengths.tolist()
             if any(row.keep is not None for row in rows):
-                places, counts = kept_positions(rows, begins)
-                hidden = hidden[to_device(places, hidden.device)]
+                positions, counts = kept_positions(rows, begins)
+                hidden = hidden[to_device(positions, hidden.device)]
             head = getattr(self.family, self.head) if self.head else None
             return Values(hidden if head is None else head(model, hidden), counts)
         of_mean = reading is Reading.MEAN

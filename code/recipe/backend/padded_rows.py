@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from recipe.backend.device_copies import to_device
 from recipe.backend.rows import (
+    OutputKind,
     Pooling,
     Reading,
     TokenRow,
     Values,
-    Wanted,
     kept_positions,
 )
 
@@ -52,7 +52,7 @@ class PaddedRows:
     """Whether rows are cut into calls by what these cost OpenVINO."""
 
     @classmethod
-    def of(cls, model: Any, pad: int, inputs: frozenset[str], most: int) -> PaddedRows:
+    def from_model(cls, model: Any, pad: int, inputs: frozenset[str], most: int) -> PaddedRows:
         """Return the layout of a model of transformers, with fewer tokens in a call if its head
         computes scores of a vocabulary."""
         head = model.get_output_embeddings()
@@ -78,7 +78,9 @@ class PaddedRows:
                 start = end
 
     @torch.inference_mode()
-    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
+    def values(
+        self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: OutputKind
+    ) -> Values:
         """Return the values of the rows of one call."""
         longest = max(len(row.ids) for row in rows)
         if self.merging == PADDED:
@@ -92,8 +94,8 @@ def cheapest_cuts(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the places of the rows that share a call, so that all calls together cost least."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     costs, begins = [0.0], [0]
-    for end, place in enumerate(order, 1):
-        padded_length = -(-lengths[place] // _STEP) * _STEP
+    for end, index in enumerate(order, 1):
+        padded_length = -(-lengths[index] // _STEP) * _STEP
         options = range(max(0, end - BATCH), end)
         totals = [costs[begin] + _CALL_COST + (end - begin) * padded_length for begin in options]
         costs.append(min(totals))
@@ -121,17 +123,17 @@ def pad_rows(
     batch = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}
     if any(row.types for row in rows):
         batch["token_type_ids"] = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
-        batch["attention_mask"][place, : len(row.ids)] = 1
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
+        batch["attention_mask"][index, : len(row.ids)] = 1
         if row.types:
             types = torch.tensor(row.types, dtype=torch.long)
-            batch["token_type_ids"][place, : len(row.ids)] = types
+            batch["token_type_ids"][index, : len(row.ids)] = types
     return {name: to_device(tensor, device) for name, tensor in batch.items()}
 
 
 def values_from_padded(
-    reading: Wanted, output: Any, mask: Tensor, rows: Sequence[TokenRow]
+    reading: OutputKind, output: Any, mask: Tensor, rows: Sequence[TokenRow]
 ) -> Values:
     """Return the values of each row of a padded batch.
 
@@ -153,8 +155,8 @@ def values_from_padded(
     if all(row.keep is None and len(row.ids) == values.shape[1] for row in rows):
         return Values(values.flatten(0, 1), [values.shape[1]] * len(rows))
     begins = range(0, len(rows) * values.shape[1], values.shape[1])
-    places, counts = kept_positions(rows, begins)
-    return Values(values.flatten(0, 1)[to_device(places, values.device)], counts)
+    positions, counts = kept_positions(rows, begins)
+    return Values(values.flatten(0, 1)[to_device(positions, values.device)], counts)
 
 
 def token_values(output: Any) -> Tensor:

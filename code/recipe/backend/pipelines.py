@@ -26,7 +26,7 @@ from recipe.backend.requests.payloads import (
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
-from recipe.compat import in_precision
+from recipe.compat import dtype_argument
 from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
@@ -49,7 +49,7 @@ _FORMS = {
 _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 
 
-def around(task: str, loaded: LoadedModel) -> Any:
+def wrap_pipeline(task: str, loaded: LoadedModel) -> Any:
     """Return transformers' pipeline for a task around a loaded model."""
     make: Any = transformers.pipeline
     # The pipeline truncates texts at the tokenizer's limit, which some folders lack.
@@ -87,27 +87,27 @@ class Foreign(ServedTask):
             ValueError: Pipelines do not support the precision AMPHORA_DTYPE.
         """
         what = f"transformers' pipeline for {task}"
-        kind, name, dtype = precision.of_library(environ, what)
+        kind, name, dtype = precision.library_precision(environ, what)
         make: Any = transformers.pipeline
         try:
             pipeline = make(
-                task, model=origin.place, device=kind, **in_precision(dtype), **origin.options
+                task, model=origin.location, device=kind, **dtype_argument(dtype), **origin.options
             )
         except ImportError as error:
             why = " ".join(str(error).split()).partition(" You can install")[0]
             raise ModelError(
-                f"The model {origin.place} cannot be loaded for {task}: {why}",
+                f"The model {origin.location} cannot be loaded for {task}: {why}",
                 "Name the library that is missing in code/requirements.txt.",
             ) from error
         except (*UNLOADABLE, KeyError, TypeError) as error:
             raise ModelError(
-                f"The model {origin.place} cannot be loaded for {task}: {why_unloadable(error)}",
+                f"The model {origin.location} cannot be loaded for {task}: {why_unloadable(error)}",
                 "Check that its files are complete, and that HF_TASK is what it was trained for.",
             ) from error
         weights.refuse_broken(pipeline.model, origin)
         turns.pause_before_calls(pipeline.model)
         if task in _WORDS and pipeline.tokenizer is not None:
-            refuse_empty(pipeline.tokenizer, origin.place)
+            refuse_empty(pipeline.tokenizer, origin.location)
         log(
             f"model: {type(pipeline.model).__name__} on {kind} in {name}, by transformers' own "
             "pipeline: one request at a time"
@@ -146,7 +146,7 @@ class Foreign(ServedTask):
             raise BadRequest(request.faults[min(request.faults)])
         inputs = list(request.inputs) if request.raw is None else request.raw
         if isinstance(inputs, dict) and self.task not in _WORDS:
-            inputs, request = self._without_parameters(inputs, request)
+            inputs, request = self._drop_parameters(inputs, request)
         inputs = self._read(inputs, request.content_type)
         for name in request.parameters:
             if name not in self.parameters:
@@ -158,7 +158,7 @@ class Foreign(ServedTask):
         kept = Inputs(request.inputs, request.faults)
         return Prepared(request=request, inputs=kept, sizes=[1] * count, work=inputs)
 
-    def _without_parameters(self, inputs: dict[str, Any], request: Request) -> tuple[Any, Request]:
+    def _drop_parameters(self, inputs: dict[str, Any], request: Request) -> tuple[Any, Request]:
         """Return an input of several parts without the pipeline's parameters, and the request with
         them. Of the input only the image or audio is returned if nothing else is left.
 
@@ -193,7 +193,7 @@ class Foreign(ServedTask):
             if isinstance(inputs, list):
                 return [media.sound(value, rate) for value in inputs]
             return media.sound(inputs, rate)
-        return with_images(inputs, media.Pixels())
+        return decode_images(inputs, media.Pixels())
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return the pipeline's answer to each request, or an exception in its place."""
@@ -246,7 +246,7 @@ def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
         )
 
 
-def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
+def decode_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
     """Return `value` with decoded images in place of base64.
 
     Args:
@@ -270,9 +270,9 @@ def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
                     '{"type": "image", "image": "<base64>"}.'
                 )
             return {"type": "image", "image": media.image(parts[0], pixels)}
-        return {name: with_images(part, pixels, name) for name, part in value.items()}
+        return {name: decode_images(part, pixels, name) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [with_images(part, pixels, key) for part in value]
+        return [decode_images(part, pixels, key) for part in value]
     return value
 
 

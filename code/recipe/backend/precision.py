@@ -52,7 +52,7 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     return choice.kind, name, _DTYPES[name]
 
 
-def of_library(environ: Mapping[str, str], what: str) -> tuple[str, str, torch.dtype]:
+def library_precision(environ: Mapping[str, str], what: str) -> tuple[str, str, torch.dtype]:
     """Return the device, AMPHORA_DTYPE or float32, and its type, for a model that another library
     computes.
 
@@ -147,7 +147,7 @@ def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -
         return False
 
 
-def in_int8(model: PreTrainedModel) -> Any:
+def quantize_int8(model: PreTrainedModel) -> Any:
     """Return the model on the CPU with linear layers that compute in int8."""
     quantisation: Any = torch.ao.quantization
     # A scale for each row of a weight halves the labels that change, at no cost.

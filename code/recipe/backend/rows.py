@@ -57,7 +57,7 @@ class Pooling:
         return vectors
 
 
-Wanted = Reading | Pooling
+OutputKind = Reading | Pooling
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def kept_positions(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Ten
         begins: The position of each row's first token.
     """
     kept = [range(len(row.ids)) if row.keep is None else row.keep for row in rows]
-    places = [
+    positions = [
         begin + np.asarray(tokens, dtype=np.int64)
         for tokens, begin in zip(kept, begins, strict=True)
     ]
-    return torch.from_numpy(np.concatenate(places)), [len(tokens) for tokens in kept]
+    return torch.from_numpy(np.concatenate(positions)), [len(tokens) for tokens in kept]

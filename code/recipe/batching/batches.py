@@ -38,7 +38,7 @@ class Layout(Protocol):
     def describe(self) -> str:
         """Return the shapes, for the log."""
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the tokens computed for the samples at `rows`, padding included."""
 
 
@@ -62,7 +62,7 @@ class Packed:
         """
         lengths = samples.lengths[rows]
         shape = self.shape.fitting(lengths)
-        blocks = shape.place(lengths)
+        blocks = shape.assign_blocks(lengths)
         by_block = np.argsort(blocks, kind="stable")
         first_in_block = np.searchsorted(blocks[by_block], blocks[by_block])
         ends = np.cumsum(lengths[by_block])
@@ -72,7 +72,7 @@ class Packed:
         assert (starts + lengths <= shape.length).all()
         first = np.zeros(self.size, dtype=np.int64)
         first[: len(rows)] = blocks * shape.length + starts
-        source, owners, within = samples.places(rows)
+        source, owners, within = samples.token_positions(rows)
         to = first[owners] + within
         count = max(shape.rows, int(blocks.max(initial=0)) + 1)
         ids = np.full(count * shape.length, self.pad_id)
@@ -102,7 +102,7 @@ class Packed:
         blocks = "1 block" if self.shape.rows == 1 else f"{self.shape.rows} blocks"
         return f"packed into {blocks} of {self.shape.length} tokens"
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the tokens of all blocks of the shape."""
         return self.shape.tokens
 
@@ -123,7 +123,7 @@ class Padded:
         length = self._length(samples, rows)
         ids = np.full((self.size, length), self.pad_id)
         mask, types = np.zeros_like(ids), np.zeros_like(ids)
-        source, owners, within = samples.places(rows)
+        source, owners, within = samples.token_positions(rows)
         ids[owners, within] = samples.token_ids[source]
         mask[owners, within] = 1
         if self.typed:
@@ -152,13 +152,13 @@ class Padded:
         """Return the lengths."""
         return f"padded to {' or '.join(map(str, self.lengths))} tokens"
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the tokens of all rows."""
         return self.size * self._length(samples, rows)
 
 
 @dataclass(frozen=True)
-class Beside:
+class CompositeLayout:
     """Base of layouts whose batches hold more tensors than those of their texts."""
 
     texts: Packed | Padded
@@ -179,9 +179,9 @@ class Beside:
         """Return the shapes of the texts, for the log."""
         return self.texts.describe()
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the tokens computed for the texts, padding included."""
-        return self.texts.places(samples, rows)
+        return self.texts.computed_tokens(samples, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,13 +231,13 @@ class Training:
         if shards is None:
             size = self.samples_of_a_step
             of_hosts = [packing.steps(lengths, size, self.seed, epoch, balanced)]
-            return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
+            return Epoch(self, self.samples.draw_epoch(self.seed, epoch), of_hosts, balanced)
         of_hosts = []
         for host in range(shards.hosts):
             rows, seed = shards.rows(host), (self.seed, epoch, host)
             dealt = packing.spread(lengths[rows], self.steps(), seed, balanced)
             of_hosts.append([rows[step] for step in dealt])
-        return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
+        return Epoch(self, self.samples.draw_epoch(self.seed, epoch), of_hosts, balanced)
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
         """Return the rows of every batch of all processes in the first `epochs` epochs."""
@@ -256,12 +256,18 @@ class Training:
             return self.rows(1, balanced)
         epoch = self.epoch(0, balanced)
         steps = max(1, packing.PORTION // self.samples_of_a_step)
-        rows = [of for at in range(steps * self.accumulation) for of, _ in epoch[at]]
+        rows = [
+            rows_of_batch
+            for step in range(steps * self.accumulation)
+            for rows_of_batch, _ in epoch[step]
+        ]
         # By parts, as a file's lengths are.
         starts = range(0, len(samples), packing.PORTION)
         ends = [samples.lengths[start : start + packing.PORTION] for start in starts]
         most = [int(part.argmax()) for part in ends]
-        longest = max(zip(ends, starts, most, strict=True), key=lambda of: int(of[0][of[2]]))
+        longest = max(
+            zip(ends, starts, most, strict=True), key=lambda bounds: int(bounds[0][bounds[2]])
+        )
         return [*rows, np.asarray([longest[1] + longest[2]])]
 
 
@@ -306,16 +312,16 @@ class Epoch:
         if samples.shards is not None:
             ranks = [samples.shards.ranks(host) for host in range(samples.shards.hosts)]
         batches: list[Rows] = [np.empty(0, dtype=np.int64)] * (processes * training.accumulation)
-        for step, its_ranks in zip(steps, ranks, strict=True):
-            parts = len(its_ranks) * training.accumulation
+        for step, step_ranks in zip(steps, ranks, strict=True):
+            parts = len(step_ranks) * training.accumulation
             dealt = packing.split(step, samples.lengths, parts, training.size, self.balanced)
-            for at, rows in enumerate(dealt):
-                accumulated, process = divmod(at, len(its_ranks))
-                batches[accumulated * processes + its_ranks[process]] = rows
+            for index, rows in enumerate(dealt):
+                accumulated, process = divmod(index, len(step_ranks))
+                batches[accumulated * processes + step_ranks[process]] = rows
         return batches, samples.weight(np.concatenate(steps))
 
 
-class _Drawn(Dataset[Batch]):
+class _EpochDataset(Dataset[Batch]):
     """The batches of one process, by (epoch, number)."""
 
     def __init__(self, training: Training, layout: Layout) -> None:
@@ -325,8 +331,8 @@ class _Drawn(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self._training.samples)
 
-    def __getitem__(self, at: tuple[int, int]) -> Batch:
-        epoch, number = at
+    def __getitem__(self, key: tuple[int, int]) -> Batch:
+        epoch, number = key
         drawn = self._epoch(epoch, self._layout.balanced)
         rows, total = drawn[number][self._training.world.rank]
         return finish(drawn.samples, self._layout, rows, self._training.size, total)
@@ -366,7 +372,7 @@ def training_loader(
     It draws nothing from the global random state, which then depends on the model alone.
     """
     return _Loader(
-        _Drawn(training, layout),
+        _EpochDataset(training, layout),
         batch_sampler=_Numbers(training.steps() * training.accumulation),
         collate_fn=_only,
         generator=torch.Generator(),
@@ -390,7 +396,7 @@ def evaluation_batches(
     """
     shards, none = samples.shards, np.empty(0, dtype=np.int64)
     if shards is None:
-        batches = packing.in_order(samples.lengths, size, layout.balanced)
+        batches = packing.ordered_batches(samples.lengths, size, layout.balanced)
         mine, count = batches[world.rank :: world.processes], -(-len(batches) // world.processes)
     else:
         mine, count = [], 0
@@ -398,7 +404,7 @@ def evaluation_batches(
             rows, ranks = shards.rows(host), shards.ranks(host)
             batches = [
                 rows[batch]
-                for batch in packing.in_order(samples.lengths[rows], size, layout.balanced)
+                for batch in packing.ordered_batches(samples.lengths[rows], size, layout.balanced)
             ]
             count = max(count, -(-len(batches) // len(ranks)))
             if world.rank in ranks:

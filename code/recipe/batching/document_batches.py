@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recipe.batching.batches import Batch, Beside, Samples
+from recipe.batching.batches import Batch, CompositeLayout, Samples
 from recipe.batching.packing import Rows
 
 NOT_LEARNED = -100
@@ -35,12 +35,12 @@ class Documents(Samples):
     def successors(self, row: int) -> tuple[Rows, Rows]:
         """Return the offsets in a document whose successors are learned, and these successors."""
         span = self.span(row)
-        at = np.flatnonzero(self.learned[span])
-        return at - 1, self.token_ids[span.start + at]
+        indices = np.flatnonzero(self.learned[span])
+        return indices - 1, self.token_ids[span.start + indices]
 
 
 @dataclass(frozen=True)
-class DocumentLayout(Beside):
+class DocumentLayout(CompositeLayout):
     """A layout of documents."""
 
     learned: int
@@ -50,25 +50,27 @@ class DocumentLayout(Beside):
         """Return the tensors of the documents, and what is learned."""
         assert isinstance(samples, Documents)
         batch, first = self.laid(samples, rows)
-        source, owner, within = samples.places(rows)
-        at = np.flatnonzero(samples.learned[source])
+        source, owner, within = samples.token_positions(rows)
+        indices = np.flatnonzero(samples.learned[source])
         # The position of the token before it; the first token of a document is never learned.
-        places = (first[owner] + within)[at] - 1
-        targets = samples.token_ids[source[at]]
-        return batch | of_places(places, targets, owner[at], len(first), self.learned)
+        positions = (first[owner] + within)[indices] - 1
+        targets = samples.token_ids[source[indices]]
+        return batch | pad_positions(positions, targets, owner[indices], len(first), self.learned)
 
 
-def of_places(places: Rows, targets: Rows, owners: Rows, documents: int, learned: int) -> Batch:
+def pad_positions(
+    positions: Rows, targets: Rows, owners: Rows, documents: int, learned: int
+) -> Batch:
     """Return `places`, `targets` and `owners` of size `learned`, enlarged in steps of a quarter if
     there are more, and `answers` for the documents."""
     step = max(1, learned // 4)
-    size = learned + step * max(0, -(-(len(places) - learned) // step))
+    size = learned + step * max(0, -(-(len(positions) - learned) // step))
     arrays = {
         "places": np.zeros(size, dtype=np.int64),
         "targets": np.full(size, NOT_LEARNED, dtype=np.int64),
         "owners": np.zeros(size, dtype=np.int64),
     }
-    for name, values in (("places", places), ("targets", targets), ("owners", owners)):
-        arrays[name][: len(places)] = values
+    for name, values in (("places", positions), ("targets", targets), ("owners", owners)):
+        arrays[name][: len(positions)] = values
     arrays["answers"] = np.zeros((documents, 2), dtype=np.int8)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -27,7 +27,7 @@ class Row:
         """Return the tokens computed."""
         return self.length
 
-    def place(self, lengths: Rows) -> Rows:
+    def assign_blocks(self, lengths: Rows) -> Rows:
         """Return the number of each sample's block."""
         return np.zeros(len(lengths), dtype=np.int64)
 

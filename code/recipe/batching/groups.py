@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from recipe.batching import packing
-from recipe.batching.batches import Batch, Beside, Packed, Padded
+from recipe.batching.batches import Batch, CompositeLayout, Packed, Padded
 from recipe.batching.packing import Rows
 from recipe.batching.samples import Samples
 
@@ -32,7 +32,7 @@ class Groups(Samples):
     """[samples, most]: the rows in `texts` of each sample's texts, first ones first; -1 for none"""
 
     @classmethod
-    def of_texts(cls, texts: Samples, members: Rows, labels: Any) -> Groups:
+    def from_texts(cls, texts: Samples, members: Rows, labels: Any) -> Groups:
         """Return the groups of `members` with their labels [samples, ...]."""
         lengths = np.where(members >= 0, texts.lengths[members], 0).sum(axis=1)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -68,7 +68,7 @@ def layout(texts: Packed | Padded, size: int, batches: Batches) -> GroupLayout:
 
 
 @dataclass(frozen=True)
-class GroupLayout(Beside):
+class GroupLayout(CompositeLayout):
     """A layout of the texts of groups."""
 
     groups: int
@@ -86,10 +86,10 @@ class GroupLayout(Beside):
         placed[: len(rows)] = slots
         return {**texts.tensors(samples.texts, members), "slots": torch.from_numpy(placed)}
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the tokens computed for the texts."""
         assert isinstance(samples, Groups)
-        return super().places(samples.texts, samples.laid(rows)[0])
+        return super().computed_tokens(samples.texts, samples.laid(rows)[0])
 
     def describe(self) -> str:
         """Return the shapes of the texts."""

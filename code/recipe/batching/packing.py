@@ -81,7 +81,7 @@ def _planned(
         dealt = _cut(_longest_first(order, lengths, numbers), size)
     # The step with fewer samples is the last one of the epoch.
     whole = [step for step in dealt if len(step) == size]
-    shuffled = [whole[at] for at in random.permutation(len(whole))]
+    shuffled = [whole[index] for index in random.permutation(len(whole))]
     return shuffled + [step for step in dealt if len(step) != size]
 
 
@@ -98,17 +98,17 @@ class _Portions(Sequence[Rows]):
         return -(-len(self._lengths) // self._size)
 
     @overload
-    def __getitem__(self, at: int) -> Rows: ...
+    def __getitem__(self, index: int) -> Rows: ...
 
     @overload
-    def __getitem__(self, at: slice) -> list[Rows]: ...
+    def __getitem__(self, index: slice) -> list[Rows]: ...
 
-    def __getitem__(self, at: int | slice) -> Rows | list[Rows]:
-        if isinstance(at, slice):
-            return [self[position] for position in range(*at.indices(len(self)))]
-        number = at + len(self) if at < 0 else at
+    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
-            raise IndexError(at)
+            raise IndexError(index)
         portion, step = divmod(number, self._steps_of_one)
         return self._portion(portion)[step]
 
@@ -170,10 +170,10 @@ def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> li
         starts = np.arange(count + 1) * len(order) // count
         numbers = np.repeat(np.arange(count), np.diff(starts))
         dealt = np.split(_longest_first(order, lengths, numbers), starts[1:-1])
-    return [dealt[at] for at in random.permutation(count)]
+    return [dealt[index] for index in random.permutation(count)]
 
 
-def in_order(lengths: Rows, size: int, balanced: bool) -> list[Rows]:
+def ordered_batches(lengths: Rows, size: int, balanced: bool) -> list[Rows]:
     """Return the rows of each batch of an evaluation: each row once, nothing drawn at random."""
     rows = np.arange(len(lengths))
     return (
@@ -262,11 +262,11 @@ def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | N
     tokens = lengths[strata]
     spread = tokens.max(axis=1) - tokens.min(axis=1)
     sums = tokens[spread == 0].sum(axis=0)
-    for at in np.argsort(-spread, kind="stable")[: np.count_nonzero(spread)]:
-        longest_first = np.argsort(-_jittered(tokens[at], random), kind="stable")
+    for index in np.argsort(-spread, kind="stable")[: np.count_nonzero(spread)]:
+        longest_first = np.argsort(-_jittered(tokens[index], random), kind="stable")
         emptiest_first = np.argsort(sums, kind="stable")
-        sums[emptiest_first] += tokens[at, longest_first]
-        strata[at, emptiest_first] = strata[at, longest_first]
+        sums[emptiest_first] += tokens[index, longest_first]
+        strata[index, emptiest_first] = strata[index, longest_first]
     return [*strata.T.copy(), *([rows[for_last]] if rest else [])]
 
 
@@ -282,7 +282,7 @@ class Shape:
         """Return the tokens of a batch, padding included."""
         return self.rows * self.length
 
-    def place(self, lengths: Rows) -> Rows:
+    def assign_blocks(self, lengths: Rows) -> Rows:
         """Return the number of the block of each sample.
 
         Longest first, each sample goes into the fullest block with room for it. If that takes more
@@ -300,7 +300,7 @@ class Shape:
             random = Random(0)
             for _ in range(min(_ORDERS, _PLACED_AGAIN // len(listed))):
                 keys = [length * random.uniform(0.7, 1) for length in listed]
-                order = sorted(range(len(listed)), key=lambda at: -keys[at])
+                order = sorted(range(len(listed)), key=lambda index: -keys[index])
                 other, needed = _best_fit(listed, order, self.length)
                 if needed < used:
                     blocks, used = other, needed
@@ -318,7 +318,7 @@ class Shape:
 
     def holds(self, lengths: Rows) -> bool:
         """Return whether samples of these lengths are placed in no more than `rows` blocks."""
-        return int(self.place(lengths).max(initial=-1)) < self.rows
+        return int(self.assign_blocks(lengths).max(initial=-1)) < self.rows
 
 
 def _best_fit(lengths: Sequence[int], order: Sequence[int], length: int) -> tuple[list[int], int]:
@@ -326,15 +326,15 @@ def _best_fit(lengths: Sequence[int], order: Sequence[int], length: int) -> tupl
     blocks = [0] * len(lengths)
     opened: list[tuple[int, int]] = []  # (room, block), sorted
     used = 0
-    for at in order:
-        needed = lengths[at]
+    for index in order:
+        needed = lengths[index]
         best = bisect_left(opened, (needed, 0))
         if best < len(opened):
             room, block = opened.pop(best)
         else:
             room, block = length, used
             used += 1
-        blocks[at] = block
+        blocks[index] = block
         insort(opened, (room - needed, block))
     return blocks, used
 
@@ -361,7 +361,7 @@ def shape(batches: Sequence[Rows]) -> Shape:
         weighed = tried.tokens if is_poor else cost(tried, _EVEN_LENGTH)
         return is_poor, weighed, tried.length, tried.rows
 
-    fullest = [batches[at] for at in np.argsort(-sums, kind="stable")]
+    fullest = [batches[index] for index in np.argsort(-sums, kind="stable")]
     compared = [
         (batch.tolist(), np.argsort(-batch, kind="stable").tolist())
         for batch in fullest[:_COMPARED]
@@ -383,7 +383,9 @@ def shape(batches: Sequence[Rows]) -> Shape:
     while True:
         *_, length, rows = heappop(ranked)
         tried = Shape(rows, length)
-        lacking = next((at for at, batch in enumerate(checked) if not tried.holds(batch)), None)
+        lacking = next(
+            (index for index, batch in enumerate(checked) if not tried.holds(batch)), None
+        )
         if lacking is None:
             apart = Shape(max(1, *map(len, batches)), -(-longest // ALIGNMENT) * ALIGNMENT)
             costs = [cost(candidate, _EVEN_LENGTH_OF_KERNELS) for candidate in (apart, tried)]
@@ -412,18 +414,18 @@ def buckets(batches: Sequence[Rows], most: int = 4) -> tuple[int, ...]:
     lengths, counts = np.unique(-(-longest // alignment) * alignment, return_counts=True)
     tops, up_to = np.append(0, lengths), np.append(0, np.cumsum(counts))
     # places[below, top]: of the batches above one length and up to another, padded to that.
-    places = np.where(
+    positions = np.where(
         tops[:, None] < tops, tops * (up_to - up_to[:, None]).astype(np.float64), np.inf
     )
     best, below = np.append(0, np.full(len(lengths), np.inf)), []
     for _ in range(most):
-        total = best[:, None] + places
+        total = best[:, None] + positions
         below.append(total.argmin(axis=0))
         best = np.append(0, total.min(axis=0)[1:])
     chosen: list[int] = []
-    at = len(lengths)
+    stop = len(lengths)
     for lower in reversed(below):
-        if at:
-            chosen.append(int(tops[at]))
-            at = int(lower[at])
+        if stop:
+            chosen.append(int(tops[stop]))
+            stop = int(lower[stop])
     return tuple(reversed(chosen))

@@ -84,7 +84,7 @@ class Samples:
     """The number of this host's first row."""
 
     @classmethod
-    def of(cls, split: datasets.Dataset) -> Samples:
+    def from_dataset(cls, split: datasets.Dataset) -> Samples:
         """Return the samples of a data set with the columns `input_ids` and `label`, and maybe
         `token_type_ids`."""
         token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
@@ -108,7 +108,7 @@ class Samples:
         """Return the weight of the samples at `rows` in the mean loss: 1 for each sample."""
         return len(rows)
 
-    def in_epoch(self, seed: int, epoch: int) -> Samples:
+    def draw_epoch(self, seed: int, epoch: int) -> Samples:
         """Return the samples as masked or augmented in an epoch; a function of the arguments."""
         return self
 
@@ -140,7 +140,7 @@ class Samples:
         types: Rows = self.types[self.span(row)]
         return types
 
-    def places(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
+    def token_positions(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
         """Return of each token of the samples at `rows`, one sample after the other: its position
         in `token_ids`; the number of its sample among `rows`; its position in that sample."""
         local_rows = rows - self.first

@@ -30,7 +30,7 @@ def quieten(bars: bool = True) -> None:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def in_precision(dtype: torch.dtype) -> dict[str, Any]:
+def dtype_argument(dtype: torch.dtype) -> dict[str, Any]:
     """Return the argument of from_pretrained for `dtype`, by its name in this transformers."""
     major, minor = map(int, transformers.__version__.split(".")[:2])
     return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}

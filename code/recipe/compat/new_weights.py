@@ -33,7 +33,7 @@ def unread(report: Mapping[str, Any]) -> list[str]:
     return sorted({*report["missing_keys"], *other})
 
 
-def of_encoder(encoder: PreTrainedModel) -> list[str]:
+def missing_weights(encoder: PreTrainedModel) -> list[str]:
     """Return the names of weights that the files of a sentence-transformers encoder lack.
 
     sentence-transformers does not report them, so the files are loaded again, on the meta device.
@@ -64,7 +64,7 @@ def log(new: Sequence[str]) -> None:
     say_row("new weights", f"{len(new)} start at random: {names}" if new else "none")
 
 
-def check_layers(place: str, model: PreTrainedModel, new: Iterable[str]) -> None:
+def check_layers(location: str, model: PreTrainedModel, new: Iterable[str]) -> None:
     """Check that no weights below the head, except a pooler's, are new and so random.
 
     Args:
@@ -83,7 +83,7 @@ def check_layers(place: str, model: PreTrainedModel, new: Iterable[str]) -> None
     ]
     if lost:
         raise ModelError(
-            f"The model {place} lacks {len(lost)} weights of its own layers, or shapes "
+            f"The model {location} lacks {len(lost)} weights of its own layers, or shapes "
             f"that do not match its config.json: {', '.join(lost[:3])} ... They would be random.",
             "Give complete weights that match its config.json. If they were saved with the head of "
             "another task, save them without it: AutoModel.from_pretrained(A).save_pretrained(B).",
@@ -102,7 +102,7 @@ def marked_memory() -> Iterator[None]:
         torch.use_deterministic_algorithms(enabled, warn_only=warns)
 
 
-def write_biases(place: str, model: PreTrainedModel, new: Iterable[str]) -> None:
+def write_biases(location: str, model: PreTrainedModel, new: Iterable[str]) -> None:
     """Set new biases to 0 that transformers does not initialise.
 
     The masked-LM heads of FNet, Longformer, ERNIE and others have such biases (losses of 1e33).
@@ -114,7 +114,8 @@ def write_biases(place: str, model: PreTrainedModel, new: Iterable[str]) -> None
     for name in (name for name in new if name in weights and bool(weights[name].isnan().any())):
         if not name.endswith("bias"):
             raise ModelError(
-                f"The model {place} lacks its weight {name}, and its code does not initialise it.",
+                f"The model {location} lacks its weight {name}, and its code does not initialise "
+                "it.",
                 "Give a model that was saved with this weight.",
             )
         torch.nn.init.zeros_(weights[name])

@@ -115,12 +115,12 @@ def _check_files_share_classes(parts: Sequence[tuple[Part, str]], one_class: str
     in the names of the files."""
     of_files: dict[str, set[str]] = {}
     for part, column in parts:
-        found = {str(v) for v in part.table[column].unique().to_pylist()}
-        of_files.setdefault(part.path.name, set()).update(found)
+        classes = {str(v) for v in part.table[column].unique().to_pylist()}
+        of_files.setdefault(part.path.name, set()).update(classes)
     values = list(of_files.values())
     is_apart = sum(map(len, values)) == len(set().union(*values))
     if len(values) > 1 and is_apart and max(map(len, values)) > 1:
-        shown = ", ".join(f"{name} ({min(found)!r} ...)" for name, found in of_files.items())
+        shown = ", ".join(f"{name} ({min(known)!r} ...)" for name, known in of_files.items())
         raise DataError(
             f"The files of the training data have no label of column {parts[0][1]!r} in common: "
             f"{shown}. The class of a row may be in the name of its file.",

@@ -66,7 +66,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    hosts, notes = shards.of_job(), list[str]()
+    hosts, notes = shards.job_hosts(), list[str]()
     reading = read_columns(
         channels,
         TASKS["text-classification"],
@@ -82,7 +82,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     with hosts.together():
         read = _labelled(reading, settings, notes)
     first_rows = functools.partial(_distinct, settings=settings)
-    of_hosts = hosts.each({split: [*map(first_rows, of)] for split, of in read.items()})
+    of_hosts = hosts.gather({split: [*map(first_rows, parts)] for split, parts in read.items()})
     distinct: dict[str, list[_Distinct]] = defaultdict(list)
     for of_host in of_hosts:
         for split, of_split in of_host.items():
@@ -90,9 +90,11 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     if settings.problem_type != labels.NUMBER:
         names = _names_of_classes(distinct, settings.class_names)
         if names is not None:
-            for of in read.values():
-                of[:] = [_named(part, names) for part in of]
-            distinct = {split: [part.named(names) for part in of] for split, of in distinct.items()}
+            for labelled_parts in read.values():
+                labelled_parts[:] = [_named(part, names) for part in labelled_parts]
+            distinct = {
+                split: [part.named(names) for part in parts] for split, parts in distinct.items()
+            }
     trained = [(column.part, column.column) for column in distinct["train"]]
     shape = labels.shape_of(trained, settings.label_separator, settings.problem_type)
     if shape.problem == labels.SINGLE and settings.problem_type is None:
@@ -107,20 +109,22 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)
     with hosts.together():
-        built = {split: labelled_rows.build(split, of, shape, known) for split, of in read.items()}
+        built = {
+            split: labelled_rows.build(split, parts, shape, known) for split, parts in read.items()
+        }
         for split in distinct.keys() - built.keys():  # its rows are all on other hosts
             texts = dict.fromkeys((TEXT, PAIR)[: len(texts_read)], pa.large_string())
             is_ids = TOKEN_IDS in reading.columns
             inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if is_ids else texts
             schema = pa.schema([*inputs.items(), (LABEL, labelled_rows.KINDS[known.problem])])
             built[split] = held_out.data_set([schema.empty_table()])
-    findings = [_describe(reading.of(split), of) for split, of in read.items()]
+    findings = [_describe(reading.files_of(split), parts) for split, parts in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
     uses, rule = held_out.assign(built, settings, strata, hosts, reading.sharded)
     return Splits(
         **uses,
         labels=known,
-        found=[*notes, *findings, rule, *_describe_labels(known, uses["train"], hosts)],
+        notes=[*notes, *findings, rule, *_describe_labels(known, uses["train"], hosts)],
         text_columns=texts_read,
     )
 
@@ -216,11 +220,11 @@ def _describe(files: Sequence[Read], labelled: Sequence[LabelledPart]) -> str:
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
     train_labels = _column(train)
-    rows = dict(zip(hosts.names, hosts.each(len(train)), strict=True))
+    rows = dict(zip(hosts.names, hosts.gather(len(train)), strict=True))
     of_hosts = listed([f"{name} {count}" for name, count in rows.items()])
     lines = [f"sharded: training rows of each host: {of_hosts}"] if hosts.sharded else []
     if known.problem == labels.NUMBER:
-        ranges = hosts.each(
+        ranges = hosts.gather(
             (train_labels.min(), train_labels.max(), float(train_labels.sum()))
             if len(train_labels)
             else None
@@ -230,7 +234,7 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
         lines.append(f"label: a number from {min(least):g} to {max(most):g}, {mean:.3g} on average")
         return lines
     counts: Counter[str] = Counter()
-    for of_host in hosts.each(rows_of_classes(known, train_labels)):
+    for of_host in hosts.gather(rows_of_classes(known, train_labels)):
         counts.update(of_host)
     sizes = listed([f"{name} ({counts[name]} rows)" for name in known.names])
     how = " (any number per row)" if known.problem == labels.SEVERAL else ""

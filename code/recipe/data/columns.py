@@ -26,7 +26,7 @@ from recipe.data.column_refusals import (
     takes_pairs,
 )
 from recipe.data.files.part import Part, is_list, is_string
-from recipe.errors import DataError, near
+from recipe.errors import DataError, did_you_mean
 from recipe.settings import DataSettings
 from recipe.spec import IDENTIFIERS, Column, Form, Kind, TaskSpec, normalized, stem
 from recipe.task_table import TASKS, names_of_samples
@@ -191,7 +191,7 @@ def check_named(part: Part, settings: DataSettings) -> None:
     }
     if wrong:
         values = ", ".join(f"{key} has value {name!r}" for name, key in wrong.items())
-        meant = " ".join(dict.fromkeys(filter(None, (near(name, names) for name in wrong))))
+        meant = " ".join(dict.fromkeys(filter(None, (did_you_mean(name, names) for name in wrong))))
         raise DataError(
             f"{values}, but {part.path} has the columns {', '.join(names)}.",
             meant or f"Name one of them in {' and '.join(dict.fromkeys(wrong.values()))}.",

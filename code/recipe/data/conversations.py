@@ -53,7 +53,7 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
             f"Write it as {EXAMPLE}.",
         )
     where = f"{part.where(row)}, column {column!r}, message"
-    turns = [_turn(f"{where} {at}", message) for at, message in enumerate(messages)]
+    turns = [_turn(f"{where} {index}", message) for index, message in enumerate(messages)]
     tools = _objects(f"{part.where(row)}, tools", tools) if tools not in (None, "", []) else []
     return json.dumps({"messages": turns, "tools": tools} if tools else turns)
 
@@ -61,16 +61,20 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
 def _turn(where: str, message: Message) -> Message:
     is_sharegpt = message.get("role") is None and message.get("from") is not None
     keys, roles = (("from", "value"), _SHAREGPT) if is_sharegpt else (("role", "content"), _ROLES)
-    said, content = (message.get(key) for key in keys)
-    role = roles.get(said) if isinstance(said, str) else None
+    speaker, content = (message.get(key) for key in keys)
+    role = roles.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        what = f"no {keys[0]!r}" if said is None else f"the {keys[0]} {said!r}, which is not known"
+        what = (
+            f"no {keys[0]!r}"
+            if speaker is None
+            else f"the {keys[0]} {speaker!r}, which is not known"
+        )
         raise DataError(
             f"{where} (from 0) has {what}.",
             f"Write each as in {EXAMPLE}; known are {listed(list(roles))}.",
         )
     others = {key: other for key, other in message.items() if key not in keys and other is not None}
-    where = f"{where} ({said}, from 0)"
+    where = f"{where} ({speaker}, from 0)"
     if others.get("train_detail"):
         raise DataError(
             f"{where} says in train_detail which of its characters are learned, which is not read.",

@@ -38,7 +38,7 @@ class DataSets:
     evaluation: datasets.Dataset
     test: datasets.Dataset | None
     """Present if there is validation data as well; otherwise it is `evaluation`."""
-    found: list[str]
+    notes: list[str]
     """What was detected, one line each."""
     sharded: frozenset[str] = frozenset()
     """Which of `train`, `evaluation` and `test` have the rows of this host only."""
@@ -64,7 +64,7 @@ def assign(
         strata: Returns the class ids [rows] of a data set: each class is held out in proportion.
         sharded: The splits of which this host has its own rows.
     """
-    sharded = frozenset().union(*hosts.each(sharded)) & built.keys()
+    sharded = frozenset().union(*hosts.gather(sharded)) & built.keys()
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
     assert train is not None  # `read_parts` checks that
     if validation is not None:
@@ -96,13 +96,13 @@ def _held_out(
     row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int8)
     row_strata = row_strata.astype(np.min_scalar_type(int(row_strata.max(initial=0))))
     # One host may have too few rows while all together have enough.
-    can = hosts.each(len(row_strata) > len(np.unique(row_strata)))
+    can = hosts.gather(len(row_strata) > len(np.unique(row_strata)))
     if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
         kept, held_out = np.arange(len(row_strata)), np.arange(0)
     else:
         kept, held_out = hold_out(row_strata, SHARE, settings.seed)
     how = "stratified, " if strata else ""
-    count, rows = sum(hosts.each(len(held_out))), sum(hosts.each(len(row_strata)))
+    count, rows = sum(hosts.gather(len(held_out))), sum(hosts.gather(len(row_strata)))
     where = " by their hosts" if hosts.sharded else ""
     rule = f"evaluation: {count} of {rows} training rows held out{where}, {how}seed {settings.seed}"
     return _rows_of(train, kept), _rows_of(train, held_out), rule
@@ -120,8 +120,10 @@ def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
     whole = spooled(
         schema,
         (
-            pa.table([pa.array(numbers[at : at + _NUMBERS_AT_ONCE], pa.uint64())], schema=schema)
-            for at in pieces
+            pa.table(
+                [pa.array(numbers[start : start + _NUMBERS_AT_ONCE], pa.uint64())], schema=schema
+            )
+            for start in pieces
         ),
     )
     return datasets.Dataset(
@@ -203,16 +205,16 @@ def sample(drawn: random.Random, count: int, size: int) -> Array:
     # The same rule as there: if few are drawn of many, numbers that were drawn are drawn again.
     if count <= 21 + 4 ** math.ceil(math.log(size * 3, 4)):
         pool = np.arange(count)
-        for at in range(size):
-            place = drawn.randrange(count - at)
-            result[at] = pool[place]
-            pool[place] = pool[count - at - 1]
+        for index in range(size):
+            position = drawn.randrange(count - index)
+            result[index] = pool[position]
+            pool[position] = pool[count - index - 1]
         return result
     is_drawn = np.zeros(count, bool)
-    for at in range(size):
+    for index in range(size):
         number = drawn.randrange(count)
         while is_drawn[number]:
             number = drawn.randrange(count)
         is_drawn[number] = True
-        result[at] = number
+        result[index] = number
     return result

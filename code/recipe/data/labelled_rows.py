@@ -113,7 +113,9 @@ def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -
             except DataError:
                 shape.spell(part, column)  # which knows how many rows are so
                 raise
-            strange = next((at for at, label in enumerate(spelled) if known.unknown(label)), None)
+            strange = next(
+                (index for index, label in enumerate(spelled) if known.unknown(label)), None
+            )
             if strange is not None:
                 raise DataError(
                     f"{part.where(first + int(rows[strange]))} has the label "
@@ -148,13 +150,13 @@ def distinct(part: Part, column: str, are_cut: bool) -> Part:
         else:
             new = firsts(values_)[0]
             cells = values_.take(pa.array(new)).to_pylist()
-        for at, cell in zip(new.tolist(), cells, strict=True):
+        for index, cell in zip(new.tolist(), cells, strict=True):
             if cell in known:
                 continue
             if has_fraction and len(rows) >= _FEW_NUMBERS and _is_finite(cell):
                 continue
             known.add(cell)
-            rows.append(first + at)
+            rows.append(first + index)
             has_fraction = has_fraction or (not are_cut and labels.is_fraction(str(cell)))
     only = dataclasses.replace(part, table=part.table.select([column]))
     return only.select(rows)

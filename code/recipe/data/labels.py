@@ -53,7 +53,7 @@ class Labels:
     def show(self, encoded: Any) -> str:
         """Return the text of an encoded label, for messages."""
         if self.problem == SINGLE:
-            return self.by_id[encoded]
+            return self.names_by_id[encoded]
         if self.problem == NUMBER:
             return f"{encoded:g}"
         pairs = zip(self.names, encoded, strict=True)
@@ -65,7 +65,7 @@ class Labels:
         return {name: number for number, name in enumerate(self.names)}
 
     @property
-    def by_id(self) -> dict[int, str]:
+    def names_by_id(self) -> dict[int, str]:
         """Return the names by id, as a model's id2label."""
         return dict(enumerate(self.names))
 
@@ -269,7 +269,7 @@ def listed_names(given: str) -> list[str]:
     return [str(name).strip() for name in names]
 
 
-def check_spellings(place: str, names: Iterable[str]) -> None:
+def check_spellings(location: str, names: Iterable[str]) -> None:
     """Check that no class is written in two ways: case, blanks, Unicode forms, leading zeros.
 
     The letters of an alphabet are different classes.
@@ -289,7 +289,7 @@ def check_spellings(place: str, names: Iterable[str]) -> None:
         other = by_plain.setdefault(key.lstrip("0") if key.isdigit() else key, name)
         if other != name:
             raise DataError(
-                f"{place} has the classes {other!r} and {name!r}, which would be two.",
+                f"{location} has the classes {other!r} and {name!r}, which would be two.",
                 "Write them alike. If they are two, give them names that differ in more than case, "
                 "blanks and leading zeros.",
             )

@@ -57,7 +57,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    hosts, notes = shards.of_job(), list[str]()
+    hosts, notes = shards.job_hosts(), list[str]()
     units = functools.partial(_units, sample_by=settings.sample_by, header=settings.names_in_header)
     with hosts.together():
         _refuse_template(channels)
@@ -69,7 +69,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
             split: held_out.data_set([_documents(f) for f in files if f.split == split])
             for split in reading.splits
         }
-    for split in set().union(*hosts.each(set(reading.splits))) - built.keys():
+    for split in set().union(*hosts.gather(set(reading.splits))) - built.keys():
         built[split] = held_out.data_set([_empty(roles)])
     findings = [
         describe_files(
@@ -81,10 +81,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     ]
     uses, rule = held_out.assign(built, settings, None, hosts, reading.sharded)
     if hosts.sharded:
-        counts = zip(hosts.names, hosts.each(len(uses["train"])), strict=True)
+        counts = zip(hosts.names, hosts.gather(len(uses["train"])), strict=True)
         shown = ", ".join(f"{name} {count}" for name, count in counts)
         findings.append(f"sharded: training documents of each host: {shown}")
-    return Texts(**uses, found=[*notes, *findings, rule])
+    return Texts(**uses, notes=[*notes, *findings, rule])
 
 
 def _refuse_template(channels: Mapping[str, Path]) -> None:

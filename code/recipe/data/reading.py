@@ -66,7 +66,7 @@ class Reading:
     sharded: frozenset[str]
     """The splits of which this host has its own rows."""
 
-    def of(self, split: str) -> list[Read]:
+    def files_of(self, split: str) -> list[Read]:
         """Return the files of a split."""
         return [read for read in self.files if read.split == split]
 
@@ -192,7 +192,7 @@ def read_parts(
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
-                parts += _by_column(split, part, layout, named, notes)
+                parts += _split_by_folders_or_column(split, part, layout, named, notes)
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
         files_of_train = ", ".join(map(str, layout.files[TRAIN]))
@@ -248,7 +248,7 @@ def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Par
     return part.select(rows)
 
 
-def _by_column(
+def _split_by_folders_or_column(
     split: str, part: Part, layout: ChannelLayout, named: Collection[str], notes: list[str]
 ) -> list[tuple[str, Part]]:
     """Divide a part by a column that names the split of each row; the column may come from the
@@ -257,10 +257,10 @@ def _by_column(
         if name not in part.table.column_names:
             values = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
             part = part.with_column(name, pa.array(values * part.table.num_rows, pa.string()))
-    return by_column(split, part, part.path in layout.unclear, named, notes)
+    return split_by_column(split, part, part.path in layout.unclear, named, notes)
 
 
-def by_column(
+def split_by_column(
     split: str, part: Part, is_unclear: bool, named: Collection[str], notes: list[str]
 ) -> list[tuple[str, Part]]:
     """Divide a part by the column that names the split of each row, if there is one.
@@ -290,20 +290,20 @@ def by_column(
             of_value[value] = flagged if str(value).strip().lower() in TRUE else other
         elif value is not None:
             of_value[value] = split_of(str(value))
-    found: dict[str | None, list[npt.NDArray[np.int64]]] = defaultdict(list)
+    row_pieces: dict[str | None, list[npt.NDArray[np.int64]]] = defaultdict(list)
     for first, piece in part.pieces(column):
         of_rows = np.array([of_value[value] for value in piece.table[column].to_pylist()], object)
         for name in dict.fromkeys(of_rows):
-            found[name].append(first + np.flatnonzero(of_rows == name))
-    rows = {name: np.concatenate(of_pieces) for name, of_pieces in found.items()}
+            row_pieces[name].append(first + np.flatnonzero(of_rows == name))
+    rows = {name: np.concatenate(of_pieces) for name, of_pieces in row_pieces.items()}
     if set(rows) == {split}:
         return [(split, part)]
-    groups = ", ".join(f"{len(of)} {name or 'of none'}" for name, of in rows.items())
+    groups = ", ".join(f"{len(numbers)} {name or 'of none'}" for name, numbers in rows.items())
     notes.append(f"{part.path}: column {column!r} {_OF_SPLITS}: {groups}.")
     if split != TRAIN and rows.pop(TRAIN, None) is not None:
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
-    return [(name, rest.select(of)) for name, of in rows.items() if name is not None]
+    return [(name, rest.select(numbers)) for name, numbers in rows.items() if name is not None]
 
 
 def _refuse_unknown_splits(part: Part, named: Collection[str]) -> None:

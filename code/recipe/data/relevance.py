@@ -106,7 +106,7 @@ def load(
     return Relevance(
         **uses,
         kind=data_kind,
-        found=[*dict.fromkeys(notes), *described, rule],
+        notes=[*dict.fromkeys(notes), *described, rule],
         columns=(columns[QUERY], columns[TEXT]),
     )
 

@@ -310,7 +310,7 @@ def _flat(part: Part, column: str) -> list[Any]:
 def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
     """Replace each integer of a column of labels, or of its lists, by its position in `codes`; -1
     and null stay."""
-    positions = {code: at for at, code in enumerate(codes)}
+    positions = {code: index for index, code in enumerate(codes)}
 
     def position(value: Any) -> int | None:
         if value is None or value == "":
@@ -342,7 +342,7 @@ def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
         return
     chosen, rows = split._indices.column(0), Gathering(split.data.table)
     for first in range(0, len(chosen), at_once):
-        yield rows.at(chosen.slice(first, at_once).to_numpy().astype(np.int64))
+        yield rows.select(chosen.slice(first, at_once).to_numpy().astype(np.int64))
 
 
 class Gathering:
@@ -355,16 +355,18 @@ class Gathering:
         self._pieces = table.to_batches()
         self._ends = np.cumsum([piece.num_rows for piece in self._pieces], dtype=np.int64)
 
-    def at(self, numbers: Any) -> pa.Table:
+    def select(self, numbers: Any) -> pa.Table:
         """Return the rows with some numbers, int64 [rows], at least one."""
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order]
         owners = np.searchsorted(self._ends, ascending, side="right")
         cuts = np.flatnonzero(np.diff(owners)) + 1
         taken = []
-        for of_piece, at in zip(np.split(ascending, cuts), owners[np.append(0, cuts)], strict=True):
-            piece = self._pieces[at]
-            taken.append(piece.take(pa.array(of_piece - (self._ends[at] - piece.num_rows))))
+        for of_piece, owner in zip(
+            np.split(ascending, cuts), owners[np.append(0, cuts)], strict=True
+        ):
+            piece = self._pieces[owner]
+            taken.append(piece.take(pa.array(of_piece - (self._ends[owner] - piece.num_rows))))
         table = pa.Table.from_batches(taken)
         is_ascending = bool((order[1:] > order[:-1]).all())
         return table if is_ascending else table.take(pa.array(np.argsort(order)))

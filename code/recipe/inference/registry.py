@@ -15,7 +15,7 @@ from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
 from recipe.console import log
-from recipe.errors import ModelError, near
+from recipe.errors import ModelError, did_you_mean
 from recipe.storage import checksums
 from recipe.task_table import SERVED, resolve
 
@@ -50,7 +50,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     """
     quieten(bars=False)
     origin = Origin.find(model_dir, environ)
-    with checksums.verified(origin.place):
+    with checksums.verified(origin.location):
         name = chosen(origin, environ)
         log(f"task: {name}")
         if (served := SERVED.get(name)) is None:
@@ -83,7 +83,9 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
         name = TRANSLATIONS
     known = [*SERVED, *(task for task in pipelines.names() if task not in SERVED)]
     if name not in known:
-        raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
+        raise ValueError(
+            f"HF_TASK is {name!r}. Give {', '.join(known)}. {did_you_mean(name, known)}"
+        )
     if environ.get("HF_TASK"):
         check_head(origin, name)
     return name
@@ -105,7 +107,8 @@ def check_head(origin: Origin, name: str) -> None:
     for kind in classes:
         if (task := task_of_class(kind)) not in (None, *_VAGUE):
             raise ModelError(
-                f"HF_TASK is {name!r}, but config.json of {origin.place} names {kind}, the head of"
+                f"HF_TASK is {name!r}, but config.json of {origin.location} names {kind}, the "
+                "head of"
                 f" {task}.",
                 f"Leave HF_TASK out, or give {task}.",
             )
@@ -139,7 +142,7 @@ def task_of(origin: Origin) -> str:
         what = f"has {', '.join(classes) or 'no architectures in its config.json'}"
     if not claiming:
         raise ModelError(
-            f"The model {origin.place} {what}, which no task supports.",
+            f"The model {origin.location} {what}, which no task supports.",
             f"Set HF_TASK to one of {', '.join(SERVED)}, or add an inference.py.",
         )
     return claiming[0]
@@ -196,7 +199,8 @@ def _sentence_kind(origin: Origin) -> str:
     if kind in _OF_SENTENCES or (kind == "CrossEncoder" and len(modules) == 1):
         return kind
     raise ModelError(
-        f"{origin.place} is a {kind} of {len(modules)} modules of sentence-transformers, which is "
+        f"{origin.location} is a {kind} of {len(modules)} modules of sentence-transformers, which "
+        "is "
         "not supported.",
         "Add an inference.py that loads it.",
     )

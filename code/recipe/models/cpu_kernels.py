@@ -81,23 +81,23 @@ def _can_be_set(model: Any) -> bool:
     return can_be is not None and bool(can_be())
 
 
-def noise(like: Tensor, p: float) -> Tensor:
+def noise(reference: Tensor, p: float) -> Tensor:
     """Return 0 with probability p (to 16 bits), else 1 / (1 - p), for each element of `like`.
 
     16 random bits decide on an element: four of them come from one draw of the generator.
     """
     if p >= 1:
-        return torch.zeros_like(like)
+        return torch.zeros_like(reference)
     dropped = min(max(round(p * _LEVELS), 1), _LEVELS - 1)
-    scale = torch.tensor(_LEVELS / (_LEVELS - dropped), dtype=like.dtype)
-    count = like.numel()
+    scale = torch.tensor(_LEVELS / (_LEVELS - dropped), dtype=reference.dtype)
+    count = reference.numel()
     drawn = torch.empty(math.ceil(count / 4), dtype=torch.int64).random_(_ALL_BITS, None)
-    bits = drawn.view(torch.int16)[:count].view(like.shape)
+    bits = drawn.view(torch.int16)[:count].view(reference.shape)
     kept = bits.ge_(_LOWEST + dropped)  # 0 or 1
-    if like.dtype.itemsize == 2:
+    if reference.dtype.itemsize == 2:
         # 0 or 1 times the scale's own bits: converting integers would cost more than drawing them.
-        return kept.mul_(int(scale.view(torch.int16))).view(like.dtype)
-    return kept.to(like.dtype).mul_(scale)
+        return kept.mul_(int(scale.view(torch.int16))).view(reference.dtype)
+    return kept.to(reference.dtype).mul_(scale)
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -107,7 +107,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return input.mul_(noise(input, p)) if inplace else input * noise(input, p)
 
 
-def _in_bfloat16(query: Tensor) -> bool:
+def _is_bfloat16(query: Tensor) -> bool:
     by_autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if by_autocast else query.dtype
     return dtype == torch.bfloat16
@@ -134,7 +134,7 @@ def attend(
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     length = key.shape[2]
-    spare = -length % _VECTOR if _in_bfloat16(query) else 0
+    spare = -length % _VECTOR if _is_bfloat16(query) else 0
     if spare > _MOST_SPARE:
         spare = 0
     if spare:

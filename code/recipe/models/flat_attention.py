@@ -71,7 +71,7 @@ def is_used(config: Any) -> bool:
 
 
 @contextlib.contextmanager
-def by_flash() -> Iterator[None]:
+def force_flash_attention() -> Iterator[None]:
     """Compute flat batches by flash attention on every device in this block, for fake tensors."""
     AttentionInterface.register(ATTENTION, functools.partial(attend, is_flash=True))
     try:
@@ -80,7 +80,7 @@ def by_flash() -> Iterator[None]:
         AttentionInterface.register(ATTENTION, attend)
 
 
-def as_taken(mask: Tensor, config: Any) -> Tensor:
+def convert_mask(mask: Tensor, config: Any) -> Tensor:
     """Return an attention mask in the form that a model takes: boolean for scaled dot product
     attention, added to the scores for all others."""
     if config._attn_implementation in ("sdpa", ATTENTION):
@@ -161,11 +161,11 @@ def attend(
             window_size_right=0 if causal and window is not None else window,
         )[0]
         return output[None], None
-    parts = _by_samples(query, key, value, starts.tolist(), dropout, scale, causal, window)
+    parts = _attend_by_sample(query, key, value, starts.tolist(), dropout, scale, causal, window)
     return torch.cat(parts)[None], None
 
 
-def _by_samples(
+def _attend_by_sample(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -177,11 +177,11 @@ def _by_samples(
 ) -> list[Tensor]:
     """Attention on a CPU, [tokens, heads, width] of samples one after the other."""
     parts, groups = [], itertools.groupby(itertools.pairwise(starts), _length)
-    for length, places in groups:
+    for length, members in groups:
         if not length:
             continue
         # Samples of one length that stand side by side are rows of one call.
-        samples = list(places)
+        samples = list(members)
         begin, end = samples[0][0], samples[-1][1]
         queries, keys, values = (
             states[0, :, begin:end]
@@ -202,16 +202,16 @@ def _by_samples(
     return parts
 
 
-def _length(place: tuple[int, int]) -> int:
-    return place[1] - place[0]
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
 
 
 def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
     """Return which of a sample's tokens [length, length] each token sees; None for all of them."""
     if not causal and (window is None or window >= length - 1):
         return None
-    at = torch.arange(length, device=device)
-    before = at[:, None] - at[None, :]
+    positions = torch.arange(length, device=device)
+    before = positions[:, None] - positions[None, :]
     is_visible = torch.ones_like(before, dtype=torch.bool)
     if causal:
         is_visible &= before >= 0

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from recipe.console import say_row
-from recipe.errors import HyperparameterError, near
+from recipe.errors import HyperparameterError, did_you_mean
 from recipe.settings import ModelSettings
 
 ALL_LINEAR = "all-linear"
@@ -57,7 +57,8 @@ def wrap(
             raise HyperparameterError(
                 f"Hyperparameter lora_target_modules has value {targets!r}, but the model has no "
                 f"layer {target!r}.",
-                near(target, last) or f"Give names of its layers with commas, or {ALL_LINEAR}.",
+                did_you_mean(target, last)
+                or f"Give names of its layers with commas, or {ALL_LINEAR}.",
             )
     head = [
         name

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def of_samples(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def sample_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the losses [samples] in float32.
 
     Args:
@@ -25,7 +25,7 @@ def of_samples(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
     return losses.mean(dim=-1)
 
 
-def of_preferences(
+def preference_losses(
     changes: Tensor, tokens: Tensor, kind: str, beta: float, smoothing: float
 ) -> Tensor:
     """Return the losses [pairs] of TRL's DPOTrainer; `sigmoid` smoothed as in its older releases.

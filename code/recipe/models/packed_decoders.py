@@ -48,7 +48,7 @@ def can_be_packed(config: PretrainedConfig) -> bool:
     return config.model_type in DECODERS and config._attn_implementation in known
 
 
-def take_documents(model: Any) -> None:
+def patch_forward_for_documents(model: Any) -> None:
     """Let `model` also take batches of documents.
 
     Its answer to them has, instead of logits, [documents, 2] in float32: the sum of the losses of a
@@ -61,65 +61,68 @@ def take_documents(model: Any) -> None:
 
 
 def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
-    places = inputs.pop("places", None)
-    if places is None:
+    positions = inputs.pop("places", None)
+    if positions is None:
         return usual(*args, **inputs)
     targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
     if model.config.model_type in DECODERS:
         states, head = _states(model, inputs), model.get_output_embeddings()
     else:
         inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        states, head = usual(**inner, use_cache=False).logits, as_it_is
+        states, head = usual(**inner, use_cache=False).logits, identity_head
     vocabulary = head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1]
-    tokens = of_tokens(states.flatten(0, 1)[places], head, targets, int(vocabulary))
+    tokens = token_losses(states.flatten(0, 1)[positions], head, targets, int(vocabulary))
     return CausalLMOutput(logits=sums_of(tokens, owners, answers))
 
 
 def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """Return [rows, length, hidden]"""
-    beside: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
+    options: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
     if "starts" in inputs:
-        beside = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
+        options = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
         if len(set(getattr(model.config, "layer_types", None) or ())) > 1:
-            mask = beside["attention_mask"]
-            beside["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
-        beside["position_ids"] = inputs["position_ids"]
+            mask = options["attention_mask"]
+            options["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
+        options["position_ids"] = inputs["position_ids"]
     elif (segments := inputs.get("segments")) is not None:
         masks = _masks(model.config, segments)
-        beside = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
-    output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **beside)
+        options = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
+    output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **options)
     states: Tensor = output.last_hidden_state
     return states
 
 
 def _masks(config: Any, segments: Tensor) -> Any:
     """Return the attention mask [rows, 1, length, length], by kind of layer if there are two."""
-    at = torch.arange(segments.shape[1], device=segments.device)
-    before = at[:, None] - at[None, :]
+    positions = torch.arange(segments.shape[1], device=segments.device)
+    before = positions[:, None] - positions[None, :]
     visible = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     if window is None or (kinds is not None and "sliding_attention" not in kinds):
-        return flat_attention.as_taken(visible, config)
-    near = flat_attention.as_taken(visible & (before < window), config)
+        return flat_attention.convert_mask(visible, config)
+    near = flat_attention.convert_mask(visible & (before < window), config)
     if kinds is None:
         return near
-    return {"full_attention": flat_attention.as_taken(visible, config), "sliding_attention": near}
+    return {
+        "full_attention": flat_attention.convert_mask(visible, config),
+        "sliding_attention": near,
+    }
 
 
-def as_it_is(logits: Tensor) -> Tensor:
-    """Return the logits unchanged: the head of `of_tokens` for a model that returns logits."""
+def identity_head(logits: Tensor) -> Tensor:
+    """Return the logits unchanged: the head of `token_losses` for a model that returns logits."""
     return logits
 
 
 def sums_of(tokens: Tensor, owners: Tensor, answers: Tensor) -> Tensor:
-    """Return the results of `of_tokens` summed over each document, in the shape of `answers`:
+    """Return the results of `token_losses` summed over each document, in the shape of `answers`:
     [documents, 2], or [..., 2] for documents that belong together."""
     documents = answers.numel() // 2
     sums = torch.zeros((documents, 2), dtype=tokens.dtype, device=tokens.device)
     return sums.index_add(0, owners, tokens).view(answers.shape)
 
 
-def of_tokens(
+def token_losses(
     states: Tensor,
     head: Callable[[Tensor], Tensor],
     targets: Tensor,
@@ -138,9 +141,9 @@ def of_tokens(
     """
     parts = -(-len(targets) * vocabulary // most_logits(_elsewhere or states.device))
     if parts <= 1:
-        return _of_some(states, head, targets, smoothing)
+        return _chunk_losses(states, head, targets, smoothing)
     losses_of_parts = [
-        checkpoint(_of_some, part, head, part_targets, smoothing, use_reentrant=False)
+        checkpoint(_chunk_losses, part, head, part_targets, smoothing, use_reentrant=False)
         for part, part_targets in zip(states.chunk(parts), targets.chunk(parts), strict=True)
     ]
     return torch.cat(losses_of_parts)
@@ -169,7 +172,7 @@ def parts_as_on(device: torch.device) -> Iterator[None]:
         _elsewhere = None
 
 
-def _of_some(
+def _chunk_losses(
     states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, smoothing: float
 ) -> Tensor:
     logits = head(states).float()

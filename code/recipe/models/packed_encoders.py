@@ -78,7 +78,7 @@ class Family:
         token may attend to."""
         if IS_OLDER:
             return visible[:, 0]  # which the model converts to an additive mask
-        return flat_attention.as_taken(visible, config)
+        return flat_attention.convert_mask(visible, config)
 
 
 class _DistilBert(Family):
@@ -131,11 +131,11 @@ class _ModernBert(Family):
         return bool(config.classifier_pooling == "mean")
 
     def masks(self, config: Any, visible: Tensor) -> dict[str, Tensor]:
-        at = torch.arange(visible.shape[-1], device=visible.device)
-        near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
+        positions = torch.arange(visible.shape[-1], device=visible.device)
+        near = (positions[:, None] - positions[None, :]).abs() <= config.sliding_window
         return {
-            "full_attention": flat_attention.as_taken(visible, config),
-            "sliding_attention": flat_attention.as_taken(visible & near, config),
+            "full_attention": flat_attention.convert_mask(visible, config),
+            "sliding_attention": flat_attention.convert_mask(visible & near, config),
         }
 
 
@@ -159,24 +159,24 @@ def family_of(config: PretrainedConfig) -> Family | None:
     return None if family is None or (IS_OLDER and not family.in_older) else family
 
 
-def take_lengths(model: Any) -> None:
+def patch_forward_for_lengths(model: Any) -> None:
     """Let a model of one of UNMASKED compute each text of a padded batch as if it were alone.
 
     Other models apply the mask, and are not changed.
     """
     inner = lora.bare(model)
     if inner.config.model_type in UNMASKED:
-        forward = functools.partial(_of_each_length, inner.forward, inner.config)
+        forward = functools.partial(_forward_by_length, inner.forward, inner.config)
         inner.forward = functools.update_wrapper(forward, inner.forward)
 
 
-def least_of(config: PretrainedConfig) -> int:
+def minimum_length(config: PretrainedConfig) -> int:
     """Return the fewest tokens that a model of UNMASKED can take; Funnel halves a text in each
     block."""
     return 1 + 2 ** (len(config.block_sizes) - 1) if config.model_type == "funnel" else 1
 
 
-def _of_each_length(
+def _forward_by_length(
     padded: Callable[..., Any], config: PretrainedConfig, *args: Any, **inputs: Any
 ) -> Any:
     """Compute texts of equal length together, without padding; texts with fewer tokens than the
@@ -194,13 +194,13 @@ def _of_each_length(
         return padded(*args, **inputs)
     width = mask.shape[1]
     of_texts = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-    if (lacking := least_of(config) - width) > 0:
+    if (lacking := minimum_length(config) - width) > 0:
         fill = {"input_ids": config.pad_token_id or 0}
         of_texts = {
             name: functional.pad(value, (0, lacking), value=fill.get(name, 0))
             for name, value in of_texts.items()
         }
-    lengths = mask.sum(1).clamp(min=least_of(config))
+    lengths = mask.sum(1).clamp(min=minimum_length(config))
     rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
     outputs = []
     for rows in rows_of:
@@ -209,15 +209,15 @@ def _of_each_length(
     order = torch.cat(rows_of).argsort()
     values = {}
     for name in (name for name in (*_OF_TEXTS, *_OF_TOKENS) if name in outputs[0]):
-        said: list[Tensor] = [output[name] for output in outputs]
-        if name in _OF_TOKENS or said[0].dim() > 2:
-            beside = (0, 0) * (said[0].dim() - 2)
-            said = [functional.pad(part, (*beside, 0, width - part.shape[1])) for part in said]
-        values[name] = torch.cat(said)[order]
+        hidden: list[Tensor] = [output[name] for output in outputs]
+        if name in _OF_TOKENS or hidden[0].dim() > 2:
+            padding = (0, 0) * (hidden[0].dim() - 2)
+            hidden = [functional.pad(part, (*padding, 0, width - part.shape[1])) for part in hidden]
+        values[name] = torch.cat(hidden)[order]
     return type(outputs[0])(**values)
 
 
-def take_packed(model: Any) -> None:
+def patch_forward_for_packing(model: Any) -> None:
     """Let `model`, of one of FAMILIES, also take packed batches."""
     inner = lora.bare(model)
     family = family_of(inner.config)

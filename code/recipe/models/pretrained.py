@@ -21,11 +21,11 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from recipe.compat import attend_fully, in_precision, new_weights, positions_of
+from recipe.compat import attend_fully, dtype_argument, new_weights, positions_of
 from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
-from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, near, why_unloadable
+from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, did_you_mean, why_unloadable
 from recipe.models import lora, quantized
 from recipe.settings import ModelSettings
 from recipe.storage import checksums
@@ -90,7 +90,8 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
     if not _HUB_NAME.fullmatch(model_id):
         raise ModelError(
             f"model_name_or_path has value {model_id!r}: there is no such folder.",
-            near(model_id, channels) or "Give a folder, a channel's name, or a name on the hub.",
+            did_you_mean(model_id, channels)
+            or "Give a folder, a channel's name, or a name on the hub.",
         )
     return Source(name=model_id, is_local=False)
 
@@ -113,7 +114,7 @@ def load(
         adapters="SEQ_CLS",
         what="a classifier of these labels",
         num_labels=len(labels.names),
-        id2label=labels.by_id,
+        id2label=labels.names_by_id,
         label2id=labels.ids,
         problem_type=labels.problem,
     )
@@ -240,7 +241,7 @@ def read(
     if settings.hf_token:
         # transformers passes a token argument on to some of its requests only.
         os.environ["HF_TOKEN"] = settings.hf_token
-    options = {**in_precision(torch.float32), "output_loading_info": True, **more, **trusted}
+    options = {**dtype_argument(torch.float32), "output_loading_info": True, **more, **trusted}
     in_4_bits, trains = settings.load_in_4bit, settings.trains
     if in_4_bits:
         fp16 = bool(settings.passed.get("fp16"))

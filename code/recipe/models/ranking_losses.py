@@ -110,7 +110,7 @@ def list_net(logits: Tensor, labels: Tensor) -> Tensor:
         return -(target * chances.masked_fill(~is_there, 0.0)).sum(dim=-1)
 
 
-def take_groups(model: Any) -> None:
+def patch_forward_for_groups(model: Any) -> None:
     """Let `model` also take batches of groups.
 
     Its logits are then [samples, most, labels]; where a sample has no text, those of another text.

@@ -23,7 +23,7 @@ _LOWEST = -1e9
 """The logit of a token that cannot be part of an answer."""
 
 
-def take_tags(model: Any, smoothing: float) -> None:
+def patch_forward_for_tags(model: Any, smoothing: float) -> None:
     """Let `model` also take batches of tagged samples.
 
     It returns [samples, 1 + 3 * words]: the sum of the losses of a sample's learned tokens, the
@@ -35,7 +35,7 @@ def take_tags(model: Any, smoothing: float) -> None:
     _replace_forward(model, functools.partial(_tags, smoothing))
 
 
-def take_spans(model: Any) -> None:
+def patch_forward_for_spans(model: Any) -> None:
     """Let `model` also take batches of windows.
 
     It returns [windows, 1 + 2 * length]: the loss, the logits of each token as the first of the
@@ -59,15 +59,15 @@ def _usual(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _tags(
     smoothing: float, model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any
 ) -> Any:
-    places = inputs.get("places")
-    if places is None:
+    positions = inputs.get("places")
+    if positions is None:
         return usual(*args, **inputs)
     if "segments" in inputs:
         family = packed_encoders.FAMILIES[model.config.model_type]
         states = packed_encoders.states(model, family, inputs, inputs["segments"])
-        logits = family.tags(model, states.flatten(0, 1)[places])
+        logits = family.tags(model, states.flatten(0, 1)[positions])
     else:
-        logits = usual(**_usual(inputs)).logits.flatten(0, 1)[places]
+        logits = usual(**_usual(inputs)).logits.flatten(0, 1)[positions]
     logits, targets, owners = logits.float(), inputs["targets"], inputs["owners"]
     losses = functional.cross_entropy(
         logits,
@@ -83,10 +83,10 @@ def _tags(
         return TokenClassifierOutput(logits=sums)
     likeliest, predicted = logits.detach().softmax(dim=-1).max(dim=-1)
     columns = [sums]
-    at = owners * (words + 1) + inputs["slots"]
+    indices = owners * (words + 1) + inputs["slots"]
     for value, nothing in ((predicted, 0.0), (likeliest, 0.0), (targets, float(NO_TAG))):
         room = torch.full((samples * (words + 1),), nothing, device=losses.device)
-        room = room.scatter(0, at, value.float())
+        room = room.scatter(0, indices, value.float())
         columns.append(room.view(samples, words + 1)[:, :words])
     return TokenClassifierOutput(logits=torch.cat(columns, dim=1))
 
@@ -104,9 +104,9 @@ def _spans(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> 
         logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
     flat = logits.float().flatten(0, 1)
     within = torch.arange(len(inputs["at"]), device=flat.device)
-    at = (inputs["first"][:, None] + within).clamp(max=len(flat) - 1)
+    indices = (inputs["first"][:, None] + within).clamp(max=len(flat) - 1)
     outside = within >= inputs["lengths"][:, None]
-    spans = flat[at].masked_fill(outside[..., None], _LOWEST)  # [windows, length, 2]
+    spans = flat[indices].masked_fill(outside[..., None], _LOWEST)  # [windows, length, 2]
     losses = functional.cross_entropy(spans, gold_spans, reduction="none").mean(dim=1)
     outputs = [losses[:, None]]
     if inputs["answers"].shape[1] > 1:

@@ -53,7 +53,7 @@ def decide(
         seed=args.seed if args.data_seed is None else args.data_seed,
         world=World(processes=args.world_size, rank=args.process_index),
     )
-    training, cut = worlds.by_length(computation, training, cut)
+    training, cut = worlds.cut_by_length(computation, training, cut)
     if requested is not False and objective.packs(model):
         dtype = torch.float16 if args.fp16 else model.dtype
         why_not = flat_attention.why_not(
@@ -115,12 +115,12 @@ def layouts(
     evaluated = [
         (samples, rows)
         for samples in evaluations.values()
-        for rows in packing.in_order(samples.lengths, evaluation_size, packs)
+        for rows in packing.ordered_batches(samples.lengths, evaluation_size, packs)
     ]
     evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
     objective.prepare(model, packs)
-    places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
-    real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
+    computed = sum(layout.computed_tokens(samples, rows) for samples, rows in drawn if len(rows))
+    real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / computed
     is_refused = requested is None and not layout.balanced
     table.add(
         "batch",

@@ -24,7 +24,7 @@ from recipe.data.files.part import is_binary, is_list, is_string
 from recipe.data.labels import NUMBER, Labels
 from recipe.plan.resolution import Loaded
 from recipe.reports.section import Section, numbers, texts
-from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, by_name
+from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, named_splits
 
 _TARGETS = (LABEL, TAGS, "scores")
 _NOT_COMPARED = ("id", "file", "place", "bytes")
@@ -49,13 +49,13 @@ class _Split:
 def inspect(task: Task, loaded: Loaded) -> tuple[list[Finding], Section]:
     """Return findings on all rows, those that a user must not miss as warnings, and their section
     of the report. Of a sharded job, they are on this host's rows."""
-    splits = by_name(task.data)
-    findings = [*_of_rows(splits), *_lengths(task, loaded)]
+    splits = named_splits(task.data)
+    findings = [*_row_findings(splits), *_lengths(task, loaded)]
     section = Section(
         title="Data",
         note=" ".join(
-            f"{'WARNING: ' * (found.level == WARNING)}{found.what}: {found} {found.example}"
-            for found in findings
+            f"{'WARNING: ' * (matches.level == WARNING)}{matches.what}: {matches} {matches.example}"
+            for matches in findings
         ),
         columns=[*texts("class"), *numbers(*splits)],
         rows=_classes(splits, getattr(task.data, "labels", None)),
@@ -63,7 +63,7 @@ def inspect(task: Task, loaded: Loaded) -> tuple[list[Finding], Section]:
     return findings, section
 
 
-def _of_rows(splits: dict[str, Dataset]) -> Iterator[Finding]:
+def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
     """Yield findings on empty, repeated, leaked and contradicting rows."""
     known: dict[int, _Split] = {}
     names = set(splits["train"].column_names)
@@ -129,7 +129,7 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
     if id(table) not in known:
         names = [name for name in split.column_names if name not in _NOT_COMPARED]
         names.sort(key=_TARGETS.__contains__)  # targets come last
-        parts = [_of_batch(batch) for batch in table.select(names).to_batches(_AT_ONCE)]
+        parts = [_hashes_and_texts(batch) for batch in table.select(names).to_batches(_AT_ONCE)]
         known[id(table)] = _Split(
             inputs=np.array([number for part in parts for number in part[0]], np.uint64),
             rows=np.array([number for part in parts for number in part[1]], np.uint64),
@@ -144,7 +144,7 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
     )
 
 
-def _of_batch(batch: pa.RecordBatch) -> tuple[list[int], list[int], npt.NDArray[np.bool_]]:
+def _hashes_and_texts(batch: pa.RecordBatch) -> tuple[list[int], list[int], npt.NDArray[np.bool_]]:
     """Return the hashes of the inputs and of all of some rows, and which rows have no text."""
     inputs = rows = [0] * len(batch)
     has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
@@ -154,8 +154,8 @@ def _of_batch(batch: pa.RecordBatch) -> tuple[list[int], list[int], npt.NDArray[
             continue
         inputs = rows
         if is_string(column.type):
-            found = pc.fill_null(pc.match_substring_regex(column, r"\S"), False)
-            has_text |= found.to_numpy(zero_copy_only=False)
+            matches = pc.fill_null(pc.match_substring_regex(column, r"\S"), False)
+            has_text |= matches.to_numpy(zero_copy_only=False)
         else:
             has_text |= True
     return inputs, rows, ~has_text
@@ -225,10 +225,13 @@ def _lengths(task: Task, loaded: Loaded) -> Iterator[Finding]:
     longest = loaded.max_length
     if not counts:
         return
-    at = {
+    percentiles = {
         share: counts[min(len(counts) - 1, int(share * len(counts)))] for share in (0.5, 0.9, 0.99)
     }
-    detail = f"half {at[0.5]}, 90 % {at[0.9]}, 99 % {at[0.99]}, longest {counts[-1]} tokens"
+    detail = (
+        f"half {percentiles[0.5]}, 90 % {percentiles[0.9]}, 99 % {percentiles[0.99]}, longest "
+        f"{counts[-1]} tokens"
+    )
     yield Finding(level=OK, what="lengths", detail=f"{detail} (of {len(counts)} texts)")
     is_split = task.pieces(longest + 1, longest) > 1
     cut = sum(length > longest for length in counts) / len(counts)

@@ -45,14 +45,14 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     """
     if hyperparameters.task is not None:
         return hyperparameters.task, "as given"
-    of_tasks = hyperparameters.of_tasks
-    possible = all_tasks_of(of_tasks)
+    tasks_by_hyperparameter = hyperparameters.tasks_by_hyperparameter
+    possible = all_tasks_of(tasks_by_hyperparameter)
     if len(possible) == 1:
-        alone = [name for name, tasks in of_tasks.items() if list(tasks) == possible]
-        return possible[0], f"only this task takes {' and '.join(alone or of_tasks)}"
+        alone = [name for name, tasks in tasks_by_hyperparameter.items() if list(tasks) == possible]
+        return possible[0], f"only this task takes {' and '.join(alone or tasks_by_hyperparameter)}"
     part = _first_rows(hyperparameters, channels)
     if part is None:
-        task, reason = _without_table(possible, channels)
+        task, reason = _detect_without_table(possible, channels)
         return task, f"{reason}; set task to choose another"
     columns.check_named(part, hyperparameters)
     configuration = _configuration(hyperparameters, channels)
@@ -96,7 +96,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
     return Model.ENCODER
 
 
-def _without_table(possible: Sequence[str], channels: Mapping[str, Path]) -> tuple[str, str]:
+def _detect_without_table(possible: Sequence[str], channels: Mapping[str, Path]) -> tuple[str, str]:
     """Return the task of data that is not a table, and the reason."""
     for task in possible:
         recognise = TASKS[task].recognises_files

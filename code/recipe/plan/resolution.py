@@ -19,7 +19,7 @@ from recipe.errors import DataError, DistributedError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, pretrained, quantized
 from recipe.models.pretrained import Source
-from recipe.paths import Places
+from recipe.paths import Folders
 from recipe.plan import detection, trainer_arguments
 from recipe.plan.table import Table
 from recipe.plan.worlds import Computation
@@ -58,7 +58,7 @@ class Plan:
 
 def resolve(
     hyperparameters: Hyperparameters,
-    places: Places,
+    folders: Folders,
     environ: Mapping[str, str],
     table: Table,
     processes: int | None = None,
@@ -74,16 +74,16 @@ def resolve(
     Raises:
         RecipeError: The job cannot run.
     """
-    chosen, arguments, shared = _host(hyperparameters, places, environ, processes)
+    chosen, arguments, shared = _host(hyperparameters, folders, environ, processes)
     for line in hyperparameters.notes:
         table.add("hyperparameters", line)
     by_hand = hyperparameters.passed.get("use_cpu", False)
     table.add("device", chosen.describe(), "use_cpu=True" if by_hand else "found by torch")
     table.add("precision", chosen.precision, chosen.reason)
-    for line in shared.said:
+    for line in shared.notes:
         table.add("distribution", line)
-    hosts = shards.of_job(environ)
-    task, reason = _same_task(hyperparameters, places.channels, hosts)
+    hosts = shards.job_hosts(environ)
+    task, reason = _same_task(hyperparameters, folders.channels, hosts)
     table.add("task", task, reason)
     rate, reason = learning_rate(hyperparameters, task)
     # Making the arguments formed the process group that agrees on the task.
@@ -109,8 +109,8 @@ def resolve(
         )
     # Doctor estimates memory from the unquantized model: 4 bits need a GPU.
     in_4_bits = hyperparameters.load_in_4bit and processes is None
-    made = kind(places.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
-    for line in made.found:
+    made = kind(folders.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
+    for line in made.notes:
         table.add("data", line)
     return Plan(
         hyperparameters=hyperparameters,
@@ -120,13 +120,13 @@ def resolve(
         and bool(hyperparameters.passed.get("fsdp") or shared.arguments.get("fsdp")),
         hosts=hosts,
         task=made,
-        source=pretrained.find(hyperparameters.model_name_or_path, places.channels),
+        source=pretrained.find(hyperparameters.model_name_or_path, folders.channels),
     )
 
 
 def _host(
     hyperparameters: Hyperparameters,
-    places: Places,
+    folders: Folders,
     environ: Mapping[str, str],
     processes: int | None,
 ) -> tuple[Device, TrainingArguments, Distribution]:
@@ -158,7 +158,7 @@ def _host(
         quantized.check(chosen, is_sharded, is_compiled)
     # Outside the job there is no process group for the arguments, and none depends on it but these.
     arguments = trainer_arguments.make(
-        hyperparameters, places, chosen, shared if is_job else Distribution()
+        hyperparameters, folders, chosen, shared if is_job else Distribution()
     )
     if is_job:
         device.settle_on_gpu(arguments.device, os.environ)
@@ -235,7 +235,7 @@ def _same_task(
     """
     if not hosts.sharded:
         return detection.find(hyperparameters, channels)
-    found: tuple[str, str] | None = None
+    task_and_reason: tuple[str, str] | None = None
     try:
         requested = hyperparameters.dataset_config_name
         has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
@@ -243,9 +243,13 @@ def _same_task(
         has_data = False  # reading the data reports the error
     with hosts.together():
         if has_data:
-            found = detection.find(hyperparameters, channels)
-    detected = hosts.each(found)
-    tasks = {host: of[0] for host, of in zip(hosts.names, detected, strict=True) if of is not None}
+            task_and_reason = detection.find(hyperparameters, channels)
+    detected = hosts.gather(task_and_reason)
+    tasks = {
+        host: decision[0]
+        for host, decision in zip(hosts.names, detected, strict=True)
+        if decision is not None
+    }
     if len(set(tasks.values())) > 1:
         listed = ", ".join(f"{host}: {task}" for host, task in tasks.items())
         raise DistributedError(

@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from recipe.console import has_terminal
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.paths import Places
+from recipe.paths import Folders
 from recipe.reports import tracking
 from recipe.runtime import device
 from recipe.runtime.device import Device
@@ -23,7 +23,7 @@ _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 
 
 def make(
-    hyperparameters: Hyperparameters, places: Places, chosen: Device, shared: Distribution
+    hyperparameters: Hyperparameters, folders: Folders, chosen: Device, shared: Distribution
 ) -> TrainingArguments:
     """Return the Trainer's arguments: the recipe's defaults, overridden by the user's values.
 
@@ -45,7 +45,7 @@ def make(
     metric = str(hyperparameters.passed.get("metric_for_best_model"))
     is_greater_better = False if metric.endswith(("perplexity", "mse")) else None
     values: dict[str, Any] = {
-        "output_dir": hyperparameters.output_dir or unused or str(places.checkpoints),
+        "output_dir": hyperparameters.output_dir or unused or str(folders.checkpoints),
         "num_train_epochs": hyperparameters.num_train_epochs,
         "max_steps": hyperparameters.max_train_steps or -1,
         "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,

@@ -66,7 +66,7 @@ class Cut:
         return {**asdict(self), "given": list(self.given)}
 
 
-def of_arguments(args: TrainingArguments) -> Cut:
+def requested_cut(args: TrainingArguments) -> Cut:
     """Return the split that the hyperparameters give for this number of processes."""
     size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     return Cut(
@@ -118,10 +118,10 @@ def settle(args: TrainingArguments) -> Cut:
             is_path = requested.lower() not in ("true", "1")
             folder = Path(requested) if is_path else Path(str(args.output_dir))
             saved = checkpoints.newest_job(folder, is_path).get(checkpoints.CUT)
-    return kept(of_arguments(args), everyones(saved)[0])
+    return kept(requested_cut(args), everyones(saved)[0])
 
 
-def by_length(computation: Computation, training: Training, cut: Cut) -> tuple[Training, Cut]:
+def cut_by_length(computation: Computation, training: Training, cut: Cut) -> tuple[Training, Cut]:
     """Split steps into smaller batches by length, if that saves more padding than batches cost.
 
     A step keeps its randomly drawn samples, and its loss is the mean over them, so the result does
@@ -132,7 +132,7 @@ def by_length(computation: Computation, training: Training, cut: Cut) -> tuple[T
     is_packed = computation.packing is not False and objective.packs(model)
     # If each shape is compiled, or each batch gathers sharded weights, another batch costs more
     # than padding.
-    is_dear = args.torch_compile or xla.in_use() or bool(args.fsdp)
+    is_dear = args.torch_compile or xla.is_used() or bool(args.fsdp)
     if is_packed or objective.couples_samples or is_dear:
         return training, cut
     costs = {}
@@ -141,9 +141,9 @@ def by_length(computation: Computation, training: Training, cut: Cut) -> tuple[T
         finer = _finer(training, parts)
         drawn = finer.epoch(0, False)
         seen = range(min(len(drawn), _STEPS * finer.accumulation))
-        batches = [(training.samples, rows) for at in seen for rows, _ in drawn[at]]
+        batches = [(training.samples, rows) for step in seen for rows, _ in drawn[step]]
         layout = objective.layout(model, False, finer.size, computation.pad_id, batches)
-        costs[parts] = sum(layout.places(*batch) + of_a_batch for batch in batches)
+        costs[parts] = sum(layout.computed_tokens(*batch) + of_a_batch for batch in batches)
     best = everyones(min(costs, key=lambda parts: costs[parts]))[0]
     if best == 1:
         return training, cut

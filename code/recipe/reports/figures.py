@@ -95,13 +95,13 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
     """Plot every score of the evaluations, by step; perplexity has a figure of its own."""
     figure, axes = _axes()
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
-    beside = ("eval_loss", "eval_perplexity", *speed)
+    excluded = ("eval_loss", "eval_perplexity", *speed)
     keys = dict.fromkeys(key for entry in history for key in entry)
     # Log-probabilities of whole answers are of another order.
     names = [
         name
         for name in keys
-        if name.startswith("eval_") and name not in beside and not name.endswith("_logp")
+        if name.startswith("eval_") and name not in excluded and not name.endswith("_logp")
     ]
     # Scores that are equal at each step share a line and a label.
     curves: dict[str, list[str]] = {}
@@ -150,13 +150,13 @@ def confusion(counts: Array, names: Sequence[str]) -> Any:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.grid(False)
-    places = range(len(names))
-    axes.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(places, names)
+    ticks = range(len(names))
+    axes.set_xticks(ticks, names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(ticks, names)
     axes.set(xlabel="predicted", ylabel="true")
     if len(names) <= _ANNOTATED:
-        for row in places:
-            for column in places:
+        for row in ticks:
+            for column in ticks:
                 color = "white" if shares[row, column] > 0.5 else "black"
                 text = f"{counts[row, column]:,}"
                 axes.text(column, row, text, ha="center", va="center", color=color)

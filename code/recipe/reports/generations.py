@@ -52,5 +52,5 @@ def _continuation(
     )
     generated = output[0, start:].cpu().numpy()
     parts = (ids[:start], generated, ids[start : start + _NEW])
-    prompt_text, said, true = (str(tokenizer.decode(part.tolist())) for part in parts)
-    return prompt_text, said, true
+    prompt_text, written, true = (str(tokenizer.decode(part.tolist())) for part in parts)
+    return prompt_text, written, true

@@ -104,7 +104,7 @@ _MEANS = {
 }
 
 
-def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
+def describe_classifier(labels: Labels, text_columns: Sequence[str]) -> About:
     """Describe a classifier of texts or, with two columns, of pairs."""
     names = ", ".join(f"`{name}`" for name in labels.names)
     purpose = {

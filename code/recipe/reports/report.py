@@ -38,7 +38,7 @@ class Material:
     max_length: int
     batch_size: int
     """The hyperparameter, with which the report compares."""
-    places: int
+    computed_tokens: int
     """Tokens computed in one pass over the training texts, padding included."""
     phases: Mapping[str, float]
     """Seconds of each phase of the job."""
@@ -62,7 +62,7 @@ class FinishedRun(Protocol):
     def tokens_computed(self) -> int: ...
 
 
-def of_run(
+def write_report(
     trainer: FinishedRun,
     facts: Facts,
     show: Callable[[], Sequence[Section]],
@@ -77,7 +77,7 @@ def of_run(
 
     Args:
         show: Returns the task's sections about the model's answers.
-        batch_size: The hyperparameter; the trainer's may be smaller (`worlds.by_length`).
+        batch_size: The hyperparameter; the trainer's may be smaller (`worlds.cut_by_length`).
         seconds: Seconds of each phase; training includes evaluations.
     """
     try:
@@ -95,7 +95,7 @@ def of_run(
             sections=show(),
             lengths=trainer.training_lengths(),
             max_length=max_length,
-            places=trainer.tokens_computed(),
+            computed_tokens=trainer.tokens_computed(),
             phases=phases,
             batch_size=batch_size,
             price_per_hour=price_per_hour,
@@ -166,7 +166,7 @@ def _tiles(material: Material) -> dict[str, str]:
     }
     tiles |= _speed(material)
     if material.max_length:
-        tiles["padding"] = f"{1 - real / material.places:.0%}"
+        tiles["padding"] = f"{1 - real / material.computed_tokens:.0%}"
     seconds = sum(material.phases.values())
     tiles["time"] = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
     if material.price_per_hour is not None:
@@ -181,11 +181,11 @@ def padding(material: Material) -> str:
     if not most:
         return ""
     real, size = int(lengths.sum()), material.batch_size
-    computed = f"{1 - real / material.places:.1%} of the computed tokens were padding."
+    computed = f"{1 - real / material.computed_tokens:.1%} of the computed tokens were padding."
     if lengths.max(initial=0) > most:  # texts in windows: other layouts would truncate them
         return computed
     shuffled = np.random.default_rng(0).permutation(lengths)
-    batches = [shuffled[at : at + size] for at in range(0, len(shuffled), size)]
+    batches = [shuffled[index : index + size] for index in range(0, len(shuffled), size)]
     to_longest = sum(len(batch) * int(batch.max()) for batch in batches)
     return (
         f"{computed} It would have been {1 - real / (len(lengths) * most):.1%} with "

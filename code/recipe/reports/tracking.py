@@ -12,7 +12,7 @@ from transformers.integrations import integration_utils
 
 from recipe.console import is_first_process, say
 from recipe.errors import HyperparameterError
-from recipe.paths import Places
+from recipe.paths import Folders
 
 MLFLOW = "mlflow"
 
@@ -40,14 +40,14 @@ def names(requested: str | None) -> list[str]:
     return listed
 
 
-def set_places(places: Places) -> None:
+def set_default_folders(folders: Folders) -> None:
     """Set default folders of TensorBoard, MLflow and wandb, unless the environment sets them."""
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
-    os.environ.setdefault("WANDB_DIR", str(places.output_data_dir))
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folders.tensorboard))
+    os.environ.setdefault("WANDB_DIR", str(folders.output_data_dir))
     # Otherwise wandb uploads the command line, which may contain a token.
     os.environ.setdefault("WANDB_X_DISABLE_META", "true")
     os.environ.setdefault(
-        "MLFLOW_TRACKING_URI", (places.output_data_dir / MLFLOW).absolute().as_uri()
+        "MLFLOW_TRACKING_URI", (folders.output_data_dir / MLFLOW).absolute().as_uri()
     )
     # MLflow 3 refuses a folder without it; other stores need further packages.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")

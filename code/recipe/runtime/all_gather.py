@@ -41,7 +41,7 @@ def gathered(local: Tensor) -> tuple[Tensor, int]:
     return whole, dist.get_rank() * len(local)
 
 
-def in_order(outcomes: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
+def restore_order(outcomes: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
     """Return logits [samples, ...] and losses [samples] of all processes, in the data's order.
 
     Args:
@@ -53,6 +53,6 @@ def in_order(outcomes: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple
     losses = np.empty(count, dtype=np.float32)
     for rows, its_logits, its_losses in everyones(parts):
         real = (rows >= 0).numpy()
-        at = rows.numpy()[real]
-        logits[at], losses[at] = its_logits.numpy()[real], its_losses.numpy()[real]
+        positions = rows.numpy()[real]
+        logits[positions], losses[positions] = its_logits.numpy()[real], its_losses.numpy()[real]
     return logits, losses

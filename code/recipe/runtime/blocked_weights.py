@@ -110,7 +110,7 @@ def use(
         expected = answers()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
-    undo = _lay_out(model)
+    undo = _reorder_weights(model)
     try:
         fault = "" if are_same(answers(), expected) else "the answers differ"
     except Exception as error:
@@ -120,7 +120,7 @@ def use(
     return fault
 
 
-def _lay_out(model: nn.Module) -> Callable[[], None]:
+def _reorder_weights(model: nn.Module) -> Callable[[], None]:
     """Reorder the weights, and return a function that restores them."""
     counts = Counter(
         id(weight) for module in model.modules() for weight in module.parameters(recurse=False)

@@ -65,13 +65,13 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
         HyperparameterError: use_cpu is set, but the Trainer would not use the CPU.
         DeviceError: The host has accelerators that this torch cannot use.
     """
-    if use_cpu and xla.in_use():
+    if use_cpu and xla.is_used():
         raise HyperparameterError(
             "Hyperparameter use_cpu has value True, but the Trainer takes torch-xla's device "
             "wherever torch-xla is installed.",
             "Set the environment variable USE_TORCH_XLA=0, too.",
         )
-    kind = "xla" if xla.in_use() else "cpu"
+    kind = "xla" if xla.is_used() else "cpu"
     if kind == "cpu" and not use_cpu:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         kind = "cpu" if accelerator is None else accelerator.type
@@ -149,10 +149,10 @@ def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
         return
     major, minor = torch.cuda.get_device_capability()
     for name in built:
-        of, _, number = name.rstrip("af").partition("_")
+        type_name, _, number = name.rstrip("af").partition("_")
         theirs = divmod(int(number), 10)
         # A binary runs on GPUs of its generation, PTX (compute) on all later ones, too.
-        same = of == "compute" or theirs[0] == major
+        same = type_name == "compute" or theirs[0] == major
         if theirs <= (major, minor) and same:
             return
     raise DeviceError(

@@ -33,7 +33,7 @@ class Distribution:
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Values for transformers.TrainingArguments."""
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """One log line for each request."""
 
 
@@ -58,11 +58,11 @@ def choose(
         names = ("smdistributed", "smdistributed.dataparallel")
         if chosen.kind == "cuda" and all(map(importlib.util.find_spec, names)):
             smddp = Distribution(
-                arguments={"ddp_backend": "smddp"}, said=(f"{described} smddp backend",)
+                arguments={"ddp_backend": "smddp"}, notes=(f"{described} smddp backend",)
             )
         else:
             note = f"{described} {kind.backend} backend, since smddp is not installed"
-            smddp = Distribution(said=(note,))
+            smddp = Distribution(notes=(note,))
     sharding = _sharding(mp_parameters, chosen)
     by_compiler = _is_true(framework.get(_COMPILER))
     compilation = _compilation(is_compiled, by_compiler, compiler, chosen, environ)
@@ -75,7 +75,7 @@ def choose(
     parts = (sharding, compilation, smddp)
     return Distribution(
         arguments={key: value for part in parts for key, value in part.arguments.items()},
-        said=tuple(line for part in parts for line in part.said),
+        notes=tuple(line for part in parts for line in part.notes),
     )
 
 
@@ -100,16 +100,16 @@ def _sharding(requested: str | None, chosen: Device) -> Distribution:
         return Distribution()
     listed = ", ".join(names)
     if chosen.processes == 1:
-        return Distribution(said=(f"mp_parameters ({listed}) has no effect with one process",))
+        return Distribution(notes=(f"mp_parameters ({listed}) has no effect with one process",))
     if not kind_of(chosen.kind).shards:
         return Distribution(
-            said=(f"mp_parameters ({listed}) has no effect on torch-xla: no weights are sharded",)
+            notes=(f"mp_parameters ({listed}) has no effect on torch-xla: no weights are sharded",)
         )
     described = (
         f"mp_parameters ({listed}): weights, gradients and optimizer are sharded over "
         f"{chosen.processes} processes (FSDP2); the parameters themselves are not used"
     )
-    return Distribution(arguments={"fsdp": True, "fsdp_config": {"version": 2}}, said=(described,))
+    return Distribution(arguments={"fsdp": True, "fsdp_config": {"version": 2}}, notes=(described,))
 
 
 def _compilation(
@@ -123,22 +123,22 @@ def _compilation(
         return Distribution()
     compiler = kind_of(chosen.kind).compiler
     if compiler is None:
-        return Distribution(said=("torch.compile is off: torch-xla compiles without it",))
+        return Distribution(notes=("torch.compile is off: torch-xla compiles without it",))
     why = "SageMaker Training Compiler" if by_training_compiler else "compile"
     backend = requested or compiler
     if chosen.kind == "cpu" and backend == "inductor" and not by_hyperparameter:
         # Measured: a step takes 1.4 times as long.
-        said = f"torch.compile is off, although {why} is set: it does not pay on a CPU"
-        return Distribution(said=(f"{said}; compile=True turns it on",))
+        notice = f"torch.compile is off, although {why} is set: it does not pay on a CPU"
+        return Distribution(notes=(f"{notice}; compile=True turns it on",))
     cxx = environ.get("CXX") or "g++"
     if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:
-        said = f"torch.compile is off, although {why} is set: it needs {cxx} on a CPU"
-        return Distribution(said=(said,))
-    said = f"torch.compile is on: {why} is set; batch size and learning rate do not change"
+        notice = f"torch.compile is off, although {why} is set: it needs {cxx} on a CPU"
+        return Distribution(notes=(notice,))
+    notice = f"torch.compile is on: {why} is set; batch size and learning rate do not change"
     compiled: dict[str, Any] = {"torch_compile": True}
     if compiler != "inductor":  # the default of transformers
         compiled["torch_compile_backend"] = compiler
-    return Distribution(arguments=compiled, said=(said,))
+    return Distribution(arguments=compiled, notes=(notice,))
 
 
 def shard(trainer: Trainer) -> None:
@@ -228,5 +228,7 @@ def whole_weights(trainer: Trainer) -> dict[str, Any] | None:
     if not trainer.is_fsdp_enabled:
         return None
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
-    weights: dict[str, Any] = sharded.on_host(model.state_dict(), trainer.is_world_process_zero())
+    weights: dict[str, Any] = sharded.copy_to_host(
+        model.state_dict(), trainer.is_world_process_zero()
+    )
     return weights

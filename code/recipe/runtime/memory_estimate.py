@@ -77,7 +77,7 @@ class Setting:
     """Bytes of each of their weights, with its share of the scales."""
 
 
-def of_step(
+def estimate_step(
     model: Any,
     batch: Mapping[str, Any],
     losses: Callable[[Tensor, Tensor, float], Tensor],
@@ -103,11 +103,11 @@ def of_step(
         recompute_activations(model)
     model.train()
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes, contextlib.ExitStack() as stack:
-        weights = _without_numbers(model, fakes, setting)
+        weights = _use_fake_tensors(model, fakes, setting)
         for layer in setting.in_4_bits:
             count = layer.weight.numel()
             weights -= layer.weight.nbytes - math.ceil(count * setting.bytes_of_4_bits)
-            layer.forward = functools.partial(_of_4_bits, layer)  # type: ignore[method-assign]
+            layer.forward = functools.partial(_forward_4_bits, layer)  # type: ignore[method-assign]
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         keeps = setting.processes > 1 or setting.accumulation > 1
         if setting.is_sharded:
@@ -127,21 +127,21 @@ def of_step(
         with torch.autocast("cpu", setting.dtype, enabled=setting.dtype is not None):
             labels, rows, total = (inputs.pop(name) for name in ("labels", "rows", "total"))
             logits = model(**inputs).logits.float()
-            of_samples = losses(logits, labels, setting.smoothing)
-            loss: Any = (of_samples * (rows >= 0)).sum() / total[0]
-            del logits, of_samples
+            sample_losses = losses(logits, labels, setting.smoothing)
+            loss: Any = (sample_losses * (rows >= 0)).sum() / total[0]
+            del logits, sample_losses
         loss.backward()
     if setting.is_sharded:
         count = setting.processes
         whole, root = _units(model)
         # The computing block and the prefetched one; the root's weights stay. In addition, a
         # block's gradients in float32, before and after reduce-scatter.
-        beside = 2 * whole + root + 4 * whole // 2
+        other_bytes = 2 * whole + root + 4 * whole // 2
         return Estimate(
             weights=2 * weights // count if setting.dtype is not None else weights // count,
             gradients=4 * numbers // count,
             optimizer=optimizer // count,
-            step=live.peak + beside,
+            step=live.peak + other_bytes,
         )
     return Estimate(weights=weights, gradients=gradients, optimizer=optimizer, step=live.peak)
 
@@ -167,7 +167,7 @@ class _Dequantized(torch.autograd.Function):
         return gradient @ context.weight.to(gradient.dtype, copy=True), None
 
 
-def _of_4_bits(layer: nn.Linear, inputs: Tensor) -> Tensor:
+def _forward_4_bits(layer: nn.Linear, inputs: Tensor) -> Tensor:
     if torch.is_autocast_enabled("cpu"):
         inputs = inputs.to(torch.get_autocast_dtype("cpu"))
     product: Tensor = _Dequantized.apply(inputs, layer.weight)  # type: ignore[no-untyped-call]
@@ -178,7 +178,7 @@ def _forget(weight: Tensor) -> None:
     weight.grad = None
 
 
-def _without_numbers(model: nn.Module, fakes: Any, setting: Setting) -> int:
+def _use_fake_tensors(model: nn.Module, fakes: Any, setting: Setting) -> int:
     """Replace the model's tensors by fake ones, and return their bytes."""
     seen: dict[int, Any] = {}
 
@@ -256,11 +256,11 @@ class _GpuCalls(TorchFunctionMode):
         if func in (functional.dropout, torch.dropout):
             return _dropout(*args, **kwargs)
         if func in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map(_in_float32, (args, kwargs))
+            args, kwargs = tree_map(_cast_float32, (args, kwargs))
         return func(*args, **kwargs)
 
 
-def _in_float32(value: Any) -> Any:
+def _cast_float32(value: Any) -> Any:
     is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_half else value
 

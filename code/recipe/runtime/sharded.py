@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def on_host(value: Any, keeps: bool, copies: bool = True, into: Any = None) -> Any:
+def copy_to_host(value: Any, keeps: bool, copies: bool = True, into: Any = None) -> Any:
     """Return `value`, a tree of mappings and sequences, with whole tensors on the CPU.
 
     With sharded tensors, a collective of all processes.
@@ -41,18 +41,20 @@ def on_host(value: Any, keeps: bool, copies: bool = True, into: Any = None) -> A
             into = torch.empty(whole.shape, dtype=whole.dtype, device="cpu")
         return into.copy_(whole)
     if isinstance(value, Mapping):
-        places = into if isinstance(into, Mapping) else {}
-        return {key: on_host(item, keeps, copies, places.get(key)) for key, item in value.items()}
+        targets = into if isinstance(into, Mapping) else {}
+        return {
+            key: copy_to_host(item, keeps, copies, targets.get(key)) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         same = isinstance(into, (list, tuple)) and len(into) == len(value)
         pairs = zip(value, into if same else [None] * len(value), strict=True)
-        return type(value)(on_host(item, keeps, copies, place) for item, place in pairs)
+        return type(value)(copy_to_host(item, keeps, copies, target) for item, target in pairs)
     return value
 
 
-def like(whole: Tensor, place: Tensor) -> Tensor:
+def shard_like(whole: Tensor, target: Tensor) -> Tensor:
     """Return `whole`, which is equal on all processes, sharded like the tensor `place`."""
-    sharded: Any = place
+    sharded: Any = target
     if not hasattr(sharded, "full_tensor"):
         return whole
     from torch.distributed.tensor import distribute_tensor  # slow to import
@@ -62,16 +64,16 @@ def like(whole: Tensor, place: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill(places: Mapping[str, Tensor], stored: Mapping[str, Tensor] | None, shares: bool) -> None:
+def fill(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor] | None, shares: bool) -> None:
     """Copy `stored` into `places`. A collective of all processes.
 
     Args:
         stored: Tensors by the same names; with `shares`, None on processes without them.
         shares: Whether the first process sends its tensors to the others.
     """
-    for name, place in places.items():
-        whole = torch.empty(place.shape, dtype=place.dtype) if stored is None else stored[name]
+    for name, target in targets.items():
+        whole = torch.empty(target.shape, dtype=target.dtype) if stored is None else stored[name]
         if shares:
-            whole = whole.to(place.device, place.dtype).contiguous()
+            whole = whole.to(target.device, target.dtype).contiguous()
             dist.broadcast(whole, src=0)
-        place.copy_(like(whole, place))
+        target.copy_(shard_like(whole, target))

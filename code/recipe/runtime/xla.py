@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils.import_utils import is_torch_xla_available
 
 
-def in_use() -> bool:
+def is_used() -> bool:
     """Return whether the Trainer uses torch-xla, as it does if torch-xla is installed.
 
     The environment variable USE_TORCH_XLA=0 turns it off.
@@ -24,7 +24,7 @@ def in_use() -> bool:
 
 def is_turned_off() -> bool:
     """Return whether torch-xla is installed, but not used."""
-    return importlib.util.find_spec("torch_xla") is not None and not in_use()
+    return importlib.util.find_spec("torch_xla") is not None and not is_used()
 
 
 def _module(name: str) -> Any:
@@ -52,7 +52,7 @@ def sync() -> None:
     _module("torch_xla").sync()
 
 
-def on_host(model: Any) -> Any:
+def copy_to_host(model: Any) -> Any:
     """Move a trained model to the CPU."""
     model.to("cpu")
     model.tie_weights()  # moving between kinds of devices makes one tensor two
@@ -70,6 +70,6 @@ def compiled() -> tuple[int, float]:
 
 def programs() -> int:
     """Return how many programs this process has compiled or loaded; 0 without torch-xla."""
-    if not in_use():
+    if not is_used():
         return 0
     return int(_module("torch_xla.runtime").get_num_cached_compilation_graph())

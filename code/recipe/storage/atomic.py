@@ -28,10 +28,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
     try:
         yield aside
         for entry in sorted(aside.iterdir()):
-            place = target / entry.name
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
-            entry.replace(place)
+            destination = target / entry.name
+            if destination.is_dir() and not destination.is_symlink():
+                shutil.rmtree(destination)
+            entry.replace(destination)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

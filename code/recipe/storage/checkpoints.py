@@ -93,25 +93,25 @@ def writing(folder: Path, step: int, needed: int) -> Iterator[Path]:
 
 def publish(folder: Path, step: int, job: Mapping[str, Any], finished: bool) -> Path:
     """Move the checkpoint from `aside` to its place, replacing one of the same step."""
-    written, place = aside(folder, step), folder / f"checkpoint-{step}"
+    written, destination = aside(folder, step), folder / f"checkpoint-{step}"
     files = {str(path.relative_to(written)): _facts(path) for path in _files(written)}
     manifest = {"job": job, "finished": finished, "files": files}
     (written / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for path in (*_files(written), written):
         _sync(path)
     replaced = folder / f"{_REPLACED}{step}"
-    if place.exists():
-        place.rename(replaced)
-    written.rename(place)
+    if destination.exists():
+        destination.rename(replaced)
+    written.rename(destination)
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
     written.parent.rmdir()
-    return place
+    return destination
 
 
 def forget(folder: Path, keep: int | None, best: str | None) -> None:
     """Delete the oldest checkpoints, so that `keep` remain, with the newest and the best."""
-    by_step = _by_step(folder)
+    by_step = _sorted_checkpoints(folder)
     needed = {by_step[-1], *(path for path in by_step if str(path) == best)}
     old = [path for path in by_step if path not in needed]
     for path in old[: max(0, len(by_step) - max(keep, len(needed)))] if keep else []:
@@ -120,7 +120,7 @@ def forget(folder: Path, keep: int | None, best: str | None) -> None:
 
 def newest(folder: Path) -> Checkpoint | None:
     """Return the newest intact checkpoint; log and skip damaged ones."""
-    for path in reversed(_by_step(folder)):
+    for path in reversed(_sorted_checkpoints(folder)):
         try:
             return read(path)
         except CheckpointError as error:
@@ -147,15 +147,15 @@ def read(path: Path) -> Checkpoint:
 
 def set_aside(folder: Path) -> None:
     """Move all checkpoints to a subfolder, from which no job resumes."""
-    by_step = _by_step(folder)
+    by_step = _sorted_checkpoints(folder)
     if not by_step:
         return
     number = sum(1 for _ in folder.glob("before-*")) + 1
-    place = folder / f"before-{number}"
-    place.mkdir()
+    destination = folder / f"before-{number}"
+    destination.mkdir()
     for path in by_step:
-        path.rename(place / path.name)
-    say(f"{len(by_step)} earlier checkpoint(s) moved to {place}")
+        path.rename(destination / path.name)
+    say(f"{len(by_step)} earlier checkpoint(s) moved to {destination}")
 
 
 def check_same(saved_one: Checkpoint, job: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:
     Args:
         is_one: Whether `folder` is itself a checkpoint.
     """
-    for path in [folder] if is_one else reversed(_by_step(folder)):
+    for path in [folder] if is_one else reversed(_sorted_checkpoints(folder)):
         try:
             return dict(json.loads((path / MANIFEST).read_text())["job"])
         except (OSError, *_MISSHAPEN):
@@ -204,7 +204,7 @@ def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:
     return {}
 
 
-def _by_step(folder: Path) -> list[Path]:
+def _sorted_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, oldest first."""
     named = [(path, _NAME.fullmatch(path.name)) for path in folder.glob("checkpoint-*")]
     numbered = [(int(match[1]), path) for path, match in named if match and path.is_dir()]

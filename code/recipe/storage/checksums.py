@@ -42,7 +42,7 @@ def _names(folder: Path) -> set[str]:
 
 
 @contextlib.contextmanager
-def verified(place: str) -> Iterator[None]:
+def verified(location: str) -> Iterator[None]:
     """Compare the files in a folder with their sums while the block loads them.
 
     Args:
@@ -52,13 +52,13 @@ def verified(place: str) -> Iterator[None]:
         ModelError: A file has changed or is missing; replaces an error of the block.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        looking = pool.submit(_damage, Path(place))
+        looking = pool.submit(_damage, Path(location))
         try:
             yield
         finally:
             if damage := looking.result():
                 raise ModelError(
-                    f"The model {place} cannot be loaded: {damage}.",
+                    f"The model {location} cannot be loaded: {damage}.",
                     "Copy its files again. If a file was changed on purpose, remove its line from "
                     f"{NAME}.",
                 )

@@ -152,9 +152,9 @@ class EncoderObjective(Objective):
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         """Let `model` take packed batches, or compute padded texts as if each were alone."""
         if packed:
-            packed_encoders.take_packed(model)
+            packed_encoders.patch_forward_for_packing(model)
         else:
-            packed_encoders.take_lengths(model)
+            packed_encoders.patch_forward_for_lengths(model)
 
 
 class TokenLosses(Objective):
@@ -184,7 +184,7 @@ class Task(ABC):
     data: DataSets
     train: Dataset
     """The training data before it is tokenised: a row for each text or pair that is learned."""
-    found: list[str]
+    notes: list[str]
     """What was detected in the data, one line each."""
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
@@ -223,7 +223,7 @@ class Task(ABC):
         """Return the samples of all splits."""
         return {
             name: self.tokenise(name, split, tokenizer, max_length)
-            for name, split in by_name(self.data).items()
+            for name, split in named_splits(self.data).items()
         }
 
     def some_samples(
@@ -325,12 +325,12 @@ def balance(shares: Mapping[str, float]) -> Finding:
 def whole_model(trainer: Trainer) -> tuple[Any, Any] | None:
     """Return the trained model without its wrappers, and its tokenizer; None if no process has all
     of the model."""
-    if trainer.is_fsdp_enabled or xla.in_use():
+    if trainer.is_fsdp_enabled or xla.is_used():
         return None
     return trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
 
 
-def by_name(splits: DataSets) -> dict[str, Dataset]:
+def named_splits(splits: DataSets) -> dict[str, Dataset]:
     """Return the splits that are present: train, evaluation, test."""
     present = {"train": splits.train, "evaluation": splits.evaluation}
     return present if splits.test is None else {**present, "test": splits.test}
@@ -369,7 +369,7 @@ def text_layout(
     Args:
         in_blocks: Whether packed texts stay in blocks, although the model's attention takes a row.
     """
-    typed, lengths = has_types(model, batches), [of.lengths[rows] for of, rows in batches]
+    typed, lengths = has_types(model, batches), [samples.lengths[rows] for samples, rows in batches]
     if not packed:
         return Padded(packing.buckets(lengths), size, pad_id, typed=typed)
     family = packed_encoders.family_of(model.config)

@@ -60,7 +60,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
     ends = np.cumsum(widths)
     is_query = np.zeros(int(ends[-1]), bool)
     is_query[ends - widths] = True
-    keys = np.concatenate([_hashes(texts) for texts in _in_rows(split)])
+    keys = np.concatenate([_hashes(texts) for texts in _text_chunks(split)])
     _, identities = _first_of_each(keys)
     firsts, numbers = np.unique(identities, return_index=True)[1], identities
     if prompts[0] != prompts[1]:
@@ -71,7 +71,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
 
     def distinct() -> Iterator[pa.Table]:
         start = 0
-        for texts in _in_rows(split):
+        for texts in _text_chunks(split):
             firsts_here = firsts[slice(*np.searchsorted(firsts, [start, start + len(texts)]))]
             chosen = texts.take(pa.array(firsts_here - start))
             prompt = pa.array(prompts, pa.large_string()).take(pa.array(1 - is_query[firsts_here]))
@@ -83,7 +83,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
     return Numbered(texts=texts, members=members, identities=identities[firsts] + 1)
 
 
-def _in_rows(split: datasets.Dataset) -> Iterator[pa.Array]:
+def _text_chunks(split: datasets.Dataset) -> Iterator[pa.Array]:
     """Yield the texts in chunks of rows, each query before its texts."""
     for some in values.tables(split, _AT_ONCE):
         queries, texts = (some[name].combine_chunks() for name in (QUERY, TEXTS))

@@ -38,7 +38,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResults:
     """The ranks and scores of the texts of each query."""
 
     ranks: Sequence[Array]
@@ -52,7 +52,7 @@ class Found:
     """The position of that document (or text of the list); -1 for none."""
 
 
-def search(vectors: Array, corpus: Corpus) -> Found:
+def search(vectors: Array, corpus: Corpus) -> SearchResults:
     """Rank all documents for each query by the cosine of their vectors [texts, width]."""
     known = functional.normalize(torch.from_numpy(vectors).float(), dim=-1)
     documents = known[torch.from_numpy(corpus.documents)]
@@ -79,10 +79,10 @@ def search(vectors: Array, corpus: Corpus) -> Found:
         highest.append((best_right, best.values, best.indices))
     right, wrong, wrong_at = (torch.cat(parts).numpy() for parts in zip(*highest, strict=True))
     wrong_at = np.where(np.isfinite(wrong), wrong_at, -1)
-    return Found(ranks=ranks, right=right, wrong=wrong, wrong_at=wrong_at)
+    return SearchResults(ranks=ranks, right=right, wrong=wrong, wrong_at=wrong_at)
 
 
-def of_search(results: Found, corpus: Corpus) -> dict[str, float]:
+def search_scores(results: SearchResults, corpus: Corpus) -> dict[str, float]:
     """Return the scores RETRIEVAL of sentence-transformers' InformationRetrievalEvaluator."""
     gains, firsts = [], []
     recalled: dict[int, list[float]] = {cut: [] for cut in RECALLS}
@@ -109,14 +109,16 @@ class JudgedLists:
     def judged(self) -> list[int]:
         """Return the lists whose texts are not all equally relevant; only these are scored."""
         spans = zip(self.starts, self.starts[1:], strict=False)
-        return [at for at, (start, end) in enumerate(spans) if np.ptp(self.labels[start:end]) > 0]
+        return [
+            index for index, (start, end) in enumerate(spans) if np.ptp(self.labels[start:end]) > 0
+        ]
 
 
-def rank(scores: Array, lists: JudgedLists) -> Found:
+def rank(scores: Array, lists: JudgedLists) -> SearchResults:
     """Rank the texts of each judged list by their scores [samples]."""
     ranks, right, wrong, wrong_at = [], [], [], []
-    for at in lists.judged():
-        start, end = lists.starts[at], lists.starts[at + 1]
+    for index in lists.judged():
+        start, end = lists.starts[index], lists.starts[index + 1]
         scores_of_list, labels = scores[start:end], lists.labels[start:end]
         is_relevant = labels > labels.min()
         relevant, others = np.sort(scores_of_list[is_relevant])[::-1], scores_of_list[~is_relevant]
@@ -125,7 +127,7 @@ def rank(scores: Array, lists: JudgedLists) -> Found:
         right.append(relevant[0])
         wrong.append(others.max())
         wrong_at.append(int(np.flatnonzero(~is_relevant)[others.argmax()]))
-    return Found(
+    return SearchResults(
         ranks=ranks,
         right=np.asarray(right),
         wrong=np.asarray(wrong),
@@ -133,7 +135,7 @@ def rank(scores: Array, lists: JudgedLists) -> Found:
     )
 
 
-def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]:
+def list_scores(scores: Array, lists: JudgedLists, hits: SearchResults) -> dict[str, float]:
     """Return the scores RERANKING of sentence-transformers' CrossEncoderRerankingEvaluator; none if
     no list can be scored."""
     judged = lists.judged()
@@ -142,13 +144,13 @@ def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]
     finite = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf).clip(-1e30, 1e30)
     gains = [
         ndcg_score(lists.labels[None, span], finite[None, span], k=CUT)
-        for span in (slice(lists.starts[at], lists.starts[at + 1]) for at in judged)
+        for span in (slice(lists.starts[index], lists.starts[index + 1]) for index in judged)
     ]
     firsts = [1 / ranks[0] if ranks[0] <= CUT else 0.0 for ranks in hits.ranks]
     return dict(zip(RERANKING, (float(np.mean(gains)), float(np.mean(firsts))), strict=True))
 
 
-def in_batches(count: int, size: int) -> list[slice]:
+def loss_spans(count: int, size: int) -> list[slice]:
     """Return the batches over which the loss of an evaluation is a mean: as few as possible, of at
     most `size` samples and nearly equal sizes, so that each has samples to contrast."""
     batches = -(-count // size)

@@ -169,7 +169,9 @@ def _check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Me
         raise TemplateError("it ignores tools")
 
 
-def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list[Conversation]:
+def encode_conversations(
+    encoder: Encoder, talks: Sequence[Written | Conversation]
+) -> list[Conversation]:
     """Return conversations in tokens, of which all pieces are encoded together, on all cores.
 
     The token that ends a turn is learned, also if the template's marks leave it out. If the last
@@ -181,7 +183,7 @@ def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list
     """
     pieces = [text for talk in talks if isinstance(talk, Written) for text, _ in talk.parts]
     rows = iter(encoder.rows(pieces)[0] if pieces else [])
-    ends = Ends(encoder.tokenizer)
+    ends = EndTokens(encoder.tokenizer)
     encoded = []
     for talk in talks:
         if isinstance(talk, Written):
@@ -196,7 +198,7 @@ def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list
     return encoded
 
 
-class Ends:
+class EndTokens:
     """The tokens that can end an answer: the end token, and special tokens of a chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -110,7 +110,7 @@ def stop_tokens(
     is_end[documents.starts[1:] - 1] = np.diff(documents.starts) < max_length
     ends = np.flatnonzero(is_end & learned)
     tails = np.stack([documents.token_ids[np.maximum(ends - back, 0)] for back in (2, 1, 0)], 1)
-    tokens_at_ends = map(chat.Ends(tokenizer).end_token, np.unique(tails, axis=0).tolist())
+    tokens_at_ends = map(chat.EndTokens(tokenizer).end_token, np.unique(tails, axis=0).tolist())
     return {token for token in tokens_at_ends if token is not None}
 
 
@@ -147,14 +147,14 @@ def _pieces_of(
     is_first = read.learned & ~np.concatenate([[False], read.learned[:-1]])
     begins, lengths, owners, labels = begins[kept], lengths[kept], owners[kept], labels[kept]
     starts = np.cumsum(lengths) - lengths
-    places = np.repeat(begins - starts, lengths) + np.arange(int(lengths.sum()))
-    learned = read.learned[places]
+    positions = np.repeat(begins - starts, lengths) + np.arange(int(lengths.sum()))
+    learned = read.learned[positions]
     learned[starts] = False
     # A turn counts where its first token is, which follows at least one of the prompt.
-    turns = np.add.reduceat(is_first[places] & learned, starts) if len(starts) else labels
+    turns = np.add.reduceat(is_first[positions] & learned, starts) if len(starts) else labels
     guessed = read.is_guessed[owners]
     return {
-        TOKEN_IDS: read.ids[places],
+        TOKEN_IDS: read.ids[positions],
         LEARNED: learned,
         store.LENGTHS: lengths,
         _LABELS: labels.astype(np.int64),
@@ -237,7 +237,7 @@ class Reader:
             written += documents
             owners += [number] * len(documents)
             turns.append(chat.turns_to_learn(talk["messages"]))
-        talks = chat.in_tokens(self.following, written)
+        talks = chat.encode_conversations(self.following, written)
         return talks, np.array(owners), np.array(turns)
 
     def completed(

@@ -182,11 +182,11 @@ class Encoder:
                 call is None or call.__module__.startswith("transformers.tokenization_utils")
                 for call in calls
             )
-            self._is_plain = is_usual and self._quickly(*few) == self._as_ever(*few)
+            self._is_plain = is_usual and self._quickly(*few) == self._encode_with_library(*few)
         answer = self._quickly(texts, pairs) if self._is_plain else None
-        return answer or self._as_ever(texts, pairs)
+        return answer or self._encode_with_library(texts, pairs)
 
-    def _as_ever(
+    def _encode_with_library(
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         if self._max_length is None:
@@ -264,10 +264,10 @@ def encode_pairs(
         counts = [len(call(text, add_special_tokens=False, verbose=False).input_ids)
                   for text in whole]  # fmt: skip
         shorter = 1 if counts[0] > counts[1] else 0
-        at = max(place for place, owner in enumerate(owners) if owner == shorter)
-        ids[row] = [*even[TOKEN_IDS][0][:at], *even[TOKEN_IDS][0][at + 1 :]]
+        position = max(index for index, owner in enumerate(owners) if owner == shorter)
+        ids[row] = [*even[TOKEN_IDS][0][:position], *even[TOKEN_IDS][0][position + 1 :]]
         if types is not None:
-            types[row] = [*even[TYPE_IDS][0][:at], *even[TYPE_IDS][0][at + 1 :]]
+            types[row] = [*even[TYPE_IDS][0][:position], *even[TYPE_IDS][0][position + 1 :]]
     return ids, types
 
 

@@ -41,7 +41,7 @@ def samples(
         OutputError: there is no room for the tokens.
     """
     if not len(split) or (TEXT in split.column_names and not tokenizer.is_fast):
-        return Samples.of(tokenise(split, tokenizer, max_length))
+        return Samples.from_dataset(tokenise(split, tokenizer, max_length))
     names = [name for name in (TEXT, PAIR) if name in split.column_names]
     encoder = Encoder(tokenizer, max_length)
 
@@ -52,9 +52,9 @@ def samples(
         columns = {TOKEN_IDS: ids, store.LENGTHS: lengths}
         return columns if types is None else {**columns, TYPE_IDS: types}
 
-    found = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
-    types = found.get(TYPE_IDS)
-    return Samples(found[TOKEN_IDS], found[store.STARTS], column(split, LABEL), types=types)
+    tokens = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
+    types = tokens.get(TYPE_IDS)
+    return Samples(tokens[TOKEN_IDS], tokens[store.STARTS], column(split, LABEL), types=types)
 
 
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -159,8 +159,8 @@ class Engine(Resumable):
     def tokens_computed(self) -> int:
         """Return the tokens of the first epoch over all processes, padding included."""
         drawn = self._training.rows(1, self._train_layout.balanced)
-        places = self._train_layout.places
-        return sum(places(self._training.samples, rows) for rows in drawn if len(rows))
+        count_tokens = self._train_layout.computed_tokens
+        return sum(count_tokens(self._training.samples, rows) for rows in drawn if len(rows))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples of a step, with which the Trainer counts trained samples."""
@@ -260,7 +260,7 @@ class Engine(Resumable):
         losses = self._objective.losses(outputs.logits, inputs["labels"], smoothing)
         return outputs, losses, inputs["rows"] >= 0
 
-    def before_steps(self) -> None:
+    def run_before_steps(self) -> None:
         """Compute the untrained model's outputs, if the objective needs them."""
         if self._objective.has_references and not self._has_references:
             started = time.monotonic()
@@ -278,17 +278,17 @@ class Engine(Resumable):
             self._has_references = True
             seconds = time.monotonic() - started
             say(f"references: outputs of the untrained model, computed in {seconds:.0f} s")
-        super().before_steps()
+        super().run_before_steps()
 
-    def files_beside(self) -> dict[str, bytes]:
+    def extra_files(self) -> dict[str, bytes]:
         """Return the untrained model's outputs as a file, if the objective needs them."""
-        files = super().files_beside()
+        files = super().extra_files()
         if self._objective.has_references:
             files[_REFERENCES] = self._objective.references()
         return files
 
     def restore(self, files: Mapping[str, bytes]) -> None:
-        """Restore from what `files_beside` returned."""
+        """Restore from what `extra_files` returned."""
         super().restore(files)
         if self._objective.has_references:
             self._objective.restore(files[_REFERENCES])
@@ -314,7 +314,7 @@ class Engine(Resumable):
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )
-        return all_gather.in_order(outcomes, len(samples))
+        return all_gather.restore_order(outcomes, len(samples))
 
     def evaluation_loop(
         self,

@@ -161,8 +161,8 @@ class Forecast(TrainerCallback):
     def seconds_left(self, args: TrainingArguments, state: TrainerState, total: int) -> float:
         """Return the seconds until the job ends, if it trains `total` steps in all."""
         step = state.global_step
-        of_step = self._mean("step", self._mean("first steps", 0.0))
-        of_evaluation = self._mean("evaluation", self._evaluation * of_step)
+        estimate_step = self._mean("step", self._mean("first steps", 0.0))
+        of_evaluation = self._mean("evaluation", self._evaluation * estimate_step)
 
         def count(strategy: Any, interval: float) -> int:
             """Count evaluations or saves in the steps that are left."""
@@ -174,7 +174,7 @@ class Forecast(TrainerCallback):
         evaluations = count(args.eval_strategy, state.eval_steps)
         saves = count(args.save_strategy, state.save_steps)
         return (
-            (total - step) * of_step
+            (total - step) * estimate_step
             + (evaluations + self._after) * of_evaluation
             + max(0, saves - 1) * self._mean("save", 0.0)
             + self._writing()
@@ -257,7 +257,7 @@ class Forecast(TrainerCallback):
         self._logged.append(whole)
 
 
-def of_job(
+def forecast_job(
     given: Hyperparameters,
     args: TrainingArguments,
     model: Any,

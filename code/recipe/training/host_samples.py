@@ -26,7 +26,7 @@ def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:
         DistributedError: Names the first host that differs.
     """
     config: Any = model.config
-    configurations = hosts.each(json.dumps(config.to_diff_dict(), sort_keys=True, default=str))
+    configurations = hosts.gather(json.dumps(config.to_diff_dict(), sort_keys=True, default=str))
     for host, theirs in zip(hosts.names, configurations, strict=True):
         if theirs != configurations[0]:
             raise DistributedError(
@@ -35,7 +35,7 @@ def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:
             )
 
 
-def of_all_hosts(
+def gather_hosts(
     samples: Mapping[str, Samples],
     sharded: Collection[str],
     hosts: Hosts,
@@ -82,7 +82,9 @@ def of_all_hosts(
     if "train" in sharded:
         shards = whole["train"].shards
         assert shards is not None
-        for_each = [len(shards.rows(at)) / len(shards.ranks(at)) for at in range(shards.hosts)]
+        for_each = [
+            len(shards.rows(index)) / len(shards.ranks(index)) for index in range(shards.hosts)
+        ]
         if max(for_each) > _UNEVEN * min(for_each):
             say(
                 f"sharded: {min(for_each):.0f} to {max(for_each):.0f} training samples for each "

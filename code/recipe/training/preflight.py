@@ -24,13 +24,13 @@ from recipe.batching import batches
 from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.models import flat_attention, packed_decoders, quantized
-from recipe.paths import Places
+from recipe.paths import Folders
 from recipe.plan import batch_layout, data_report, resolution, trainer_arguments, worlds
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table
 from recipe.runtime import memory, memory_estimate
 from recipe.storage import atomic
-from recipe.tasks.base import ERROR, OK, WARNING, Finding, by_name
+from recipe.tasks.base import ERROR, OK, WARNING, Finding, named_splits
 from recipe.training import engine
 from recipe.training import forecast as forecasting
 
@@ -39,7 +39,7 @@ _DOUBT = 1.5
 
 
 def inspect(
-    argv: Sequence[str], places: Places, processes: int, steps: int = 0
+    argv: Sequence[str], folders: Folders, processes: int, steps: int = 0
 ) -> Iterator[Finding]:
     """Yield the job's plan, then findings that cost time; an error is the last one.
 
@@ -51,12 +51,12 @@ def inspect(
     new: list[Finding] = []
     table = Table(new.append)
     try:
-        hyperparameters = arguments.parse(argv, places)
+        hyperparameters = arguments.parse(argv, folders)
         # Without RANK and WORLD_SIZE: the job's processes are not there.
         named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES", "SM_FRAMEWORK_PARAMS", "CXX",
                  "OMP_NUM_THREADS")  # fmt: skip
         environ = {name: os.environ[name] for name in named if name in os.environ}
-        plan = resolution.resolve(hyperparameters, places, environ, table, processes)
+        plan = resolution.resolve(hyperparameters, folders, environ, table, processes)
         yield from (*new, *plan.task.findings())
         new.clear()
         loaded = resolution.load(plan, table)
@@ -140,7 +140,7 @@ def _trial(
     if given.load_in_4bit:
         detail = "a model in 4 bits is not tried; a job with max_train_steps=20 measures it"
         return Finding(level=WARNING, what="trial", detail=detail)
-    whole = {name: len(split) for name, split in by_name(task.data).items()}
+    whole = {name: len(split) for name, split in named_splits(task.data).items()}
     began = time.monotonic()
     samples = task.some_samples(loaded.tokenizer, loaded.max_length, rows)
     setup = began - started + (time.monotonic() - began) * whole["train"] / max(1, len(rows))
@@ -159,7 +159,7 @@ def _trial(
         computation = dataclasses.replace(plan.computation(loaded), arguments=args)
         trainer = engine.build(computation, samples, class_weight=given.class_weight, table=table)
         trainer.remove_callback(PrinterCallback)
-        forecast = forecasting.of_job(
+        forecast = forecasting.forecast_job(
             given,
             plan.arguments,
             loaded.model,
@@ -204,11 +204,11 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
         samples = task.some_samples(tokenizer, loaded.max_length, rows)
         stops = task.stop_tokens(tokenizer, samples, loaded.max_length)
         resolution.add_stop_tokens(stops, loaded, table)
-        cut = worlds.of_arguments(args)
+        cut = worlds.requested_cut(args)
         decided = batch_layout.decide(plan.computation(loaded), cut, samples, table)
         training, layout = decided.training, decided.train_layout
         drawn = training.typical(layout.balanced)
-        fullest = max(drawn, key=lambda rows: layout.places(training.samples, rows))
+        fullest = max(drawn, key=lambda rows: layout.computed_tokens(training.samples, rows))
         batch = batches.finish(training.samples, layout, fullest, training.size, 1)
         setting = memory_estimate.Setting(
             on_gpu=args.device.type == "cuda",
@@ -224,9 +224,9 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
         )
         with contextlib.ExitStack() as stack:
             if setting.on_gpu:
-                stack.enter_context(flat_attention.by_flash())
+                stack.enter_context(flat_attention.force_flash_attention())
                 stack.enter_context(packed_decoders.parts_as_on(args.device))
-            estimate = memory_estimate.of_step(model, batch, task.objective.losses, setting)
+            estimate = memory_estimate.estimate_step(model, batch, task.objective.losses, setting)
     except Exception as error:
         # Data-dependent shapes or operators without a meta kernel: the job itself may be fine.
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -86,7 +86,7 @@ class Resumable(XlaTrainer):
             CheckpointError: Checkpoints cannot be written, or the newest belongs to another job.
             SystemExit: Training was stopped and can be resumed.
         """
-        checkpoint = self._found() if self._saves else None
+        checkpoint = self._latest_checkpoint() if self._saves else None
         self._interruptions.listen()
         if checkpoint is not None:
             say(f"resuming from {checkpoint.path}")
@@ -106,10 +106,12 @@ class Resumable(XlaTrainer):
                     "(full_determinism=True selects deterministic kernels)"
                 )
             self.before = TrainerState.load_from_json(str(checkpoint.path / _STATE))
-            if names := list(self.files_beside()):
+            if names := list(self.extra_files()):
                 is_first = self.is_world_process_zero()
-                beside = {name: (checkpoint.path / name).read_bytes() for name in names if is_first}
-                self.restore(everyones(beside)[0])
+                kept_files = {
+                    name: (checkpoint.path / name).read_bytes() for name in names if is_first
+                }
+                self.restore(everyones(kept_files)[0])
         if checkpoint is not None and checkpoint.finished and not self.is_fsdp_enabled:
             self._take_over(checkpoint)
             say(
@@ -172,18 +174,18 @@ class Resumable(XlaTrainer):
             self.leave()
             raise
 
-    def files_beside(self) -> dict[str, bytes]:
+    def extra_files(self) -> dict[str, bytes]:
         """Return additional files for a checkpoint, by name; `restore` receives them."""
         if self.forecast is None or not self.forecast.has_budget:
             return {}
         return {_BUDGET: self.forecast.state()}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
-        """Restore from what `files_beside` returned. All processes receive the same files."""
+        """Restore from what `extra_files` returned. All processes receive the same files."""
         if self.forecast is not None and _BUDGET in files:
             self.forecast.restore(files[_BUDGET])
 
-    def before_steps(self) -> None:
+    def run_before_steps(self) -> None:
         """Run the evaluation that was due when the checkpoint was saved, if there was one.
 
         Called before the first step: weights and state are loaded, and no random number of the step
@@ -220,13 +222,15 @@ class Resumable(XlaTrainer):
         self.store_flos()
         self._name_the_best()
         is_first = self.is_world_process_zero()
-        beside = is_first and not self.control.should_training_stop and self._fits_in_memory()
-        if not beside:
+        in_background = (
+            is_first and not self.control.should_training_stop and self._fits_in_memory()
+        )
+        if not in_background:
             self._copied = None
-        snapshot_taken = self._snapshot(copies=beside)
+        snapshot_taken = self._snapshot(copies=in_background)
         if not is_first:
             return
-        if beside:  # otherwise it refers to the weights that are trained
+        if in_background:  # otherwise it refers to the weights that are trained
             self._copied = snapshot_taken
         step, best = self.state.global_step, self.state.best_model_checkpoint
         finished = self.control.should_training_stop and not self._interruptions.cut_short
@@ -241,7 +245,7 @@ class Resumable(XlaTrainer):
                 self.bytes_per_second = needed / (time.monotonic() - started)
                 checkpoints.forget(self._folder, self.args.save_total_limit, best)
 
-        if beside:
+        if in_background:
             self._writer.start(write)
         else:
             write()
@@ -272,15 +276,15 @@ class Resumable(XlaTrainer):
         Args:
             copies: Whether to copy the tensors, so that training may change them.
         """
-        if xla.in_use():
+        if xla.is_used():
             xla.sync()
         keeps = self.is_world_process_zero()
         model = self._bare_model()
         live, weights_file = snapshot.weights_of(model)
         before = self._copied
-        weights = sharded.on_host(live, keeps, copies, before and before.weights)
+        weights = sharded.copy_to_host(live, keeps, copies, before and before.weights)
         prepared: Any = self.optimizer
-        optimizer = sharded.on_host(
+        optimizer = sharded.copy_to_host(
             prepared.state_dict(), keeps, copies, before and before.optimizer
         )
         tokenizer: Any = self.processing_class
@@ -319,7 +323,7 @@ class Resumable(XlaTrainer):
                 torch.save(scaler.state_dict(), folder / "scaler.pt")
             self._save_rng_state(temporary)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
-        files |= self.files_beside()
+        files |= self.extra_files()
         random_states = {name: files[name] for name in files if name.startswith("rng_state")}
         for states in everyones(random_states):
             files |= states
@@ -341,7 +345,7 @@ class Resumable(XlaTrainer):
     def _load_best_model(self) -> None:
         """Load the best weights into the model; maybe only the first process's host has them."""
         best = Path(str(self.state.best_model_checkpoint))
-        shares = self.args.world_size > 1 and not xla.in_use()
+        shares = self.args.world_size > 1 and not xla.is_used()
         reads = self.is_world_process_zero() or not shares
         snapshot.load_weights(self._bare_model(), best, reads, shares)
 
@@ -369,7 +373,7 @@ class Resumable(XlaTrainer):
             torch.load(Path(checkpoint) / snapshot.SCHEDULER, weights_only=True)
         )
 
-    def _found(self) -> Checkpoint | None:
+    def _latest_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint to resume from, which the first process finds for all."""
         checkpoint: Checkpoint | None = None
         refused: CheckpointError | None = None
@@ -408,7 +412,7 @@ class _StoppedEarly(Exception):
 
 
 class _BeforeSteps(TrainerCallback):
-    """Calls `Resumable.before_steps` when training begins."""
+    """Calls `Resumable.run_before_steps` when training begins."""
 
     def __init__(self, trainer: Resumable) -> None:
         self._trainer = trainer
@@ -417,7 +421,7 @@ class _BeforeSteps(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Call the trainer's hook."""
-        self._trainer.before_steps()
+        self._trainer.run_before_steps()
 
 
 def fingerprint(model: Module) -> str:
@@ -426,7 +430,7 @@ def fingerprint(model: Module) -> str:
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         whole = weight.detach()
-        if xla.in_use():  # slicing on the device would compile a graph for each shape
+        if xla.is_used():  # slicing on the device would compile a graph for each shape
             whole = whole.cpu()
         first_values = whole.flatten()[:64].to("cpu", torch.float32)
         digest.update(first_values.numpy().tobytes())

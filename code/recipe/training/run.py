@@ -20,7 +20,7 @@ from recipe.errors import OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
 from recipe.models import cpu_kernels
-from recipe.paths import Places
+from recipe.paths import Folders
 from recipe.plan import data_report, resolution
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table
@@ -42,7 +42,7 @@ _REMEDY = (
 
 
 def run(
-    hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
+    hyperparameters: Hyperparameters, folders: Folders, environ: Mapping[str, str]
 ) -> dict[str, float]:
     """Train on a job's channels; write the model, its card and metrics.json.
 
@@ -54,41 +54,41 @@ def run(
     """
     watch = Stopwatch()
     parts.check()
-    pushing = _check_targets(hyperparameters, places, environ) if is_first_process() else None
+    pushing = _check_targets(hyperparameters, folders, environ) if is_first_process() else None
     if not has_terminal() or not is_first_process():
         datasets.disable_progress_bars()
     quieten()
-    tracking.set_places(places)
+    tracking.set_default_folders(folders)
     table = Table(_log_row)
     names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
     facts_at_start = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
     say_row("environment", ", ".join(f"{k} {v}" for k, v in facts_at_start.items() if v))
-    plan = resolution.resolve(hyperparameters, places, environ, table)
+    plan = resolution.resolve(hyperparameters, folders, environ, table)
     watch.lap("data")
     job = _make(plan, table, watch, environ)
     parameters = plan.hyperparameters.as_text()
     job_name = environ.get("TRAINING_JOB_NAME", "")
     facts_with = functools.partial(_facts, plan, table, parameters, job_name)
-    job.trainer.leave_model = functools.partial(_write_partial, job, facts_with, places)
+    job.trainer.leave_model = functools.partial(_write_partial, job, facts_with, folders)
     with tracking.run(cast("list[str]", plan.arguments.report_to), parameters):
         metrics = _train(job, plan.hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(job.trainer)
     if is_first_process():
         facts = facts_with(metrics)
-        _write(job, weights, facts, places, hyperparameters.trains)
+        _write(job, weights, facts, folders, hyperparameters.trains)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
 
         def show() -> Sequence[Section]:
             return [*job.data_sections, *plan.task.sections(job.trainer, job.samples)]
 
-        output = places.output_data_dir
+        output = folders.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
         if hyperparameters.predicts and (predictions := plan.task.answers(job.trainer)) is not None:
             predicted.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
-            report.of_run(
+            report.write_report(
                 job.trainer,
                 facts,
                 show,
@@ -99,26 +99,26 @@ def run(
                 hosts,
                 output,
             )
-    if xla.in_use():
+    if xla.is_used():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if plan.device.kind == "cuda":
         say(f"device memory: {memory.size(torch.cuda.max_memory_allocated())} at most")
     device.leave_world()
     if pushing:
-        pushing.push(places.model_dir)
+        pushing.push(folders.model_dir)
     return metrics
 
 
 def _check_targets(
-    hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
+    hyperparameters: Hyperparameters, folders: Folders, environ: Mapping[str, str]
 ) -> hub.Repository | None:
     """Check that results can be written, before hours of training; return the repository to push
     them to.
     """
     remedy = "Mount it writable, or set {} to another folder."
     for what, folder, variable in (
-        ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
-        ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
+        ("The model's folder", folders.model_dir, "SM_MODEL_DIR"),
+        ("The output's folder", folders.output_data_dir, "SM_OUTPUT_DATA_DIR"),
     ):
         atomic.check_writable(what, folder, remedy.format(variable))
     if not hyperparameters.push_to_hub:
@@ -147,7 +147,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         cpu_kernels.keep_memory()
     set_seed(given.seed)  # before the model's new head is initialised
     # Under torch-xla, processes wait for each other in its own rendezvous.
-    waits = arguments.main_process_first if xla.in_use() else host_order.first_of_host
+    waits = arguments.main_process_first if xla.is_used() else host_order.first_of_host
     with waits():
         loaded = resolution.load(plan, table)
     watch.lap("model")
@@ -163,7 +163,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         samples = task.samples(loaded.tokenizer, loaded.max_length)
     if plan.hosts.sharded:
         host_samples.check_same_model(loaded.model, plan.hosts)
-    samples = host_samples.of_all_hosts(samples, task.data.sharded, plan.hosts, environ)
+    samples = host_samples.gather_hosts(samples, task.data.sharded, plan.hosts, environ)
     stops = task.stop_tokens(loaded.tokenizer, samples, loaded.max_length)
     resolution.add_stop_tokens(stops, loaded, table)
     watch.lap("tokens")
@@ -180,7 +180,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         patience, threshold = given.early_stopping_patience, given.early_stopping_threshold
         trainer.add_callback(EarlyStoppingCallback(patience, threshold))
     trainer.add_callback(MetricLines())
-    forecast = trainer.forecast = forecasting.of_job(
+    forecast = trainer.forecast = forecasting.forecast_job(
         given,
         arguments,
         loaded.model,
@@ -250,7 +250,7 @@ def _facts(
 def _write_partial(
     job: _Job,
     facts_with: Callable[[Mapping[str, float], Mapping[str, int]], model_card.Facts],
-    places: Places,
+    folders: Folders,
     step: int,
 ) -> None:
     """Write the model of a stopped training, with the metrics of its step; all processes call it.
@@ -266,7 +266,7 @@ def _write_partial(
     metrics = {key: value for entry in logged for key, value in entry.items()
                if key.startswith("eval_") and math.isfinite(value)}  # fmt: skip
     try:
-        _write(job, weights, facts_with(metrics, partial), places, is_trained=True)
+        _write(job, weights, facts_with(metrics, partial), folders, is_trained=True)
     except OutputError as error:
         say(f"warning: no partial model is left: {error}")
         return
@@ -277,17 +277,17 @@ def _write(
     job: _Job,
     weights: dict[str, Any] | None,
     facts: model_card.Facts,
-    places: Places,
+    folders: Folders,
     is_trained: bool,
 ) -> None:
     """Write the model, if it was trained, and metrics.json, and log the metrics."""
     if is_trained:
         trained: Any = job.trainer.model
         needed = sum(weight.nbytes for weight in trained.parameters())
-        with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:
+        with atomic.results("The model", folders.model_dir, needed, _REMEDY) as folder:
             model = job.trainer.accelerator.unwrap_model(trained)
-            if xla.in_use():
-                model = xla.on_host(model)
+            if xla.is_used():
+                model = xla.copy_to_host(model)
             job.task.save(model, weights, job.loaded.tokenizer, folder)
             checksums.write(folder)
             card = model_card.write(facts)
@@ -300,10 +300,10 @@ def _write(
                 state.best_global_step,
                 f"the best by {job.trainer.args.metric_for_best_model}",
             )
-        say(f"model written to {places.model_dir}: the weights of step {step}, {which}")
+        say(f"model written to {folders.model_dir}: the weights of step {step}, {which}")
     partial = {"partial": dict(facts.partial)} if facts.partial else {}
     metrics = json.dumps({**facts.metrics, **partial}, indent=2) + "\n"
-    output = places.output_data_dir
+    output = folders.output_data_dir
     with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
         (folder / "metrics.json").write_text(metrics)
     say(f"metrics written to {output}/metrics.json:")

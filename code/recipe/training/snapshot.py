@@ -93,11 +93,11 @@ def load_weights(model: Any, folder: Path, reads: bool, shares: bool) -> None:
 def load_optimizer(optimizer: Any, folder: Path) -> None:
     """Load a checkpoint's optimizer state, whatever the sharding of the weights is now."""
     stored = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-    places = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for number, moments in stored["state"].items():
         for name, value in moments.items():
-            if isinstance(value, Tensor) and value.shape == places[number].shape:
-                moments[name] = sharded.like(value, places[number])
+            if isinstance(value, Tensor) and value.shape == weights[number].shape:
+                moments[name] = sharded.shard_like(value, weights[number])
     optimizer.load_state_dict(stored)
 
 

@@ -28,14 +28,14 @@ class XlaTrainer(Trainer):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if xla.in_use():
+        if xla.is_used():
             self.add_callback(_Syncs())
             # accelerate's version accepts only its own loaders on torch-xla.
             training_loop: Any = hf_trainer
             training_loop.skip_first_batches = _skip_first_batches
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
-        if not xla.in_use():
+        if not xla.is_used():
             transformers_4: Any = super()
             return transformers_4._nested_gather(tensors, name)
         return torch.stack(everyones(tensors.cpu()))

@@ -42,7 +42,7 @@ def _too_large() -> CodeError:
     return CodeError(f"it unpacks to more than {MAX_UNPACKED_BYTES // 1024**2} MiB")
 
 
-def unpack(archive: Path, folder: Path, place: str) -> None:
+def unpack(archive: Path, folder: Path, location: str) -> None:
     """Unpack a tar file (gzip or plain) into `folder`, which is empty.
 
     Raises:
@@ -59,12 +59,12 @@ def unpack(archive: Path, folder: Path, place: str) -> None:
                 _extract(tar, folder)
     except CodeError as error:
         raise CodeError(
-            f"The code archive {place} is refused: {error}.",
+            f"The code archive {location} is refused: {error}.",
             "Pack the folder again: tar czf sourcedir.tar.gz -C folder .",
         ) from None
     except _BROKEN as error:
         raise CodeError(
-            f"The code archive {place} cannot be unpacked: {error or type(error).__name__}.",
+            f"The code archive {location} cannot be unpacked: {error or type(error).__name__}.",
             "It must be a .tar.gz file; upload it again if the upload was cut short.",
         ) from error
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from amphora.common.errors import ConfigError
-from amphora.common.probe import Found, probe
+from amphora.common.probe import DetectedDevices, probe
 
 COMPAT = Path("/usr/local/cuda/compat")
 _DEV = Path("/dev")
@@ -52,14 +52,14 @@ print(json.dumps(answer))
 """
 
 
-def count(environ: Mapping[str, str]) -> Found:
+def count(environ: Mapping[str, str]) -> DetectedDevices:
     """Count the GPUs that a process here may use, and collect the variables that it needs.
 
     Raises:
         ConfigError: There are GPUs that CUDA, or the torch of this image, cannot use.
     """
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
-        return Found(reason="no nvidia-smi")
+        return DetectedDevices(reason="no nvidia-smi")
     fields = ["--query-gpu=driver_version", "--format=csv,noheader"]
     result = probe(["nvidia-smi", *fields], environ)
     lines = [line.strip() for line in result.stdout.splitlines()] if result else []
@@ -67,7 +67,7 @@ def count(environ: Mapping[str, str]) -> Found:
     if result is None or result.returncode != 0 or not versions:
         present = sorted(path.name for path in _DEV.glob("nvidia[0-9]*"))
         if not present:
-            return Found(reason="nvidia-smi finds no GPU")
+            return DetectedDevices(reason="nvidia-smi finds no GPU")
         # The host shows GPUs that the driver's own tool cannot see.
         message = " ".join((result.stdout + result.stderr).split()) if result else ""
         raise ConfigError(
@@ -90,7 +90,7 @@ def count(environ: Mapping[str, str]) -> Found:
     visible = environ.get(_VISIBLE)
     if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == _NO_DEVICE):
         reason = f"{_VISIBLE}={visible} leaves none: {listed}"
-        return Found(listed=len(versions), reason=reason)
+        return DetectedDevices(listed=len(versions), reason=reason)
     why = _why_unusable(answer)
     if why:
         raise ConfigError(
@@ -101,7 +101,7 @@ def count(environ: Mapping[str, str]) -> Found:
         )
     usable: int = answer["count"]
     left = f", {_VISIBLE} leaves {usable}" if usable != len(versions) else ""
-    return Found(
+    return DetectedDevices(
         usable=usable, listed=len(versions), reason=f"{described}{left}", variables=variables
     )
 

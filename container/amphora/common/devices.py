@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from amphora.common import cuda, neuron_cores
-from amphora.common.probe import Found
+from amphora.common.probe import DetectedDevices
 
 CUDA, NEURON, CPU = "cuda", "neuron", "cpu"
 _DEV = Path("/dev")
@@ -58,17 +58,17 @@ def detect(environ: Mapping[str, str]) -> Devices:
     """
     reasons = []
     for kind in KINDS.values():
-        found = kind.count(environ)
-        reasons.append(found.reason)
-        if found.usable:
-            reasons = [found.reason]
+        detected = kind.count(environ)
+        reasons.append(detected.reason)
+        if detected.usable:
+            reasons = [detected.reason]
             break
     return Devices(
         kind=kind.name,
-        accelerators=found.usable,
-        neuron_cores=found.listed if kind.name == NEURON else 0,
+        accelerators=detected.usable,
+        neuron_cores=detected.listed if kind.name == NEURON else 0,
         cpus=usable_cpus(),
-        variables=found.variables,
+        variables=detected.variables,
         interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),
         has_other=any((_DEV / name).exists() for name in _OTHERS),
         efa=any(Path("/dev/infiniband").glob("uverbs*")),
@@ -98,7 +98,7 @@ class Kind:
     """Holds what this package must know about one kind of device."""
 
     name: str
-    count: Callable[[Mapping[str, str]], Found]
+    count: Callable[[Mapping[str, str]], DetectedDevices]
     """Counts the accelerators of this kind; none for the CPU."""
     visible: str | None = None
     """The variable that restricts a process to some of them."""
@@ -124,7 +124,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             name=CPU,
-            count=lambda _: Found(reason=f"{usable_cpus()} usable CPUs"),
+            count=lambda _: DetectedDevices(reason=f"{usable_cpus()} usable CPUs"),
             call_tokens=24,
         ),
     )

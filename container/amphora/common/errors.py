@@ -26,7 +26,7 @@ class CodeError(AmphoraError):
     """Reports code that cannot be found, downloaded, unpacked or installed."""
 
 
-def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a sentence with similar names (' Did you mean a or b?'), or ''."""
     matches = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

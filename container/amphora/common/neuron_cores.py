@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from amphora.common.errors import ConfigError
-from amphora.common.probe import PROBE_SECONDS, Found, probe
+from amphora.common.probe import PROBE_SECONDS, DetectedDevices, probe
 
 _MESSAGE_CHARACTERS = 200
 _DEV = Path("/dev")
@@ -23,7 +23,7 @@ _DEV = Path("/dev")
 _NEURON_TOOLS = "/opt/aws/neuron/bin"
 
 
-def count(environ: Mapping[str, str]) -> Found:
+def count(environ: Mapping[str, str]) -> DetectedDevices:
     """Count by neuron-ls, or take SM_NUM_NEURONS if that lists nothing.
 
     Raises:
@@ -44,9 +44,9 @@ def count(environ: Mapping[str, str]) -> Found:
                 "Run `neuron-ls -j` in the container to see why, or set SM_NUM_NEURONS to the"
                 " number of cores to train on.",
             )
-        return Found(reason=silence)
+        return DetectedDevices(reason=silence)
     usable, limit = _usable_cores(cores, environ)
-    return Found(usable=usable, listed=cores, reason=f"{reason}{limit}")
+    return DetectedDevices(usable=usable, listed=cores, reason=f"{reason}{limit}")
 
 
 def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:

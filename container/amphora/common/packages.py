@@ -185,7 +185,7 @@ def described(environ: Mapping[str, str]) -> str:
     source, url = repository(environ), environ.get("PIP_INDEX_URL", "")
     if source is not None:
         return source.shown + (", in place of PIP_INDEX_URL" if url else "")
-    return _without_credentials(url) or "pip's default index"
+    return _strip_credentials(url) or "pip's default index"
 
 
 def failed(
@@ -224,7 +224,7 @@ def conflicts(lines: Sequence[str]) -> list[str]:
 
 def _explanation(output: Sequence[str]) -> list[str]:
     """Return the lines that explain a failed build or a conflict of versions."""
-    end = next((place for place, line in enumerate(output) if _BUILD_END in line), None)
+    end = next((index for index, line in enumerate(output) if _BUILD_END in line), None)
     if end is not None:
         starts = (n for n, line in enumerate(output[:end]) if line.startswith("Running command "))
         build = output[max(starts, default=-1) + 1 : end]
@@ -284,7 +284,7 @@ def _remember_credentials(environ: Mapping[str, str], requirements: Path) -> Non
         logs.remember({secret, unquote(secret)})
 
 
-def _without_credentials(url: str) -> str:
+def _strip_credentials(url: str) -> str:
     """Return a URL without user, password, query and fragment; other text unchanged."""
     if "://" not in url:
         return url

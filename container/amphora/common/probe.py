@@ -10,7 +10,7 @@ PROBE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class DetectedDevices:
     """Holds the devices of one kind."""
 
     usable: int = 0

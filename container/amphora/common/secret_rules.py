@@ -50,13 +50,13 @@ def is_secret_name(name: str) -> bool:
     while len(words) > 1 and (_QUALIFIERS.fullmatch(words[-1]) or words[-1].isdigit()):
         words.pop()
     *before, last = words or [""]
-    of = before[-1] if before else ""
+    previous = before[-1] if before else ""
     if last == "token":
-        return not _VOCABULARY.fullmatch(of)
+        return not _VOCABULARY.fullmatch(previous)
     owners = {"key": _OF_KEYS, "keys": _OF_KEYS, "tokens": _OF_TOKENS, "pass": _OF_PASS}
     if last in owners:
-        return bool(owners[last].fullmatch(of))
-    return bool(_ALWAYS.fullmatch(last)) or [of, last] == ["connection", "string"]
+        return bool(owners[last].fullmatch(previous))
+    return bool(_ALWAYS.fullmatch(last)) or [previous, last] == ["connection", "string"]
 
 
 # Values that are secrets in any place.
@@ -92,7 +92,7 @@ _VALUE_HINTS = (
     *("k_test_", "gsk_", "r8_", "dapi", "sg.", "npm_", "dckr_", "eyj", "wandb"),
 )
 # Secrets that a prefix (the first group, which is kept) identifies, with hints as above.
-_PLACES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
+_PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (
         ("hooks.slack",),
         re.compile(r"(hooks\.slack\.com/(?:services|workflows)/)[A-Za-z0-9/_-]{8,}"),
@@ -141,8 +141,8 @@ def is_secret_value(text: str) -> bool:
     lower = text.lower()
     if _holds(lower, _VALUE_HINTS) and _VALUES.search(text):
         return True
-    places = _PLACES[:-1]  # Without the one that follows a name, which may be prose.
-    return any(_holds(lower, hints) and place.search(text) for hints, place in places)
+    patterns = _PATTERNS[:-1]  # Without the one that follows a name, which may be prose.
+    return any(_holds(lower, hints) and pattern.search(text) for hints, pattern in patterns)
 
 
 def mask_shapes(text: str) -> str:
@@ -152,17 +152,17 @@ def mask_shapes(text: str) -> str:
     lower = text.lower()
     if _holds(lower, _VALUE_HINTS):
         text = _VALUES.sub(MASK, text)
-    for hints, place in _PLACES:
+    for hints, pattern in _PATTERNS:
         if _holds(lower, hints):
-            text = place.sub(rf"\1{MASK}", text)
+            text = pattern.sub(rf"\1{MASK}", text)
     return _SETTING.sub(_masked_setting, text) if _holds(lower, _SETTING_HINTS) else text
 
 
-def _masked_setting(found: re.Match[str]) -> str:
-    option, name = found["option"], found["name"]
+def _masked_setting(match: re.Match[str]) -> str:
+    option, name = match["option"], match["name"]
     # "token: x" may be about a vocabulary; "HF_TOKEN_1: x" is not.
     is_secret = is_secret_name(option or name) and (option or len(_WORD.findall(name)) > 1)
-    return found["head"] + MASK if is_secret else found[0]
+    return match["head"] + MASK if is_secret else match[0]
 
 
 def _holds(lower: str, hints: tuple[str, ...]) -> bool:

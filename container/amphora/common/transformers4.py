@@ -160,12 +160,12 @@ def remedy(text: str) -> str:
     """Return what to do about an error that names what transformers lacks or refuses, or ""."""
     if match := re.search(r"Repo id must be.*?'([^']+)/([\w.-]+\.(?:bin|safetensors|pt))'", text):
         return f"from_pretrained takes the folder {match[1]}, not its file {match[2]}."
-    for place, pattern in enumerate(_RAISED):
+    for path, pattern in enumerate(_RAISED):
         match = re.search(pattern, text.strip().strip("'\""))
         name = match.group(1) if match else ""
         tables = (TASKS, METHODS, IGNORED, ARGUMENTS, TRAINER_ARGUMENTS, NAMES)
         instead = next((table[name] for table in tables if name in table), None)
-        if name and (instead is not None or place < _ALWAYS) and installed():
+        if name and (instead is not None or path < _ALWAYS) and installed():
             image = "" if name in NOT_IN_4 else f"if the code was written for version 4, {IMAGE}"
             advice = "; or ".join(part for part in (instead, image) if part)
             return f"transformers {installed()} is installed, which has no {name}: {advice}."
@@ -211,8 +211,8 @@ def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
             # A name may be a module, or be defined in one.
             for dotted in filter(None, (name.strip("."), name.strip(".").rpartition(".")[0])):
                 for root in (folder, file.parent):
-                    place = root.joinpath(*dotted.split("."))
-                    waiting += [place.with_name(f"{place.name}.py"), place / "__init__.py"]
+                    location = root.joinpath(*dotted.split("."))
+                    waiting += [location.with_name(f"{location.name}.py"), location / "__init__.py"]
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:

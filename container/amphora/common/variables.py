@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from amphora.common.errors import ConfigError, near
+from amphora.common.errors import ConfigError, did_you_mean
 
 T = TypeVar("T", int, float)
 
@@ -106,6 +106,8 @@ class Variables:
         """Raise ConfigError with all problems, including unknown variables."""
         for name in sorted(self._environ):
             if name.startswith(PREFIX) and name not in SETTINGS.keys() | _INTERNAL:
-                self.refuse(f"{name} is not a variable of this image.{near(name, SETTINGS, 0.8)}")
+                self.refuse(
+                    f"{name} is not a variable of this image.{did_you_mean(name, SETTINGS, 0.8)}"
+                )
         if self._problems:
             raise ConfigError(" ".join(self._problems))

@@ -46,7 +46,7 @@ class Paths:
     base: Path
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Paths:
+    def from_environment(cls, environ: Mapping[str, str]) -> Paths:
         return cls(Path(environ.get("SAGEMAKER_BASE_DIR") or DEFAULT_BASE_DIR).absolute())
 
     @property
@@ -174,7 +174,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     Raises:
         ConfigError: A file is missing, is not JSON, or holds what the contract does not allow.
     """
-    paths = Paths.of(environ)
+    paths = Paths.from_environment(environ)
     if not paths.config.is_dir():
         raise ConfigError(
             f"There is no configuration folder {paths.config}.",

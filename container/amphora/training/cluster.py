@@ -147,14 +147,14 @@ class _Deadline:
 
     def __init__(self, wait: float, stopped: Callable[[], bool]) -> None:
         self.wait, self._stopped = wait, stopped
-        self._at = time.monotonic() + wait
+        self._deadline = time.monotonic() + wait
 
     def passed(self) -> bool:
         return self._stopped() or self.is_late()
 
     def is_late(self) -> bool:
         """Return whether the time itself is over, without regard to a stop."""
-        return time.monotonic() > self._at
+        return time.monotonic() > self._deadline
 
 
 def _resolve(hosts: Sequence[str], deadline: _Deadline) -> dict[str, set[str]]:

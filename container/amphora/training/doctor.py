@@ -110,7 +110,7 @@ def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterat
             yield Finding(level=OK, what=what, detail=f"{counted} ({path})")
     for name in ("model", "output", "checkpoints"):
         folder: Path = getattr(job.paths, name)
-        present = next(place for place in (folder, *folder.parents) if place.exists())
+        present = next(existing for existing in (folder, *folder.parents) if existing.exists())
         free = shutil.disk_usage(present).free
         what = f"folder {name}"
         if not os.access(present, os.W_OK):
@@ -128,7 +128,7 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> I
         yield Finding(level=OK, what="device", detail=f"{host.kind}: {host.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, host, code, scratch, environ)
-        Limits.of(environ)
+        Limits.from_environment(environ)
     except AmphoraError as error:
         yield Finding(level=ERROR, what="start", detail=str(error))
         return

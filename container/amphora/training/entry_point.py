@@ -95,24 +95,24 @@ def locate(
         CodeError: The code cannot be downloaded or unpacked, or it lacks the entry point.
     """
     if job.entry_point is None:
-        if place := job.sagemaker.get("sagemaker_submit_directory"):
+        if location := job.sagemaker.get("sagemaker_submit_directory"):
             raise CodeError(
-                f"sagemaker_submit_directory is {place!r}, but no entry point is named.",
+                f"sagemaker_submit_directory is {location!r}, but no entry point is named.",
                 "Set sagemaker_program to a file of it, or leave out both to train by the recipe.",
             )
         return Source(root=recipe_dir(environ), kind=ProgramKind.SCRIPT, name="train.py")
-    place = job.submit_directory.removeprefix("file://")
-    path = Path(place)
-    if place.startswith("s3://"):
+    location = job.submit_directory.removeprefix("file://")
+    path = Path(location)
+    if location.startswith("s3://"):
         path = scratch / "sourcedir.tar.gz"
-        archives.download(place, path, environ)
+        archives.download(location, path, environ)
     if path.is_dir():
         root = path.absolute()
     elif path.is_file():
-        root = _unpacked(path, code_dir or job.paths.code, place, scratch)
+        root = _unpacked(path, code_dir or job.paths.code, location, scratch)
     else:
         raise CodeError(
-            f"sagemaker_submit_directory is {place!r}, which does not exist.",
+            f"sagemaker_submit_directory is {location!r}, which does not exist.",
             "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder, or mount the code at"
             f" {job.paths.code}.",
         )
@@ -149,7 +149,7 @@ def is_package(root: Path) -> bool:
     return (root / "setup.py").is_file()
 
 
-def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
+def _unpacked(archive: Path, target: Path, location: str, scratch: Path) -> Path:
     """Unpack into a temporary folder, then move, so that a refused archive leaves nothing."""
     if target.exists() and any(target.iterdir()):
         log.info("%s is not empty: the job's code is unpacked into another folder", target)
@@ -157,7 +157,7 @@ def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
     try:
-        archives.unpack(archive, part, place)
+        archives.unpack(archive, part, location)
         part.chmod(0o755)
         if target.exists():
             target.rmdir()

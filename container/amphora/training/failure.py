@@ -185,7 +185,7 @@ class Record:
         return any(re.search(_PEER_LOST, error.text) for error in self.errors)
 
     @property
-    def above(self) -> list[int]:
+    def ancestors(self) -> list[int]:
         """Return the ids of the ancestors, the parent first."""
         return [pid for pid, _ in self.parents[1:]]
 
@@ -214,16 +214,16 @@ class Record:
         return lines
 
     @property
-    def as_earlier(self) -> str:
+    def earlier_line(self) -> str:
         """Return a line for an exception that came before the cause."""
         cause = _shorten("".join(self.lines[:2]), 2 * _ASIDE_CHARS)
         return f"before, a process of the script ended with {cause}"
 
     def was_run_by(self, other: Record) -> bool:
         """Return whether this process ran the command whose failure `other` raised."""
-        if not other.command or other.pid not in self.above:
+        if not other.command or other.pid not in self.ancestors:
             return False
-        argv = list(self.parents[self.above.index(other.pid)][1])
+        argv = list(self.parents[self.ancestors.index(other.pid)][1])
         try:
             words = shlex.split(other.command) if isinstance(other.command, str) else other.command
         except ValueError:
@@ -345,9 +345,9 @@ class _Diagnosis:
         exit_code = self.code if self.ended.exit_code == 1 else self.ended.exit_code
         record, worker = self.record, self.worker
         rank = record.rank if record else worker and worker.rank
-        place = [f"exit code {self.code}" if self.code >= 0 else _signal_name(-self.code)]
-        place += [f"rank {rank}"] if rank is not None else []
-        place += [f"host {record.host}"] if record and record.host else []
+        details = [f"exit code {self.code}" if self.code >= 0 else _signal_name(-self.code)]
+        details += [f"rank {rank}"] if rank is not None else []
+        details += [f"host {record.host}"] if record and record.host else []
         rest = [record.traceback] if record else []
         for other in self.records:
             if other is not record and not other.is_launcher:
@@ -356,7 +356,7 @@ class _Diagnosis:
         rest += ["Last lines of output:", *self.tail] if self.tail else []
         return Failure(
             exit_code=128 - exit_code if exit_code < 0 else exit_code,
-            head=mask("\n".join([*self._head(), f"({', '.join(place)})"])),
+            head=mask("\n".join([*self._head(), f"({', '.join(details)})"])),
             rest=mask("\n".join(rest)),
             raised=record is not None,
             is_consequence=record is not None and record.lost_a_peer,
@@ -380,10 +380,10 @@ class _Diagnosis:
             around = record.lines_around(self.tail)
             if around and record.command and "\n" not in record.errors[-1].message:
                 head += [_shorten(line, _ASIDE_CHARS) for line in around[0][-2:]]
-            below = [other for other in self.records if record.pid in other.above]
+            below = [other for other in self.records if record.pid in other.ancestors]
             if record.pid == ended.pid and below:
                 before, _ = self._followed(below[-1])
-                head.append((before or below[-1]).as_earlier)
+                head.append((before or below[-1]).earlier_line)
             elif not ended.is_script and self.worker is None and not self._outer(record):
                 after = around[1][-3:] if around else ()
                 head += [_shorten(line, _ASIDE_CHARS) for line in after]
@@ -397,7 +397,7 @@ class _Diagnosis:
                 of_script = [frame for frame in frames if "/lib/python" not in frame[0]]
                 return [*head, "  at {}:{} in {}".format(*[*of_script, *frames][0])]
             head += [_shorten(line) for line in self._printed()[-3:]]
-            head += [self.suspect.as_earlier] if self.suspect else []
+            head += [self.suspect.earlier_line] if self.suspect else []
         if ended.stop_signal is None:
             text = "\n".join(head)
             hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
@@ -411,7 +411,7 @@ class _Diagnosis:
             output = "\n".join([record.traceback if record else "", *self.tail])
             for line in self.conflicts:
                 # pip names the package that does not fit, and the one that it has installed.
-                names = "|".join(line.replace("-", ".").split()[place] for place in (0, -5))
+                names = "|".join(line.replace("-", ".").split()[index] for index in (0, -5))
                 if re.search(rf"\b({names})\b", output):
                     head.append(f"requirements.txt has replaced a package of the image: {line}")
         return head
@@ -432,7 +432,7 @@ class _Diagnosis:
         ranks = [
             record
             for record in uppermost
-            if record.above[:1] == last.above[:1] and None not in (record.rank, last.rank)
+            if record.ancestors[:1] == last.ancestors[:1] and None not in (record.rank, last.rank)
         ]
         chosen = _first_cause(ranks or [last], worker)
         record, inner = self._followed(chosen) if chosen else (None, None)
@@ -442,7 +442,7 @@ class _Diagnosis:
         """Return the record behind this one: of torchrun's rank, or of the command that was run."""
         if record.is_launcher:
             worker = self._first_worker(record)
-            ranks = [other for other in self.records if other.above[:1] == [record.pid]]
+            ranks = [other for other in self.records if other.ancestors[:1] == [record.pid]]
             first = _first_cause(ranks, worker)
             return (self._followed(first)[0] if first else None), worker
         below = [other for other in self.records if other.was_run_by(record)]
@@ -461,7 +461,7 @@ class _Diagnosis:
 
     def _outer(self, record: Record) -> list[Record]:
         """Return the records of the processes above, the outermost first."""
-        return [self.by_pid[pid] for pid in reversed(record.above) if pid in self.by_pid]
+        return [self.by_pid[pid] for pid in reversed(record.ancestors) if pid in self.by_pid]
 
     def _is_certain(self, record: Record) -> bool:
         """Return whether this exception is certain to be the cause.
@@ -473,8 +473,8 @@ class _Diagnosis:
         if self.ended.stop_signal is not None or self.ended.pid in self.by_pid:
             return True
         # The last traceback may be that of the program that ran this one as a checked command.
-        found = (other.lines_around(self.tail) for other in (*self._outer(record), record))
-        after = next((lines[1] for lines in found if lines is not None), None)
+        tracebacks = (other.lines_around(self.tail) for other in (*self._outer(record), record))
+        after = next((lines[1] for lines in tracebacks if lines is not None), None)
         if self.ended.is_script:
             return self.ended.exit_code == 1 and after == []
         went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())

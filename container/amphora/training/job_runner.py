@@ -43,7 +43,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
         The script's exit code; 128 + n if signal n ended it, 2 if the configuration is wrong, 1 if
         another host of the job failed.
     """
-    paths = Paths.of(environ)
+    paths = Paths.from_environment(environ)
     with (
         process_tree.Signals.caught() as signals,
         tempfile.TemporaryDirectory(prefix="amphora-", ignore_cleanup_errors=True) as folder,
@@ -57,7 +57,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
-            limits = Limits.of(environ)
+            limits = Limits.from_environment(environ)
             with cluster.linked(
                 job.hosts, job.current_host, signals.stopped, limits.host_wait_seconds
             ) as link:

@@ -23,7 +23,7 @@ class Limits:
     host_wait_seconds: float
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Limits:
+    def from_environment(cls, environ: Mapping[str, str]) -> Limits:
         """Read the AMPHORA_* variables.
 
         Raises:

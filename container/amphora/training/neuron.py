@@ -86,13 +86,13 @@ def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
     # On XLA the compiler's option takes precedence over the variable.
     option = _CACHE_OPTION.search(flags)
     default = str(job.paths.checkpoints / CACHE_FOLDER)
-    place = option[1] if option else environ.get(variable, default)
-    variables[variable] = environ.get(variable, place)
-    local = place.removeprefix("file://")
+    location = option[1] if option else environ.get(variable, default)
+    variables[variable] = environ.get(variable, location)
+    local = location.removeprefix("file://")
     cache = None if "://" in local else Path(local)
     if stack == XLA and cache is not None and not option and "--no-cache" not in flags:
         # optimum-neuron's NeuronTrainer looks here only, and fails at the end of a training if it
         # finds no cache to upload.
         variables[_FLAGS] = f"{flags} --cache_dir={cache}"
-    notes = (f"Neuron stack: {stack}", f"compiled programs are kept in {place}")
+    notes = (f"Neuron stack: {stack}", f"compiled programs are kept in {location}")
     return Setup(variables=variables, cache=cache, notes=notes)

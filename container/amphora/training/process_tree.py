@@ -230,7 +230,7 @@ def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subp
         )
     except OSError as error:
         if error.errno == errno.E2BIG:
-            largest = max(range(1, len(argv)), key=lambda place: len(argv[place]))
+            largest = max(range(1, len(argv)), key=lambda index: len(argv[index]))
             raise CodeError(
                 f"The script cannot be started: its arguments and variables are larger than Linux"
                 f" allows; the largest, {len(argv[largest]):,} characters, is that of"

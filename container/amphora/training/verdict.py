@@ -36,7 +36,7 @@ class Report:
     """From the first host: the command by which mpirun starts ranks on the receiver."""
 
     @classmethod
-    def of(cls, line: bytes) -> Report:
+    def from_line(cls, line: bytes) -> Report:
         """Read a line from the network. Raises ValueError if it is not a report."""
         try:
             report = cls(**json.loads(line))
@@ -72,7 +72,7 @@ class Peer:
         try:
             chunk = self.connection.recv(_MAX_LINE)
             *lines, self.pending = (self.pending + chunk).split(b"\n")
-            reports += map(Report.of, lines)
+            reports += map(Report.from_line, lines)
         except TimeoutError:
             return reports
         except (OSError, ValueError):  # Not a host of the job.

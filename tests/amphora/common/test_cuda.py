@@ -80,9 +80,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 def test_a_driver_that_is_new_enough(host: Host) -> None:
     library(host.folder / "driver", 13000)
-    found = devices.detect(host.environ("580.65.06"))
-    assert (found.kind, found.accelerators, dict(found.variables)) == ("cuda", 2, {})
-    assert "lists 2 GPUs with driver 580.65.06" in found.reason
+    detected = devices.detect(host.environ("580.65.06"))
+    assert (detected.kind, detected.accelerators, dict(detected.variables)) == ("cuda", 2, {})
+    assert "lists 2 GPUs with driver 580.65.06" in detected.reason
 
 
 def brought(host: Host, version: int, init: int = 0) -> None:
@@ -95,15 +95,15 @@ def test_an_older_driver_takes_the_compatibility_libraries(host: Host, tree: Tre
     library(host.folder / "driver", 12020)
     brought(host, 13000)
     environ = host.environ()
-    found = devices.detect(environ)
+    detected = devices.detect(environ)
     first = f"{host.folder / 'compat'}:{host.folder / 'driver'}"
-    assert (found.accelerators, found.variables["LD_LIBRARY_PATH"]) == (2, first)
-    assert "compatibility libraries of 580.65.06" in found.reason
+    assert (detected.accelerators, detected.variables["LD_LIBRARY_PATH"]) == (2, first)
+    assert "compatibility libraries of 580.65.06" in detected.reason
     # They reach the script's processes.
     tree.configure({"sagemaker_program": "s.py"}).script("", "s.py")
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base)})
     source = Source(root=Paths(tree.base).code, kind=ProgramKind.SCRIPT, name="s.py")
-    plan = launch.plan(job, found, source, tree.base, environ)
+    plan = launch.plan(job, detected, source, tree.base, environ)
     assert plan.environ["LD_LIBRARY_PATH"] == first
 
 
@@ -142,9 +142,11 @@ def test_the_gpus_that_are_shown(host: Host, visible: str, count: int) -> None:
     library(host.folder / "driver", 13000)
     # To hide all GPUs is the remedy for those whose image cannot use them.
     torch = "'13.0'" if count else "None"
-    found = devices.detect({**host.environ(torch=torch), "CUDA_VISIBLE_DEVICES": visible})
-    assert found.accelerators == count and (count == 2 or "CUDA_VISIBLE_DEVICES" in found.reason)
-    assert found.kind == ("cuda" if count else "cpu")
+    detected = devices.detect({**host.environ(torch=torch), "CUDA_VISIBLE_DEVICES": visible})
+    assert detected.accelerators == count and (
+        count == 2 or "CUDA_VISIBLE_DEVICES" in detected.reason
+    )
+    assert detected.kind == ("cuda" if count else "cpu")
 
 
 def test_devices_whose_tool_fails_are_an_error(host: Host) -> None:

@@ -18,10 +18,10 @@ def tool(folder: Path, name: str, output: str = "", code: int = 0) -> dict[str, 
 
 
 def test_no_tools_is_a_cpu(tmp_path: Path) -> None:
-    found = devices.detect({"PATH": str(tmp_path)})
-    assert (found.kind, found.accelerators) == ("cpu", 0)
-    assert found.cpus == len(os.sched_getaffinity(0)) or found.cpus >= 1
-    assert "no nvidia-smi; no neuron-ls" in found.reason
+    detected = devices.detect({"PATH": str(tmp_path)})
+    assert (detected.kind, detected.accelerators) == ("cpu", 0)
+    assert detected.cpus == len(os.sched_getaffinity(0)) or detected.cpus >= 1
+    assert "no nvidia-smi; no neuron-ls" in detected.reason
 
 
 def test_a_driver_that_fails_is_no_gpu(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cores_are_counted_as_the_runtime_counts_them(
     tmp_path: Path, listing: list[dict[str, Any]], environ: dict[str, str], cores: int, says: str
 ) -> None:
-    found = devices.detect(printing(tmp_path, listing) | environ)
-    assert (found.kind, found.accelerators, found.neuron_cores) == ("neuron", cores, cores)
-    assert says in found.reason
+    detected = devices.detect(printing(tmp_path, listing) | environ)
+    assert (detected.kind, detected.accelerators, detected.neuron_cores) == ("neuron", cores, cores)
+    assert says in detected.reason
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_cores_are_counted_as_the_runtime_counts_them(
 def test_the_users_choice_of_cores_is_honoured(
     tmp_path: Path, tree: Tree, environ: dict[str, str], cores: int
 ) -> None:
-    found = devices.detect(printing(tmp_path, trn1(16)) | environ)
-    assert found.accelerators == cores
+    detected = devices.detect(printing(tmp_path, trn1(16)) | environ)
+    assert detected.accelerators == cores
     # As in SageMaker's toolkit: all cores, also those that the job may not use.
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure().base)})
-    assert sm_variables(job, found, {})["SM_NUM_NEURONS"] == "32"
-    assert next(iter(environ)) in found.reason or cores == 32
+    assert sm_variables(job, detected, {})["SM_NUM_NEURONS"] == "32"
+    assert next(iter(environ)) in detected.reason or cores == 32
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_a_tool_that_tells_nothing(
     # Only the one that says nothing is to be given up.
     monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3 if says == "does not answer" else 60)
     environ = {"PATH": "/usr/bin:/bin"} if script is None else neuron_ls(tmp_path, script)
-    found = devices.detect(environ)
-    assert found.kind == "cpu" and says in found.reason
+    detected = devices.detect(environ)
+    assert detected.kind == "cpu" and says in detected.reason
     given = devices.detect(environ | {"SM_NUM_NEURONS": "2", "NEURON_RT_NUM_CORES": "1"})
     assert (given.kind, given.accelerators) == ("neuron", 1) and says in given.reason
     (no_devices / "neuron0").touch()

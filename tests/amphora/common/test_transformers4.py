@@ -70,9 +70,9 @@ def check(folder: Path, code: str, **others: str) -> str:
 def test_a_use_is_named_with_its_line_and_both_remedies(
     code: str, line: int, words: list[str], tmp_path: Path
 ) -> None:
-    said = check(tmp_path, code)
+    message = check(tmp_path, code)
     for word in [f"{tmp_path}/inference.py, line {line}: ", "--transformers 4", *words]:
-        assert word in said
+        assert word in message
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,11 @@ def test_what_5_does_as_well_is_left_alone(code: str, tmp_path: Path) -> None:
 def test_files_that_the_file_imports_are_read_and_others_are_not(tmp_path: Path) -> None:
     old = "def f(t): return t('a', pad_to_max_length=True)"
     assert check(tmp_path, "import json", train=old) == ""
-    said = check(tmp_path, "def f():\n  from helpers import p\n  p(multi_class=True)", helpers=old)
-    assert f"{tmp_path}/helpers.py, line 1: pad_to_max_length" in said
-    assert f"{tmp_path}/inference.py, line 4: multi_class" in said
+    message = check(
+        tmp_path, "def f():\n  from helpers import p\n  p(multi_class=True)", helpers=old
+    )
+    assert f"{tmp_path}/helpers.py, line 1: pad_to_max_length" in message
+    assert f"{tmp_path}/inference.py, line 4: multi_class" in message
 
 
 def test_a_file_without_transformers_or_beside_version_4_is_left_alone(
@@ -189,8 +191,8 @@ def test_an_error_of_transformers_5_has_its_remedy(
 ) -> None:
     with pytest.raises((ImportError, AttributeError, KeyError, TypeError)) as caught:
         exec(raised, {})
-    said = transformers4.remedy_of(caught.value)
-    assert ("--transformers 4" in said) == has_image
-    assert bool(said) == bool(words)
+    message = transformers4.remedy_of(caught.value)
+    assert ("--transformers 4" in message) == has_image
+    assert bool(message) == bool(words)
     for word in words:
-        assert word in said
+        assert word in message

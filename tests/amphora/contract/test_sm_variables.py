@@ -181,30 +181,30 @@ def test_the_differences_are_as_listed(tree: Tree) -> None:
         resourceconfig={"current_host": "a", "hosts": ["b", "a"], "current_group_name": "g",
                         "instance_groups": groups},
     )  # fmt: skip
-    found = variables(
+    actual = variables(
         tree,
         SAGEMAKER_SUBMIT_DIRECTORY="/my/code",
         SAGEMAKER_CONTAINER_LOG_LEVEL="30",
         AWS_REGION="eu-north-1",
     )
-    assert found["SM_HP_VERSION"] == "1.10" and '"1.10"' in found["SM_USER_ARGS"]
-    assert found["SM_MODULE_DIR"] == "/my/code" and found["SM_LOG_LEVEL"] == "30"
-    assert found["SM_HOSTS"] == found["SM_CURRENT_INSTANCE_GROUP_HOSTS"] == '["a","b"]'
-    assert json.loads(found["SM_INSTANCE_GROUPS_DICT"])["g"]["hosts"] == ["a", "b"]
-    assert found["SM_MODULE_NAME"] == "" and found["SAGEMAKER_REGION"] == "eu-north-1"
-    assert json.loads(found["SM_TRAINING_ENV"])["is_modelparallel_enabled"] is True
+    assert actual["SM_HP_VERSION"] == "1.10" and '"1.10"' in actual["SM_USER_ARGS"]
+    assert actual["SM_MODULE_DIR"] == "/my/code" and actual["SM_LOG_LEVEL"] == "30"
+    assert actual["SM_HOSTS"] == actual["SM_CURRENT_INSTANCE_GROUP_HOSTS"] == '["a","b"]'
+    assert json.loads(actual["SM_INSTANCE_GROUPS_DICT"])["g"]["hosts"] == ["a", "b"]
+    assert actual["SM_MODULE_NAME"] == "" and actual["SAGEMAKER_REGION"] == "eu-north-1"
+    assert json.loads(actual["SM_TRAINING_ENV"])["is_modelparallel_enabled"] is True
     assert len(DIFFERENCES) == 10
 
 
 def test_v3_names_and_channels_a_shell_can_export(tree: Tree) -> None:
     tree.channel("my-data.v1").configure(inputdataconfig={"my-data.v1": {}})
-    found = variables(tree)
+    actual = variables(tree)
     path = str(tree.base / "input" / "data" / "my-data.v1")
-    assert found["SM_CHANNEL_MY-DATA.V1"] == found["SM_CHANNEL_MY_DATA_V1"] == path
-    assert found["SM_INPUT_DATA_DIR"] == str(tree.base / "input" / "data")
-    assert found["SM_OUTPUT_FAILURE"] == str(tree.base / "output" / "failure")
-    assert (found["SM_HOST_COUNT"], found["SM_CURRENT_HOST_RANK"]) == ("1", "0")
-    assert (found["SM_MASTER_ADDR"], found["SM_MASTER_PORT"]) == ("algo-1", "7777")
+    assert actual["SM_CHANNEL_MY-DATA.V1"] == actual["SM_CHANNEL_MY_DATA_V1"] == path
+    assert actual["SM_INPUT_DATA_DIR"] == str(tree.base / "input" / "data")
+    assert actual["SM_OUTPUT_FAILURE"] == str(tree.base / "output" / "failure")
+    assert (actual["SM_HOST_COUNT"], actual["SM_CURRENT_HOST_RANK"]) == ("1", "0")
+    assert (actual["SM_MASTER_ADDR"], actual["SM_MASTER_PORT"]) == ("algo-1", "7777")
 
 
 def test_what_linux_cannot_pass_on_is_found(tree: Tree) -> None:

@@ -15,19 +15,23 @@ from amphora.serving.pool import spawner
 def read(devices: dict[str, int] | None = None, **environ: str) -> settings.ServerSettings:
     """Read the settings for accelerators of one kind, or none, and 8 CPUs."""
     kind, count = next(iter((devices or {"cpu": 0}).items()))
-    found = Devices(kind=kind, accelerators=count, cpus=8, efa=False, reason="test")
-    return settings.read(Path("/ml"), environ, found)
+    detected = Devices(kind=kind, accelerators=count, cpus=8, efa=False, reason="test")
+    return settings.read(Path("/ml"), environ, detected)
 
 
 def test_defaults_are_the_contracts() -> None:
-    found = read()
-    assert (found.port, found.max_body, found.timeout) == (8080, 25 * 1024**2, 60)
-    assert (found.batch_size, found.batch_tokens, found.queue_limit) == (32, 16_384, 512)
-    assert (found.startup_timeout, found.session_lifetime, found.max_delay) == (480, 1_200, 0.02)
-    assert found.model_dir == Path("/ml/model")
-    assert found.code_dir == Path("/ml/model/code")
-    assert found.default_accept == "application/json"
-    assert not found.is_multi_model
+    detected = read()
+    assert (detected.port, detected.max_body, detected.timeout) == (8080, 25 * 1024**2, 60)
+    assert (detected.batch_size, detected.batch_tokens, detected.queue_limit) == (32, 16_384, 512)
+    assert (detected.startup_timeout, detected.session_lifetime, detected.max_delay) == (
+        480,
+        1_200,
+        0.02,
+    )
+    assert detected.model_dir == Path("/ml/model")
+    assert detected.code_dir == Path("/ml/model/code")
+    assert detected.default_accept == "application/json"
+    assert not detected.is_multi_model
 
 
 def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> None:
@@ -77,8 +81,8 @@ def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> N
 def test_workers_and_their_threads(
     devices: dict[str, int], environ: dict[str, str], workers: int, threads: int
 ) -> None:
-    found = read(devices, **environ)
-    assert (found.workers, found.threads) == (workers, threads)
+    detected = read(devices, **environ)
+    assert (detected.workers, detected.threads) == (workers, threads)
 
 
 @pytest.mark.parametrize(

@@ -134,10 +134,10 @@ WORDS = st.dictionaries(
 @settings(max_examples=300)
 def test_any_line_is_a_word_or_refused(line: bytes) -> None:
     try:
-        word = Report.of(line)
+        word = Report.from_line(line)
     except ValueError:
         return
-    assert Report.of(word.line()) == word
+    assert Report.from_line(word.line()) == word
 
 
 RAISED = Report(host="algo-2", state="failed", reason="ValueError: mine")

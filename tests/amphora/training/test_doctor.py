@@ -24,39 +24,39 @@ def recipe_job(tree: Tree, rows: str = ROWS, **hyperparameters: str) -> Tree:
 
 
 def test_a_job_that_would_run(tree: Tree) -> None:
-    code, found = recipe_job(tree, max_length="16").doctor(
+    code, findings = recipe_job(tree, max_length="16").doctor(
         HF_HUB_OFFLINE="1", AMPHORA_NPROC_PER_NODE="2"
     )
-    assert code == 0, found
-    assert "60 rows" in found["data"][0]["detail"] and len(found["row"]) == 3
-    assert found["balance"][0]["detail"] == "no 66.7%, yes 33.3%"
-    assert "22.7 M parameters" in found["model"][0]["detail"]
-    assert "longest 5 tokens (of 54 texts)" in found["lengths"][0]["detail"]
+    assert code == 0, findings
+    assert "60 rows" in findings["data"][0]["detail"] and len(findings["row"]) == 3
+    assert findings["balance"][0]["detail"] == "no 66.7%, yes 33.3%"
+    assert "22.7 M parameters" in findings["model"][0]["detail"]
+    assert "longest 5 tokens (of 54 texts)" in findings["lengths"][0]["detail"]
     # 54 rows are left after the hold-out, 16 samples a step, 3 epochs.
-    assert found["steps"][0]["detail"].startswith("4 an epoch, 12 in all")
-    assert "MB for each process" in found["memory"][0]["detail"]
-    assert "0.00" not in found["memory"][0]["detail"]
+    assert findings["steps"][0]["detail"].startswith("4 an epoch, 12 in all")
+    assert "MB for each process" in findings["memory"][0]["detail"]
+    assert "0.00" not in findings["memory"][0]["detail"]
     assert not (tree.base / "model").exists() and not (tree.base / "output").exists()
-    reported = [entry for every in found.values() for entry in every if entry["level"] != "ok"]
+    reported = [entry for every in findings.values() for entry in every if entry["level"] != "ok"]
     assert not reported, "a local run has no inputdataconfig.json and resourceconfig.json"
 
 
 def test_steps_are_tried_and_leave_nothing_behind(tree: Tree) -> None:
     job = recipe_job(tree, max_length="16", price_per_hour="3.6", epochs="100")
     before = sorted(tree.base.rglob("*"))
-    code, found = job.doctor("--steps", "10", HF_HUB_OFFLINE="1")
-    assert code == 0, found
+    code, findings = job.doctor("--steps", "10", HF_HUB_OFFLINE="1")
+    assert code == 0, findings
     assert sorted(tree.base.rglob("*")) == before
-    (trial,) = found["trial"]
-    told = re.search(
+    (trial,) = findings["trial"]
+    match = re.search(
         r"10 steps trained; the whole job takes (\d+) min \d+ s, ([\d.]+) at 3.6 an hour, "
         r"evaluations and saves included; memory of the process: (\d+) MB at most",
         trial["detail"],
     )
-    assert told, trial
-    assert float(told[2]) == pytest.approx(int(told[1]) * 60 / 1000, abs=0.07)
-    assert 400 < int(told[3]) < 5000
-    assert "memory" not in found, "measured, not estimated"
+    assert match, trial
+    assert float(match[2]) == pytest.approx(int(match[1]) * 60 / 1000, abs=0.07)
+    assert 400 < int(match[3]) < 5000
+    assert "memory" not in findings, "measured, not estimated"
 
 
 def test_steps_that_do_not_fit_the_command_are_refused(tree: Tree) -> None:
@@ -73,9 +73,9 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
     (code / "train.py").touch()
     lines = ["import os, signal", "print('warning: the rows take 9 GB', flush=True)"]
     (code / "check.py").write_text("\n".join([*lines, "os.kill(os.getpid(), signal.SIGKILL)"]))
-    status, found = recipe_job(tree).doctor(HF_HUB_OFFLINE="1", AMPHORA_CODE_DIR=str(code))
+    status, findings = recipe_job(tree).doctor(HF_HUB_OFFLINE="1", AMPHORA_CODE_DIR=str(code))
     assert status == 1
-    assert [(entry["level"], entry["detail"]) for entry in found["recipe"]] == [
+    assert [(entry["level"], entry["detail"]) for entry in findings["recipe"]] == [
         ("warning", "the rows take 9 GB"),
         ("error", "no output"),
     ]
@@ -83,8 +83,8 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
 
 def test_what_the_recipe_would_refuse(tree: Tree) -> None:
     """tests/recipe has what it refuses."""
-    code, found = recipe_job(tree, learning_rat="1").doctor(HF_HUB_OFFLINE="1")
-    errors = [each for group in found.values() for each in group if each["level"] == "error"]
+    code, findings = recipe_job(tree, learning_rat="1").doctor(HF_HUB_OFFLINE="1")
+    errors = [item for group in findings.values() for item in group if item["level"] == "error"]
     assert (code, [error["what"] for error in errors]) == (1, ["hyperparameter"])
     assert "learning_rate" in errors[0]["detail"]
 
@@ -102,8 +102,8 @@ def test_what_the_recipe_would_refuse(tree: Tree) -> None:
 )
 def test_a_wrong_variable(scripted: Tree, environ: dict[str, str], says: list[str]) -> None:
     scripted.script("")
-    code, found = scripted.doctor(**environ)
-    details = " ".join(finding["detail"] for finding in found["start"])
+    code, findings = scripted.doctor(**environ)
+    details = " ".join(finding["detail"] for finding in findings["start"])
     assert code == 1 and all(part in details for part in says), details
 
 
@@ -115,27 +115,27 @@ def test_a_wrong_variable(scripted: Tree, environ: dict[str, str], says: list[st
     ],
 )
 def test_what_cannot_be_read(tree: Tree, hyperparameters: Any, what: str, says: str) -> None:
-    code, found = tree.script("def f(:\n").configure(hyperparameters).doctor()
-    assert code == 1 and says in found[what][0]["detail"]
+    code, findings = tree.script("def f(:\n").configure(hyperparameters).doctor()
+    assert code == 1 and says in findings[what][0]["detail"]
 
 
 def test_an_empty_channel(scripted: Tree) -> None:
-    code, found = scripted.script("").channel("train", **{"rows.csv": ""}).doctor()
-    assert code == 1 and found["channel train"][0]["level"] == "error"
+    code, findings = scripted.script("").channel("train", **{"rows.csv": ""}).doctor()
+    assert code == 1 and findings["channel train"][0]["level"] == "error"
 
 
 def test_a_users_script(tree: Tree) -> None:
     tree.script("import json, beside, no_such_thing\n").script("", "beside.py")
-    code, found = tree.configure({"sagemaker_program": "script.py"}).doctor()
-    assert code == 1 and "not installed: no_such_thing" in found["code"][0]["detail"]
+    code, findings = tree.configure({"sagemaker_program": "script.py"}).doctor()
+    assert code == 1 and "not installed: no_such_thing" in findings["code"][0]["detail"]
     tree.script("some-package\n", "requirements.txt")
-    code, found = tree.doctor()
-    assert code == 0 and found["code"][0]["level"] == "warning"
-    assert "a package index for requirements.txt" in found["network"][0]["detail"]
+    code, findings = tree.doctor()
+    assert code == 0 and findings["code"][0]["level"] == "warning"
+    assert "a package index for requirements.txt" in findings["network"][0]["detail"]
     tree.script("import transformers\ndef f(t): return t('a', pad_to_max_length=True)")
-    code, found = tree.doctor()
-    assert code == 0 and found["code"][1]["level"] == "warning"
-    assert "script.py, line 2: pad_to_max_length has no effect" in found["code"][1]["detail"]
+    code, findings = tree.doctor()
+    assert code == 0 and findings["code"][1]["level"] == "warning"
+    assert "script.py, line 2: pad_to_max_length has no effect" in findings["code"][1]["detail"]
 
 
 def test_the_table_for_people(tree: Tree) -> None:

@@ -20,9 +20,9 @@ from tests.support.package_indexes import wheel
 HELLO = "import os, sys; print('hello from', os.path.basename(sys.argv[0]), sys.argv[1:])"
 
 
-def job_from(tree: Tree, place: Path | str) -> Tree:
+def job_from(tree: Tree, source: Path | str) -> Tree:
     return tree.configure(
-        {"sagemaker_program": "script.py", "sagemaker_submit_directory": str(place)}
+        {"sagemaker_program": "script.py", "sagemaker_submit_directory": str(source)}
     )
 
 
@@ -34,14 +34,14 @@ def test_code_from_everywhere(
     packed = archive(tmp_path / "s.tar.gz", ("./script.py", HELLO), ("./lib/a.py", ""))
     (tmp_path / "checkout").mkdir()
     (tmp_path / "checkout" / "script.py").write_text(HELLO)
-    place: Any = packed if kind == "archive" else tmp_path / "checkout"
+    source: Any = packed if kind == "archive" else tmp_path / "checkout"
     environ = {}
     if kind == "file URL":
-        place = f"file://{place}"
+        source = f"file://{source}"
     if kind == "S3":
-        place = "s3://code/job/s.tar.gz"
+        source = "s3://code/job/s.tar.gz"
         environ = {"S3_ENDPOINT_URL": request.getfixturevalue("bucket")(packed), **AWS}
-    result = job_from(tree, place).train(**environ)
+    result = job_from(tree, source).train(**environ)
     assert "hello from script.py" in result.stdout, result.stderr
     assert (tree.base / "code" / "lib" / "a.py").is_file() == (kind in ("archive", "S3"))
 

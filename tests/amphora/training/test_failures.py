@@ -277,9 +277,9 @@ def test_an_exception_has_its_remedy(line: str, remedy: str, tmp_path: Path) -> 
 def test_an_end_without_a_word_has_its_code(
     code: int, words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = failure.diagnose(failure.Ended(pid=1, is_script=True, exit_code=code), tmp_path)
-    assert found.exit_code == (128 - code if code < 0 else code)
-    assert all(part in found.head for part in words), found.head
+    actual = failure.diagnose(failure.Ended(pid=1, is_script=True, exit_code=code), tmp_path)
+    assert actual.exit_code == (128 - code if code < 0 else code)
+    assert all(part in actual.head for part in words), actual.head
 
 
 @pytest.mark.parametrize("name", CASES)

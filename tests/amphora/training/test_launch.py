@@ -25,9 +25,9 @@ def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> 
     return Devices(kind=kind, accelerators=gpus or cores, cpus=cpus, efa=efa, reason="test")
 
 
-def plan(tree: Tree, found: Devices, source: Source = SOURCE, **environ: str) -> launch.Launch:
+def plan(tree: Tree, detected: Devices, source: Source = SOURCE, **environ: str) -> launch.Launch:
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
-    return launch.plan(job, found, source, Path("/tmp/errors"), environ)
+    return launch.plan(job, detected, source, Path("/tmp/errors"), environ)
 
 
 def two_hosts(tree: Tree, current: str, **hyperparameters: str) -> Tree:
@@ -47,14 +47,14 @@ def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tre
     on_cpus = plan(tree, devices(), AMPHORA_NEURON_STACK="xla").environ
     assert (on_cpus[name], on_cpus["USE_TORCH_XLA"]) == ("true", "0")
     assert plan(tree, devices(), **{name: "false"}).environ[name] == "false"
-    for found in (devices(gpus=1), devices(cores=2), replace(devices(), has_other=True)):
-        started = plan(tree, found, AMPHORA_NEURON_STACK="xla").environ
+    for detected in (devices(gpus=1), devices(cores=2), replace(devices(), has_other=True)):
+        started = plan(tree, detected, AMPHORA_NEURON_STACK="xla").environ
         assert not {name, "USE_TORCH_XLA"} & set(started)
 
 
 def test_several_accelerators_mean_torchrun(tree: Tree) -> None:
-    for found in (devices(gpus=4), devices(cores=4)):
-        started = plan(tree.configure(), found, AMPHORA_NEURON_STACK="xla")
+    for detected in (devices(gpus=4), devices(cores=4)):
+        started = plan(tree.configure(), detected, AMPHORA_NEURON_STACK="xla")
         assert started.argv[1:7] == (
             "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone",
             "--local_addr=127.0.0.1",
@@ -168,8 +168,8 @@ def test_mp_parameters_reach_a_script_unchanged(tree: Tree) -> None:
 
 def test_an_interface_is_used_only_where_it_exists(tree: Tree) -> None:
     for interfaces, expected in ((("eth0", "lo"), "eth0"), (("lo",), None)):
-        found = Devices(cpus=2, efa=False, reason="test", interfaces=interfaces)
-        environ = plan(two_hosts(tree, "algo-1"), found).environ
+        detected = Devices(cpus=2, efa=False, reason="test", interfaces=interfaces)
+        environ = plan(two_hosts(tree, "algo-1"), detected).environ
         assert environ.get("GLOO_SOCKET_IFNAME") == environ.get("NCCL_SOCKET_IFNAME") == expected
-    found = Devices(cpus=2, efa=False, reason="test", interfaces=("eth0",))
-    assert plan(tree, found, NCCL_SOCKET_IFNAME="ib0").environ["NCCL_SOCKET_IFNAME"] == "ib0"
+    detected = Devices(cpus=2, efa=False, reason="test", interfaces=("eth0",))
+    assert plan(tree, detected, NCCL_SOCKET_IFNAME="ib0").environ["NCCL_SOCKET_IFNAME"] == "ib0"

@@ -112,8 +112,8 @@ def test_a_layout_is_run_as_the_toolkit_runs_it(name: str, tmp_path: Path) -> No
     toolkit = [sys.executable, "-c", "from sagemaker_training import trainer; trainer.train()"]
     program, files = LAYOUTS[name]
     outcomes = []
-    for place in ("toolkit", "ours"):
-        tree = Tree(tmp_path / place)
+    for runner in ("toolkit", "ours"):
+        tree = Tree(tmp_path / runner)
         for file, text in files.items():
             tree.script(text, file)
         tree.configure(
@@ -123,8 +123,8 @@ def test_a_layout_is_run_as_the_toolkit_runs_it(name: str, tmp_path: Path) -> No
             inputdataconfig={},
         )  # fmt: skip
         (tree.base / "output").mkdir()
-        command = toolkit if place == "toolkit" else tree.command()
-        outcomes.append(ran(command, tree, tmp_path / f"{place}-packages"))
+        command = toolkit if runner == "toolkit" else tree.command()
+        outcomes.append(ran(command, tree, tmp_path / f"{runner}-packages"))
         shutil.rmtree(tree.base)
     theirs, ours = outcomes
     assert ours == theirs and ours[0]

@@ -88,5 +88,5 @@ def test_several_processes_on_cpus_train_one_model(tree: Tree) -> None:
     assert [entry["world"] for entry in reported] == [processes] * processes
     for entry in reported:
         for name, weight in expected().items():
-            found = torch.tensor(entry["weights"][name])
-            torch.testing.assert_close(found, weight, rtol=0, atol=1e-6)
+            actual = torch.tensor(entry["weights"][name])
+            torch.testing.assert_close(actual, weight, rtol=0, atol=1e-6)

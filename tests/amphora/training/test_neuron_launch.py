@@ -31,9 +31,9 @@ EFA = ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE")
 
 def plan(tree: Tree, cores: int = 2, efa: bool = False, **environ: str) -> launch.Launch:
     kind = "neuron" if cores else "cpu"
-    found = Devices(kind=kind, accelerators=cores, cpus=4, efa=efa, reason="test")
+    devices = Devices(kind=kind, accelerators=cores, cpus=4, efa=efa, reason="test")
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
-    return launch.plan(job, found, SOURCE, Path("/tmp/errors"), environ)
+    return launch.plan(job, devices, SOURCE, Path("/tmp/errors"), environ)
 
 
 def xla(tree: Tree, **more: str) -> launch.Launch:
@@ -41,11 +41,11 @@ def xla(tree: Tree, **more: str) -> launch.Launch:
 
 
 def test_a_process_for_each_core_and_a_cache_that_outlives_the_job(tree: Tree) -> None:
-    for stack, place, other in (("xla", URL, NEFF), ("native", NEFF, URL)):
+    for stack, index, other in (("xla", URL, NEFF), ("native", NEFF, URL)):
         started = plan(tree.configure(), AMPHORA_NEURON_STACK=stack)
         assert "--nproc_per_node=2" in started.argv
         cache = tree.base / "checkpoints" / "neuron-compile-cache"
-        assert started.environ[place] == str(cache) == str(started.cache)
+        assert started.environ[index] == str(cache) == str(started.cache)
         assert other not in started.environ
         assert f"Neuron stack: {stack}" in started.notes
         assert f"compiled programs are kept in {cache}" in started.notes
@@ -136,18 +136,18 @@ def image(folder: Path, script: str) -> dict[str, str]:
 
 def test_a_cache_that_cannot_be_made_is_only_warned_of(tree: Tree, tmp_path: Path) -> None:
     (tree.configure().base / "checkpoints").write_text("in the way")
-    found = {**STACK, **image(tmp_path / "code", "")}
-    done = tree.train(AMPHORA_NPROC_PER_NODE="1", **found)
+    results = {**STACK, **image(tmp_path / "code", "")}
+    done = tree.train(AMPHORA_NPROC_PER_NODE="1", **results)
     assert done.returncode == 0 and "compiled programs cannot be kept in" in done.stderr
 
     listing = [{**trn1(1)[0], "nc_count": 4, "logical_neuroncore_config": 2, "neuroncore_ids": []}]
     printing(tmp_path, listing)
     tree.command = lambda: [sys.executable, "-m", "amphora", "doctor", "--json"]  # type: ignore[method-assign]
     tree.script("import json\n").configure({"sagemaker_program": "script.py"})
-    found = json.loads(
+    results = json.loads(
         tree.train(PATH=f"{tmp_path}:{os.environ['PATH']}", AMPHORA_NEURON_STACK="native").stdout
     )["findings"]
-    details = {f"{entry['what']}: {entry['detail']}" for entry in found}
+    details = {f"{entry['what']}: {entry['detail']}" for entry in results}
     assert "device: neuron: neuron-ls lists 4 logical Neuron cores at LNC 2" in details
     assert "start: Neuron stack: native" in details
     cache = tree.base / "checkpoints" / "neuron-compile-cache"

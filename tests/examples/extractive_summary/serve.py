@@ -69,7 +69,7 @@ class Extractor(ServedTask):
                 scores = [float(next(logits)[0].sigmoid()) for _ in sentences]
                 ranked = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
                 best = sorted(ranked[:count])
-                entries.append({"summary": [sentences[at] for at in best], "scores": scores})
+                entries.append({"summary": [sentences[index] for index in best], "scores": scores})
             answers.append(Answers(entries, (), prepared.request.single))
         return answers
 

@@ -45,6 +45,6 @@ SPECS = (
 def pairs_of(sentences: Sequence[str], neighbours: int) -> list[tuple[str, str]]:
     """Return each sentence with the text around it."""
     return [
-        (text, " ".join(sentences[max(0, at - neighbours) : at + neighbours + 1]))
-        for at, text in enumerate(sentences)
+        (text, " ".join(sentences[max(0, index - neighbours) : index + neighbours + 1]))
+        for index, text in enumerate(sentences)
     ]

@@ -63,12 +63,12 @@ class ExtractiveSummary(Task):
         problems.check()
         built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
         uses, rule = held_out.assign(built, self.hyperparameters)
-        found = [
-            describe_files(reading.of(split), f"{len(rows)} documents")
+        results = [
+            describe_files(reading.files_of(split), f"{len(rows)} documents")
             for split, rows in built.items()
         ]
-        self.data = held_out.DataSets(**uses, found=[*notes, *found, rule])
-        self.train, self.found = self.data.train, self.data.found
+        self.data = held_out.DataSets(**uses, found=[*notes, *results, rule])
+        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         """Load the model with a head of one number."""

@@ -37,9 +37,9 @@ def test_a_merged_adapter_is_what_peft_computes(tmp_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(base)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
-        own = PeftModel.from_pretrained(plain, str(folder)).eval()
+        reference = PeftModel.from_pretrained(plain, str(folder)).eval()
     with torch.inference_mode():
-        expected = own(input_ids=IDS).logits
+        expected = reference(input_ids=IDS).logits
         assert torch.allclose(merged(input_ids=IDS).logits, expected, atol=1e-4)
 
 
@@ -88,9 +88,11 @@ def test_a_head_that_nobody_brings_is_refused(tmp_path: Path) -> None:
         served(folder, auto)
 
 
-@pytest.mark.parametrize("place", ["as it is named", "beside it", "additional data", "HF_MODEL_ID"])
+@pytest.mark.parametrize(
+    "location", ["as it is named", "beside it", "additional data", "HF_MODEL_ID"]
+)
 def test_an_adapter_as_peft_saves_it_finds_its_base(
-    place: str,
+    location: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -103,19 +105,19 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
         expected = served_logits(merged(base, folder, tmp_path / "merged"))
     environ = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
-    if place == "beside it":
+    if location == "beside it":
         base.rename(folder / "base")
-    elif place == "additional data":
+    elif location == "additional data":
         (tmp_path / "ml" / "additional-model-data-sources").mkdir(parents=True)
         base.rename(tmp_path / "ml" / "additional-model-data-sources" / "base")
-    elif place == "HF_MODEL_ID":
+    elif location == "HF_MODEL_ID":
         environ["HF_MODEL_ID"] = str(base.rename(tmp_path / "elsewhere"))
     monkeypatch.setenv("AMPHORA_DTYPE", "float32")
     task = registry.load(str(folder), environ)
     assert isinstance(task, Generator)
     with torch.inference_mode():
-        found = task.loaded.model(input_ids=IDS).logits
-    assert torch.allclose(found, expected, atol=1e-4)
+        logits = task.loaded.model(input_ids=IDS).logits
+    assert torch.allclose(logits, expected, atol=1e-4)
     assert "is merged into its base" in capsys.readouterr().out
 
 
@@ -139,10 +141,10 @@ def test_a_model_in_the_folder_and_another_one_by_name_are_refused(tmp_path: Pat
     base = save("LlamaForCausalLM", tmp_path / "base")
     with pytest.raises(ModelError, match=r"HF_MODEL_ID is 'a/b', but .*base holds a model, too"):
         Origin.find(str(base), {"HF_MODEL_ID": "a/b"})
-    assert Origin.find(str(base), {"HF_MODEL_ID": str(base)}).place == str(base)
+    assert Origin.find(str(base), {"HF_MODEL_ID": str(base)}).location == str(base)
     served(adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL))
     named = Origin.find(str(tmp_path / "model"), {"HF_MODEL_ID": str(base)})
-    assert named.place == str(tmp_path / "model")
+    assert named.location == str(tmp_path / "model")
 
 
 def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import transformers
 
 from tests.support.serving_kit import LETTERS, TEXTS, Handlers, assert_close, save
 
-BYTES = {piece: place for place, piece in enumerate(
+BYTES = {piece: index for index, piece in enumerate(
     ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", ".", *LETTERS])}  # fmt: skip
 
 

@@ -117,8 +117,8 @@ def test_a_bad_record_is_its_own_fault(
     inputs = request.read(payloads.a_text)
     assert list(inputs.values) == texts
     assert set(inputs.faults) == set(faults)
-    for place, word in faults.items():
-        assert word in inputs.faults[place]
+    for index, word in faults.items():
+        assert word in inputs.faults[index]
 
 
 def prepared(inputs: payloads.Inputs, request: Any = None) -> payloads.Prepared:
@@ -130,7 +130,9 @@ def prepared(inputs: payloads.Inputs, request: Any = None) -> payloads.Prepared:
 def test_an_error_stands_in_its_records_place_in_every_format() -> None:
     request = prepared(payloads.Inputs(["a", "b"], {0: "bad, first", 2: "worse"}))
     error = {"error": {"code": "bad_request", "message": "bad, first"}}
-    woven = payloads.by_records(payloads.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request)
+    woven = payloads.restore_records(
+        payloads.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request
+    )
     assert woven == [
         error, [0.5, 1.0], {"error": {"code": "bad_request", "message": "worse"}}, [2.0, 3.0],
     ]  # fmt: skip
@@ -167,7 +169,7 @@ def test_each_record_has_one_line() -> None:
     assert inputs.values == ["a", "b", "c", "d", "e"]
     prediction = payloads.Answers(list(range(5)), truncated=[1, 4])
     prediction.unfinished = [3]
-    woven = payloads.by_records(prediction, prepared(inputs, request))
+    woven = payloads.restore_records(prediction, prepared(inputs, request))
     assert woven[:2] == [[0, 1], 2]
     assert "is empty" in woven[2]["error"]["message"]
     assert woven[3][0] == 3
@@ -258,9 +260,9 @@ def test_a_stream_that_breaks_off_says_so_before_its_connection_breaks() -> None
 
     events = answers.write_answer(tokens(), "text/event-stream")[0]
     next(events)
-    told = next(events)
-    assert b'"error": {"message": "The generation failed' in told
-    assert b"secret" not in told
+    event = next(events)
+    assert b'"error": {"message": "The generation failed' in event
+    assert b"secret" not in event
     with pytest.raises(RuntimeError):
         next(events)
 

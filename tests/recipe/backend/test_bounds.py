@@ -208,10 +208,10 @@ def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code() -> N
     with pytest.raises(TooCostly, match=r"72,000,000 pixels.*AMPHORA_MAX_PIXELS"):
         huggingface.decode(large, "image/png")
     with pytest.raises(TooCostly, match="72,000,000 pixels"):
-        pipelines.with_images(large, media.Pixels())
+        pipelines.decode_images(large, media.Pixels())
     half = png(6_000, 6_000)
     with pytest.raises(TooCostly, match="72,000,000 pixels"):
-        pipelines.with_images([half, half], media.Pixels())
+        pipelines.decode_images([half, half], media.Pixels())
     assert huggingface.decode(png(4, 3), "image/png")["inputs"].size == (4, 3)
 
 

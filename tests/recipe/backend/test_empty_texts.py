@@ -22,7 +22,7 @@ KINDS = [
 ]
 
 
-def without_specials(folder: Path) -> None:
+def save_plain_tokenizer(folder: Path) -> None:
     """Save a tokenizer that adds no token of its own."""
     known = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     made = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
@@ -36,7 +36,7 @@ def without_specials(folder: Path) -> None:
 
 def model_of(kind: str, settings: dict[str, Any], folder: Path) -> Path:
     save("BertModel" if kind == "sentences" else kind, folder, **settings)
-    without_specials(folder)
+    save_plain_tokenizer(folder)
     if kind == "sentences":
         from sentence_transformers import SentenceTransformer
 

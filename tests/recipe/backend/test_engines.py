@@ -96,10 +96,10 @@ def answers_of(program: str, folder: Path, *arguments: str, **environ: str) -> t
         },
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
-    return json.loads(line.removeprefix("ANSWERS ")), said
+    return json.loads(line.removeprefix("ANSWERS ")), log
 
 
 def sentence_model(folder: Path) -> Path:
@@ -109,8 +109,8 @@ def sentence_model(folder: Path) -> Path:
 
     first = parts.Transformer(str(save("BertModel", folder / "encoder")), max_seq_length=40)
     dense = parts.Dense(32, 8)
-    each = [first, parts.Pooling(32, pooling_mode="cls"), dense]
-    SentenceTransformer(modules=each, device="cpu").save(str(folder / "whole"))
+    modules = [first, parts.Pooling(32, pooling_mode="cls"), dense]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder / "whole"))
     return folder / "whole"
 
 
@@ -118,12 +118,12 @@ def test_texts_share_calls_that_cost_least() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 90).tolist()
 
     def cost(calls: list[list[int]]) -> int:
-        longest = [max(-(-lengths[place] // 8) * 8 for place in call)
+        longest = [max(-(-lengths[index] // 8) * 8 for index in call)
                    for call in calls]  # fmt: skip
-        return sum(32 + each * len(call) for each, call in zip(longest, calls, strict=True))
+        return sum(32 + length * len(call) for length, call in zip(longest, calls, strict=True))
 
     calls = list(cheapest_cuts(lengths))
-    assert sorted(place for call in calls for place in call) == list(range(90))
+    assert sorted(index for call in calls for index in call) == list(range(90))
     order = sorted(range(90), key=lengths.__getitem__)
     for size in (1, 4, 8, 16, 32):
         assert cost(calls) < cost([order[start : start + size] for start in range(0, 90, size)])
@@ -138,9 +138,9 @@ def test_openvino_answers_as_pytorch(tmp_path: Path) -> None:
     long = "the film was good again " * 20
     classifier = save("BertForSequenceClassification", tmp_path / "labels", **labels)
     texts = {"inputs": [*TEXTS, "a", long], "parameters": {"top_k": None}}
-    pairs = {"inputs": [{"text": "who", "text_pair": each} for each in TEXTS]}
+    pairs = {"inputs": [{"text": "who", "text_pair": text} for text in TEXTS]}
     ranked = {"query": "who was bad", "texts": TEXTS}
-    asked: list[tuple[Path, Mapping[str, str], list[Any]]] = [
+    requests: list[tuple[Path, Mapping[str, str], list[Any]]] = [
         (classifier, {}, [texts, {"inputs": "who"}, pairs]),
         (save("BertForSequenceClassification", tmp_path / "rank", num_labels=1), {}, [ranked]),
         (save("BertForTokenClassification", tmp_path / "tags", **labels), {}, [{"inputs": TEXTS}]),
@@ -149,10 +149,10 @@ def test_openvino_answers_as_pytorch(tmp_path: Path) -> None:
         (sentence_model(tmp_path / "sentences"), {}, [{"inputs": [*TEXTS, long]}]),
         (tmp_path / "mean", {"AMPHORA_ANSWERS": "huggingface"}, [{"inputs": TEXTS}]),
     ]
-    expected = [Handlers(folder, **environ).ask_all(bodies) for folder, environ, bodies in asked]
-    plan = json.dumps([(str(folder), environ, bodies) for folder, environ, bodies in asked])
-    got, said = answers_of(SERVES, tmp_path, plan, AMPHORA_ENGINE="openvino")
-    assert said.count("engine: OpenVINO") == len(asked)
+    expected = [Handlers(folder, **environ).ask_all(bodies) for folder, environ, bodies in requests]
+    plan = json.dumps([(str(folder), environ, bodies) for folder, environ, bodies in requests])
+    got, log = answers_of(SERVES, tmp_path, plan, AMPHORA_ENGINE="openvino")
+    assert log.count("engine: OpenVINO") == len(requests)
     assert_close(got, expected, 1e-4)
     assert not list(tmp_path.glob("openvino-*")), "a graph's files were left behind"
 
@@ -163,19 +163,19 @@ def test_in_the_precision_that_is_usual_on_this_cpu(tmp_path: Path) -> None:
     classifier = save("BertForSequenceClassification", tmp_path / "labels", **labels)
     encoder = save("BertModel", tmp_path / "mean")
     texts = [*TEXTS, *TEXTS, *TEXTS, "a", "the film was good again " * 20]
-    asked: list[tuple[Path, list[Any]]] = [
+    requests: list[tuple[Path, list[Any]]] = [
         (classifier, [{"inputs": texts, "parameters": {"top_k": None}}]),
         (encoder, [{"inputs": texts}]),
     ]
-    expected = [Handlers(folder).ask_all(bodies) for folder, bodies in asked]  # in float32
-    plan = json.dumps([(str(folder), {}, bodies) for folder, bodies in asked])
-    got, said = answers_of(SERVES, tmp_path, plan, AMPHORA_ENGINE="openvino", AMPHORA_DTYPE="")
-    assert said.count("engine: OpenVINO") == len(asked)
+    expected = [Handlers(folder).ask_all(bodies) for folder, bodies in requests]  # in float32
+    plan = json.dumps([(str(folder), {}, bodies) for folder, bodies in requests])
+    got, log = answers_of(SERVES, tmp_path, plan, AMPHORA_ENGINE="openvino", AMPHORA_DTYPE="")
+    assert log.count("engine: OpenVINO") == len(requests)
     usual = precision.chosen({})[1]
-    assert said.count(f"on cpu in {usual}") == len(asked)
+    assert log.count(f"on cpu in {usual}") == len(requests)
     for answers in (got, expected):  # nearly equal scores may change places
         answers[0] = [
-            dict(sorted((each["label"], each["score"]) for each in one)) for one in answers[0][0]
+            dict(sorted((text["label"], text["score"]) for text in one)) for one in answers[0][0]
         ]
     # In bfloat16 a part of what is largest, which kernels for other CPUs round otherwise.
     is_exact = usual == "float32"
@@ -186,19 +186,19 @@ def test_in_the_precision_that_is_usual_on_this_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
-    said, _ = answers_of(KINDS, tmp_path)
-    assert said["roberta"] < 1e-5 and said["distilbert"] < 1e-5
+    log, _ = answers_of(KINDS, tmp_path)
+    assert log["roberta"] < 1e-5 and log["distilbert"] < 1e-5
     # NaN where a padded place sees no token; windows that tracing has frozen.
-    assert "answers to 3 texts of up to 30 tokens differ" in said["modernbert"]
-    assert "cannot be converted" in said["longformer"]
+    assert "answers to 3 texts of up to 30 tokens differ" in log["modernbert"]
+    assert "cannot be converted" in log["longformer"]
 
 
 def test_without_being_asked_for_openvino_is_not_imported(tmp_path: Path) -> None:
     model = save("BertForSequenceClassification", tmp_path / "model", num_labels=2)
     plan = json.dumps([(str(model), {}, [{"inputs": TEXTS}])])
     program = SERVES.replace('assert "openvino" in', 'assert "openvino" not in')
-    _, said = answers_of(program, tmp_path, plan)
-    assert "engine" not in said
+    _, log = answers_of(program, tmp_path, plan)
+    assert "engine" not in log
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[A
     prepared = [model.prepare(request) for request in requests]
     answers = []
     for prediction, request in zip(model.predict(prepared), prepared, strict=True):
-        answer = request_reader.in_form(prediction, request)
+        answer = request_reader.format_answer(prediction, request)
         if isinstance(answer, Document):
             answers.append(answer.value)
         elif isinstance(answer, list):
@@ -151,8 +151,8 @@ def test_long_prompts_are_cut_on_the_left(chained: Generator, model_dir: Path) -
     # Megabytes are not read whole, and end as they would.
     text = " ".join(TEXTS * 20_000)
     model = load(model_dir)
-    cut, whole = ({"inputs": each, "parameters": {**GREEDY, "return_full_text": False}}
-                  for each in (text, " ".join(TEXTS * 40)))  # fmt: skip
+    cut, whole = ({"inputs": item, "parameters": {**GREEDY, "return_full_text": False}}
+                  for item in (text, " ".join(TEXTS * 40)))  # fmt: skip
     assert ask(model, cut) == ask(model, whole)
 
 
@@ -209,12 +209,12 @@ def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(model_dir: P
     together: list[list[Any]] = [[], []]
     streams = [streamed(1), streamed(2)]
     for step in range(12):
-        for one, told in zip(streams, together, strict=True):
-            told.append(next(one))
+        for one, expected_text in zip(streams, together, strict=True):
+            expected_text.append(next(one))
         if step == 5:
             assert ask(model, body(3, False)) == [whole]
     assert together == alone
-    assert [list(each) for each in streams] == [[], []]
+    assert [list(stream) for stream in streams] == [[], []]
     # Nothing is computed ahead of a reader, and one that leaves ends its thread.
     before = threading.enumerate()
     stream = streamed(1)
@@ -259,7 +259,7 @@ def test_a_bad_line_harms_no_other(chained: Generator) -> None:
     ]
     body = "\n".join(map(json.dumps, lines)).encode()
     request = chained.prepare(request_reader.read(body, "application/jsonlines", "/invocations"))
-    answer = request_reader.in_form(chained.predict([request])[0], request)
+    answer = request_reader.format_answer(chained.predict([request])[0], request)
     assert answer[0] == [{"generated_text": "0123"}]
     assert answer[1][0]["generated_text"][-1] == {"role": "assistant", "content": "Ci"}
     assert "7, not a text" in answer[2]["error"]["message"]

@@ -93,7 +93,7 @@ def ask(model: Generator, path: str = "/v1/completions", **body: Any) -> Any:
     request = request_reader.read(json.dumps(what).encode(), "application/json", path)
     prepared = model.prepare(request)
     (prediction,) = model.predict([prepared])
-    answer = request_reader.in_form(prediction, prepared)
+    answer = request_reader.format_answer(prediction, prepared)
     return list(answer.events) if body.get("stream") else answer.value
 
 
@@ -133,11 +133,14 @@ def test_a_text_that_goes_on_keeps_the_space_that_it_begins_with(model: Generato
     ids = reader(f"{PROMPT} good, said")["input_ids"]
     (number,) = ids[len(prompt_ids(model)) :][:1]
     whole = reader.decode([*prompt_ids(model), number])
-    own = whole.removeprefix(PROMPT)
-    assert own.startswith(" ")
+    continuation = whole.removeprefix(PROMPT)
+    assert continuation.startswith(" ")
     only = {"logit_bias": {str(number): 100}, "max_tokens": 1}
-    assert ask(model, **only)["choices"][0]["text"] == own
-    assert "".join(e["choices"][0]["text"] for e in ask(model, stream=True, **only)[:-1]) == own
+    assert ask(model, **only)["choices"][0]["text"] == continuation
+    assert (
+        "".join(e["choices"][0]["text"] for e in ask(model, stream=True, **only)[:-1])
+        == continuation
+    )
     # An answer begins with no space: nothing stands before it.
     reader.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
     body = {"prompt": None, "messages": [{"role": "user", "content": PROMPT}], **only}
@@ -158,7 +161,7 @@ def test_log_probabilities_are_the_models(model: Generator) -> None:
 def test_details_and_streams_name_special_tokens(model: Generator) -> None:
     reader = model.loaded.tokenizer
     end = Token(reader.eos_token_id, special=True)
-    written = Completion(prompt=0, place=0, text="a", tokens=[Token(9, "a"), end], finish=END)
+    written = Completion(prompt=0, index=0, text="a", tokens=[Token(9, "a"), end], finish=END)
     body = {"inputs": PROMPT, "parameters": {"details": True}}
     request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
     prepared = model.prepare(request)

@@ -48,7 +48,7 @@ def rows_of(model: Any, types: bool) -> list[TokenRow]:
     rows = []
     for length in LENGTHS:
         ids = random.integers(4, 50, length).tolist()
-        owners = [int(place > length // 2) for place in range(length)] if types else None
+        owners = [int(index > length // 2) for index in range(length)] if types else None
         rows.append(TokenRow(ids, owners))
     # Padding that a text spells, as "<pad>" does.
     rows[2].ids[4] = PAD
@@ -86,7 +86,7 @@ def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None
         rows[0] = TokenRow(rows[0].ids, rows[0].types, keep=[7, 2])
         rows[4] = TokenRow(rows[4].ids, rows[4].types, keep=[])
     expected = [alone(model, row, reading) for row in rows]
-    packed = PackedRows.of(model, f"AutoModel{head}", frozenset({"token_type_ids"}), {})
+    packed = PackedRows.from_model(model, f"AutoModel{head}", frozenset({"token_type_ids"}), {})
     assert packed is not None
     flat_attention.use(model)
     with torch.inference_mode():
@@ -99,11 +99,11 @@ def test_rows_are_no_longer_than_they_may_be_and_hold_every_text_once() -> None:
     packed = PackedRows(packed_rows.packed_encoders.FAMILIES["bert"], "head", 64, False)
     lengths = [30, 5, 17, 100, 41, 17, 9, 5, 64, 1]
     cuts = list(packed.cuts(lengths))
-    assert sorted(place for cut in cuts for place in cut) == list(range(len(lengths)))
+    assert sorted(index for cut in cuts for index in cut) == list(range(len(lengths)))
     for cut in cuts:
-        own = [lengths[place] for place in cut]
-        assert own == sorted(own)
-        assert len(cut) == 1 or sum(own) <= 64
+        cut_lengths = [lengths[index] for index in cut]
+        assert cut_lengths == sorted(cut_lengths)
+        assert len(cut) == 1 or sum(cut_lengths) <= 64
     assert list(packed.cuts([500])) == [[0]]
 
 
@@ -118,10 +118,10 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
     expected = Handlers(save("BertForSequenceClassification", tmp_path / "model", 7)).ask(texts)
     right = flat_attention.inputs_of
 
-    def without_borders(starts: torch.Tensor, longest: int) -> dict[str, Any]:
+    def merge_texts(starts: torch.Tensor, longest: int) -> dict[str, Any]:
         return right(starts[[0, -1]], int(starts[-1]))
 
-    monkeypatch.setattr(flat_attention, "inputs_of", without_borders)
+    monkeypatch.setattr(flat_attention, "inputs_of", merge_texts)
     served = Handlers(tmp_path / "model")
     assert served.model.loaded.layout is None  # type: ignore[attr-defined]
     assert "texts are padded: its answers would differ" in capsys.readouterr().out
@@ -141,9 +141,9 @@ class NoHost(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         everything = [*args, *(kwargs or {}).values(), result]
-        nested = [part for each in everything if isinstance(each, (list, tuple)) for part in each]
-        for each in [*everything, *nested]:
-            if isinstance(each, Tensor) and each.device.type == "cpu":
+        nested = [part for item in everything if isinstance(item, (list, tuple)) for part in item]
+        for argument in [*everything, *nested]:
+            if isinstance(argument, Tensor) and argument.device.type == "cpu":
                 raise AssertionError(f"{func} reads or makes a tensor on the host")
         return result
 
@@ -153,13 +153,13 @@ def test_a_row_is_computed_without_the_host(kind: str) -> None:
     """On tensors without numbers, as by flash attention: a copy from the device raises by itself,
     one to it is an operation on the host."""
     model = model_of(kind, "")
-    packed = PackedRows.of(model, "AutoModel", frozenset({"token_type_ids"}), {})
+    packed = PackedRows.from_model(model, "AutoModel", frozenset({"token_type_ids"}), {})
     assert packed is not None
     flat_attention.use(model)
     model = model.to("meta", torch.bfloat16)
     tokens, starts = torch.zeros(64, dtype=torch.int64, device="meta"), 6
     parts = [tokens, tokens, torch.zeros(starts, dtype=torch.int64, device="meta"), tokens]
-    with torch.inference_mode(), flat_attention.by_flash(), NoHost():
+    with torch.inference_mode(), flat_attention.force_flash_attention(), NoHost():
         hidden = packed.computed(model, parts if packed.takes_types else parts[:3], 30)
     assert hidden.shape[0] == 64
     assert hidden.device.type == "meta"

@@ -102,13 +102,13 @@ CHEAP = ("features", "clip", "llava")
 def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     case: str, tmp_path: Path
 ) -> None:
-    save, task, asked = CASES[case]
+    save, task, requested = CASES[case]
     torch.manual_seed(5)
     save(tmp_path)
     served = Handlers(tmp_path)
     assert served.model.task == task  # type: ignore[attr-defined]
     pipeline = made.pipeline(task, model=str(tmp_path), device="cpu")
-    for body, call in asked:
+    for body, call in requested:
         assert_close(served.ask(body), json_values(call(pipeline)), 1e-5, str(body)[-80:])
     for wrong, words in [
         ({"inputs": {"image": TEXT, "treshold": 0.5}}, "unknown parts 'treshold'"),

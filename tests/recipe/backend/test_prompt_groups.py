@@ -65,11 +65,11 @@ def request(inputs: Any, **parameters: Any) -> Any:
     return request_reader.read(body, "application/json", "/invocations")
 
 
-def alone(model: Generator, asked: Any, new: int) -> str:
+def alone(model: Generator, parameters: Any, new: int) -> str:
     """What `generate` writes after a prompt that has no neighbours."""
     reader: Any = model.loaded.tokenizer
     generating: Any = model.loaded.model
-    (prompt,) = model.prepare(asked).work
+    (prompt,) = model.prepare(parameters).work
     inputs = {"input_ids": torch.tensor([prompt.ids])}
     output = generating.generate(**inputs, max_new_tokens=new, do_sample=False, eos_token_id=3)
     return added(reader, prompt.ids, output[0])
@@ -89,12 +89,12 @@ def test_texts_of_a_group_are_those_of_generate_for_each_alone(kind: str, tmp_pa
     assert model.merges == (kind not in ("bart", "rwkv", "mamba"))
     drawn = random.Random(kind)
     prompts = [" ".join(drawn.choices(WORDS, k=count)) for count in (1, 5, 2, 5, 30, 60, 1)]
-    asked = {"max_new_tokens": 9, "return_full_text": False}
-    expected = [alone(model, request(text, **asked), 9) for text in prompts]
-    answers = predict(model, [request(text, **asked) for text in prompts])
+    parameters = {"max_new_tokens": 9, "return_full_text": False}
+    expected = [alone(model, request(text, **parameters), 9) for text in prompts]
+    answers = predict(model, [request(text, **parameters) for text in prompts])
     assert [answer[0][0]["generated_text"] for answer in answers] == expected
     # One request's texts keep its order, whichever share a batch.
-    (together,) = predict(model, [request(prompts, **asked)])
+    (together,) = predict(model, [request(prompts, **parameters)])
     assert [texts[0]["generated_text"] for texts in together] == expected
 
 
@@ -117,7 +117,7 @@ def test_prompts_of_equal_settings_share_a_batch(
         return write(loaded, prompts, *rest)
 
     monkeypatch.setattr(prompt_groups, "write", counted)
-    predict(gpt2, [request(word, max_new_tokens=3 + place % 2) for place, word in enumerate(WORDS)])
+    predict(gpt2, [request(word, max_new_tokens=3 + index % 2) for index, word in enumerate(WORDS)])
     assert sizes == [6, 5]
     # Padding would be penalised, too.
     predict(gpt2, [request(WORDS[:3], max_new_tokens=2, repetition_penalty=1.3)])
@@ -127,15 +127,15 @@ def test_prompts_of_equal_settings_share_a_batch(
 def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
     sampled = {"do_sample": True, "max_new_tokens": 9, "return_full_text": False}
 
-    def draw(*beside: str, seed: int, **more: Any) -> Any:
-        own = request("the film", seed=seed, **sampled, **more)
-        others = [request(text, max_new_tokens=5) for text in beside]
-        return list(predict(gpt2, [*others, own])[-1])
+    def draw(*extra: str, seed: int, **more: Any) -> Any:
+        seeded = request("the film", seed=seed, **sampled, **more)
+        others = [request(text, max_new_tokens=5) for text in extra]
+        return list(predict(gpt2, [*others, seeded])[-1])
 
     assert draw(seed=7) == draw("anna said", "who was in paris", seed=7)
     assert draw(seed=7) != draw(seed=8)
     several = draw(seed=7, num_return_sequences=3)
-    assert len({each["generated_text"] for each in several[0]}) > 1
+    assert len({entry["generated_text"] for entry in several[0]}) > 1
     assert several == draw("bad", seed=7, num_return_sequences=3)
     # As `generate` draws it with that seed.
     generating, reader = gpt2.loaded.model, gpt2.loaded.tokenizer
@@ -147,19 +147,19 @@ def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
     (answers,) = predict(
         gpt2, [request(["the film"] * 40, seed=7, **{**sampled, "max_new_tokens": 1})]
     )
-    written = [each[0]["generated_text"] for each in answers]
+    written = [entry[0]["generated_text"] for entry in answers]
     assert written[:8] != written[32:]
 
 
-@pytest.mark.parametrize("asked", [{}, {"seed": 3, "do_sample": True}])
+@pytest.mark.parametrize("parameters", [{}, {"seed": 3, "do_sample": True}])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
-    gpt2: Generator, value: float, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    gpt2: Generator, value: float, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first token of the vocabulary would be chosen, as the likeliest one."""
     model: Any = gpt2.loaded.model
-    good = request("film", max_new_tokens=6, **asked)
-    expected = predict(gpt2, [request("film", max_new_tokens=6, **asked)])
+    good = request("film", max_new_tokens=6, **parameters)
+    expected = predict(gpt2, [request("film", max_new_tokens=6, **parameters)])
     longest = gpt2.prepare(good).sizes[0]
     forward = model.forward
 
@@ -170,7 +170,7 @@ def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
         return output
 
     monkeypatch.setattr(model, "forward", exceed)
-    longer = request("who said film", max_new_tokens=12, **asked)
+    longer = request("who said film", max_new_tokens=12, **parameters)
     with pytest.raises(ArithmeticError, match="AMPHORA_DTYPE=float32"):
         predict(gpt2, [longer])
     assert predict(gpt2, [good]) == expected

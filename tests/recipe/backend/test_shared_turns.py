@@ -109,8 +109,8 @@ def test_who_does_the_work_and_leaves_does_it_as_long_as_others_wait(
     jobs.give()
     assert not working.is_done
     if others_leave:
-        for each in others:
-            jobs.leave(each)
+        for other in others:
+            jobs.leave(other)
     finish(jobs)
     assert work.begun == 1
     ends = [text for text in seen if ":" in text]

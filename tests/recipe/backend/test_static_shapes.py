@@ -44,11 +44,13 @@ def test_every_text_is_in_one_call_that_it_fits() -> None:
     buckets = Buckets.read({"AMPHORA_BUCKETS": "1x8,4x8,2x32"}, 48)
     lengths = [3, 9, 8, 32, 1, 7, 8, 8, 20, 5]
     calls = list(buckets.cuts(lengths))
-    assert sorted(place for places in calls for place in places) == list(range(10))
-    of_calls = [buckets.bucket(max(lengths[p] for p in places), len(places)) for places in calls]
-    for bucket, places in zip(of_calls, calls, strict=True):
-        assert len(places) <= bucket.rows
-        assert max(lengths[place] for place in places) <= bucket.length
+    assert sorted(index for positions in calls for index in positions) == list(range(10))
+    of_calls = [
+        buckets.bucket(max(lengths[p] for p in positions), len(positions)) for positions in calls
+    ]
+    for bucket, members in zip(of_calls, calls, strict=True):
+        assert len(members) <= bucket.rows
+        assert max(lengths[index] for index in members) <= bucket.length
     assert of_calls == [Bucket(8, 4), Bucket(8, 4), Bucket(32, 2), Bucket(32, 2)]
     assert buckets.bucket(5, 1) == Bucket(8, 1)
     with pytest.raises(BadRequest, match="33 tokens"):
@@ -62,9 +64,11 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
     seen: list[list[tuple[int, ...]]] = []
 
     def backend(graph: Any, inputs: list[Any]) -> Any:
-        sizes = [size for each in inputs if isinstance(each, torch.Tensor) for size in each.shape]
+        sizes = [
+            size for tensor in inputs if isinstance(tensor, torch.Tensor) for size in tensor.shape
+        ]
         assert not [size for size in (*inputs, *sizes) if isinstance(size, torch.SymInt)]
-        seen.append([tuple(each.shape) for each in inputs if each.dtype == torch.int64])
+        seen.append([tuple(tensor.shape) for tensor in inputs if tensor.dtype == torch.int64])
         return graph.forward
 
     torch._dynamo.reset()

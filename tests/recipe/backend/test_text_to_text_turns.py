@@ -87,7 +87,7 @@ def oracle(model: TextGenerator, texts: Sequence[str], settings: dict[str, Any])
         ]
         count = len(written) // len(some)
         entries += (written[start : start + count] for start in range(0, len(written), count))
-    single = all(len(own) == 1 for own in entries)
+    single = all(len(entry) == 1 for entry in entries)
     return [entry for (entry,) in entries] if single else entries
 
 
@@ -96,14 +96,14 @@ def together(jobs: Turns, model: Any, batches: Sequence[Sequence[Request]]) -> l
     work; each request has a thread of its own."""
     answers: list[Any] = []
 
-    def answer(place: int, later: Callable[[], Any]) -> None:
-        answers[place] = later()
+    def answer(index: int, later: Callable[[], Any]) -> None:
+        answers[index] = later()
 
     for batch in batches:
-        places = range(len(answers), len(answers) + len(batch))
+        indices = range(len(answers), len(answers) + len(batch))
         answers += [None] * len(batch)
-        works = zip(places, predict(model, batch), strict=True)
-        jobs.add([partial(answer, place, later) for place, later in works])
+        works = zip(indices, predict(model, batch), strict=True)
+        jobs.add([partial(answer, index, later) for index, later in works])
         jobs.give()
     while len(jobs):
         jobs.give()
@@ -113,30 +113,34 @@ def together(jobs: Turns, model: Any, batches: Sequence[Sequence[Request]]) -> l
 def test_requests_that_are_written_in_turns_are_answered_as_generate_does(
     model: TextGenerator, jobs: Turns
 ) -> None:
-    asked = [(TEXTS[:1], each) for each in SETTINGS] + [(TEXTS, each) for each in SETTINGS[:4]]
-    expected = [oracle(model, texts, settings) for texts, settings in asked]
-    requests = [request(texts, **settings) for texts, settings in asked]
+    requested = [(TEXTS[:1], setting) for setting in SETTINGS] + [
+        (TEXTS, setting) for setting in SETTINGS[:4]
+    ]
+    expected = [oracle(model, texts, settings) for texts, settings in requested]
+    requests = [request(texts, **settings) for texts, settings in requested]
     # In one batch, in which some are written with others, and each in a batch of its own.
     for size in (len(requests), 1):
         batches = [requests[start : start + size] for start in range(0, len(requests), size)]
         slices = jobs.slices
         answers = together(jobs, model, batches)
-        for (texts, settings), answer, wanted in zip(asked, answers, expected, strict=True):
+        for (texts, settings), answer, wanted in zip(requested, answers, expected, strict=True):
             assert list(answer) == wanted, f"{size}, {texts}: {settings}"
         assert jobs.slices - slices > 3 * len(requests)
-    assert len({json.dumps(answer) for answer in expected}) > len(asked) // 2, "they must differ"
+    assert len({json.dumps(answer) for answer in expected}) > len(requested) // 2, (
+        "they must differ"
+    )
 
 
 @pytest.mark.parametrize(
-    "own", [{"encoder_no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 30.0}]
+    "penalties", [{"encoder_no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 30.0}]
 )
 def test_padding_weighs_nothing_where_the_models_settings_weigh_the_source(
-    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    penalties: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A padding token that the model also writes was forbidden, or called for, beside others."""
     bart = made("BartForConditionalGeneration", tmp_path)
     settings = {"num_beams": 1, "max_new_tokens": 12}
-    for name, value in own.items():
+    for name, value in penalties.items():
         monkeypatch.setattr(bart.loaded.model.generation_config, name, value)
     plain = oracle(bart, ["who"], settings)[0]["generated_text"]
     reader: Any = bart.loaded.tokenizer
@@ -163,11 +167,11 @@ def test_a_text_that_ends_early_does_not_wait_for_the_whole_of_one_like_it(
         written[text] = generating.generate(**encoded, **settings)[0, 1:].tolist()
     # An end that one of them comes to soon, and another one never.
     long, short, end = next(
-        (one, other, written[other][place])
-        for place in range(1, 5)
+        (one, other, written[other][index])
+        for index in range(1, 5)
         for one in TEXTS
         for other in TEXTS
-        if len(written[one]) == 40 and written[other][place] not in written[one]
+        if len(written[one]) == 40 and written[other][index] not in written[one]
     )
     generating.generation_config.eos_token_id = end
     generating.generation_config.forced_eos_token_id = None
@@ -210,14 +214,14 @@ def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
     answers: dict[int, Any] = {}
     added: list[Job] = []
 
-    def ask(place: int, text: str) -> None:
+    def ask(position: int, text: str) -> None:
         (later,) = predict(t5, [request(text, **settings)])
-        added.extend(jobs.add([lambda: answers.update({place: list(later())})]))
+        added.extend(jobs.add([lambda: answers.update({position: list(later())})]))
         while not added[-1].turns:
             jobs.give()
 
-    for place, text in enumerate(texts[:4]):
-        ask(place, text)
+    for index, text in enumerate(texts[:4]):
+        ask(index, text)
     # The second one's client leaves while it waits, the third one's before it has had a turn.
     jobs.leave(added[1])
     (unread,) = jobs.add([predict(t5, [request(texts[4], **settings)])[0]])
@@ -231,7 +235,7 @@ def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
     while len(jobs):
         jobs.give()
     assert [rows for rows, _ in sizes] == [1, 1, 3]
-    assert answers == {place: expected[place] for place in (0, 2, 3, 5, 6)}
+    assert answers == {position: expected[position] for position in (0, 2, 3, 5, 6)}
 
 
 class Full(torch.OutOfMemoryError):
@@ -257,14 +261,14 @@ def test_what_does_not_fit_together_is_written_apart(
     requests = [request(text, **settings) for text in TEXTS[:2]] + [request(TEXTS[:3], **settings)]
     answers: dict[int, Any] = {}
 
-    def answer(place: int, later: Callable[[], Any]) -> None:
+    def answer(index: int, later: Callable[[], Any]) -> None:
         try:
-            answers[place] = list(later())
+            answers[index] = list(later())
         except torch.OutOfMemoryError as error:
-            answers[place] = str(error)
+            answers[index] = str(error)
 
     laters: Iterator[Any] = enumerate(predict(t5, requests))
-    jobs.add([partial(answer, place, later) for place, later in laters])
+    jobs.add([partial(answer, index, later) for index, later in laters])
     while len(jobs):
         jobs.give()
     assert answers == {0: expected[0], 1: expected[1], 2: "out of memory"}

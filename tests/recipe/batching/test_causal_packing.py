@@ -82,12 +82,12 @@ def padded(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
     return DocumentLayout(Padded(lengths, size, PAD), documents.weight(rows) + 3)
 
 
-def in_one_row(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
+def single_row_layout(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
     row = flat.row([documents.lengths[rows]])
     return DocumentLayout(Packed(row, size, PAD, 0), documents.weight(rows) + 3)
 
 
-@pytest.mark.parametrize("lay", [packed, padded, in_one_row])
+@pytest.mark.parametrize("lay", [packed, padded, single_row_layout])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_gradients_are_those_of_documents_alone(
@@ -95,14 +95,14 @@ def test_losses_and_gradients_are_those_of_documents_alone(
 ) -> None:
     model = make(kind, attention)
     documents = documents_of([30, 5, 17, 2, 41])
-    if attention == "eager" and lay is in_one_row:
+    if attention == "eager" and lay is single_row_layout:
         pytest.skip("a row without blocks has an attention of its own")
     rows = np.arange(5)
     expected = torch.stack([alone(model, documents, row) for row in rows])
     count = documents.weight(rows)
     wanted = gradients(model, expected[:, 0].sum() / count)
-    packed_decoders.take_documents(model)
-    if lay is in_one_row:
+    packed_decoders.patch_forward_for_documents(model)
+    if lay is single_row_layout:
         flat_attention.use(model)
     layout = lay(documents, rows)
     # In several parts, too, whose logits are not kept.
@@ -115,10 +115,10 @@ def test_losses_and_gradients_are_those_of_documents_alone(
     torch.testing.assert_close(answers[:5, 0] / count, expected[:, 0] / count, rtol=0, atol=1e-5)
     assert answers[:5, 1].tolist() == expected[:, 1].tolist()
     assert answers[5].tolist() == [0, 0]
-    found = gradients(model, answers[:, 0].sum() / count)
-    assert set(found) == set(wanted)
+    actual = gradients(model, answers[:, 0].sum() / count)
+    assert set(actual) == set(wanted)
     for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
     # What the model always took, it takes still.
     ids = torch.from_numpy(documents.tokens(0).astype(np.int64))[None]
     assert model(input_ids=ids).logits.shape == (1, 30, 50)

@@ -47,10 +47,10 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
         for row in rows
     ]
     expected = torch.cat(alone)
-    wanted = gradients(model, losses.of_samples(expected, labels).mean())
+    wanted = gradients(model, losses.sample_losses(expected, labels).mean())
     family = packed_encoders.family_of(model.config)
     assert family is not None
-    packed_encoders.take_packed(model)
+    packed_encoders.patch_forward_for_packing(model)
     if attention == cpu_kernels.ATTENTION:
         cpu_kernels.lighten(model, packed_attention=True)
         assert model.config._attn_implementation == cpu_kernels.ATTENTION
@@ -63,10 +63,10 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
     logits = model(**layout.tensors(samples, rows)).logits
     assert logits.shape == (SIZE, 3)
     torch.testing.assert_close(logits[:5], expected, rtol=0, atol=1e-5)
-    found = gradients(model, losses.of_samples(logits[:5], labels).mean())
-    assert set(found) == set(wanted)
+    output = gradients(model, losses.sample_losses(logits[:5], labels).mean())
+    assert set(output) == set(wanted)
     for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(output[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_every_family_is_held_to_that() -> None:
@@ -91,7 +91,7 @@ def test_samples_of_nearly_one_length_get_a_block_each() -> None:
     shape = plan.shape([windows[step] for step in steps])
     assert (shape.rows, shape.length) == (16, 128)
     for step in steps:
-        assert len(set(shape.place(windows[step]))) == len(step)
+        assert len(set(shape.assign_blocks(windows[step]))) == len(step)
     # Where most are far shorter than the longest, they share blocks as before.
     windows[1:] = drawn.integers(20, 60, 1999)
     shape = plan.shape([windows[step] for step in plan.steps(windows, 16, 7, 0, True)])
@@ -107,7 +107,7 @@ def test_what_cannot_be_packed_has_four_lengths_at_most() -> None:
     samples, layout = samples_of(lengths.tolist()), Padded(chosen, 8, PAD)
     shapes = {layout.tensors(samples, step)["input_ids"].shape for step in steps}
     assert shapes == {(8, length) for length in chosen}
-    assert lengths.sum() / sum(layout.places(samples, step) for step in steps) > 0.65
+    assert lengths.sum() / sum(layout.computed_tokens(samples, step) for step in steps) > 0.65
 
 
 @pytest.mark.parametrize("spread", [True, False])

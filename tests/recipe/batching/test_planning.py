@@ -50,10 +50,10 @@ def drawn(seed: int, count: int, kind: str) -> Rows:
 def test_each_sample_is_once_in_an_epoch_and_a_plan_is_a_function_of_its_arguments(
     lengths: list[int], size: int, balanced: bool, seed: int, epoch: int
 ) -> None:
-    of_samples = np.asarray(lengths)
-    first, again = (packing.steps(of_samples, size, seed, epoch, balanced) for _ in range(2))
+    sample_losses = np.asarray(lengths)
+    first, again = (packing.steps(sample_losses, size, seed, epoch, balanced) for _ in range(2))
     assert [step.tolist() for step in first] == [step.tolist() for step in again]
-    evaluated = packing.in_order(of_samples, size, balanced)
+    evaluated = packing.ordered_batches(sample_losses, size, balanced)
     for plan in (first, evaluated):
         assert sorted(np.concatenate(plan).tolist()) == list(range(len(lengths)))
     full, rest = divmod(len(lengths), size)
@@ -78,7 +78,9 @@ def test_processes_and_accumulated_batches_share_the_steps_of_one_process(
     one, many = whole.epoch(1, balanced), shared.epoch(1, balanced)
     assert len(many) == len(one) * accumulation
     for number, ((rows, total),) in enumerate(one):
-        parts = [part for at in range(accumulation) for part in many[number * accumulation + at]]
+        parts = [
+            part for index in range(accumulation) for part in many[number * accumulation + index]
+        ]
         assert len(parts) == processes * accumulation
         assert all(len(part) <= size and weight == total for part, weight in parts)
         assert sorted(row for part, _ in parts for row in part) == sorted(rows)
@@ -99,17 +101,23 @@ def test_processes_have_like_sums_of_tokens(kind: str, processes: int) -> None:
 def one_by_one(samples: Samples, rows: Rows, batch: dict[str, Any]) -> None:
     """See that each sample lies in one piece in a packed batch, apart from all others."""
     ids, segments = batch["input_ids"], batch["segments"]
-    found: dict[tuple[int, int], Rows] = {}
+    results: dict[tuple[int, int], Rows] = {}
     for block, number in {(int(b), int(segments[b, p])) for b, p in segments.nonzero()}:
-        places = (segments[block] == number).nonzero()[:, 0]
-        assert places.tolist() == list(range(int(places[0]), int(places[-1]) + 1))
-        assert batch["position_ids"][block, places].tolist() == list(range(len(places)))
-        found[block * ids.shape[1] + int(places[0]), len(places)] = ids[block, places].numpy()
+        computed_tokens = (segments[block] == number).nonzero()[:, 0]
+        assert computed_tokens.tolist() == list(
+            range(int(computed_tokens[0]), int(computed_tokens[-1]) + 1)
+        )
+        assert batch["position_ids"][block, computed_tokens].tolist() == list(
+            range(len(computed_tokens))
+        )
+        results[block * ids.shape[1] + int(computed_tokens[0]), len(computed_tokens)] = ids[
+            block, computed_tokens
+        ].numpy()
     assert (ids[segments == 0] == PAD).all()
-    assert len(found) == len(rows)
-    for at, row in enumerate(rows):
-        own = samples.tokens(row)
-        assert (found[int(batch["first"][at]), len(own)] == own).all()
+    assert len(results) == len(rows)
+    for index, row in enumerate(rows):
+        tokens = samples.tokens(row)
+        assert (results[int(batch["first"][index]), len(tokens)] == tokens).all()
 
 
 @settings(max_examples=30)
@@ -121,7 +129,7 @@ def test_every_batch_of_every_epoch_has_the_first_one_s_shape_or_blocks_more(
     training = batches.Training(samples=samples, size=size, seed=1)
     of_first = [samples.lengths[rows] for rows in training.rows(1, True)]
     layout = Packed(packing.shape(of_first), size, PAD, 0)
-    assert all(layout.shape.holds(each) for each in of_first)
+    assert all(layout.shape.holds(step) for step in of_first)
     for ((rows, _),) in training.epoch(epoch, True):
         batch = layout.tensors(samples, rows)
         assert batch["input_ids"].shape[0] >= layout.shape.rows
@@ -135,8 +143,8 @@ def test_later_epochs_hardly_ever_need_another_shape(kind: str, size: int) -> No
     lengths = drawn(1, 4096, kind)
     shape = packing.shape([lengths[step] for step in packing.steps(lengths, size, 5, 0, True)])
     later = [step for epoch in (1, 2) for step in packing.steps(lengths, size, 5, epoch, True)]
-    needed = [int(shape.place(lengths[step]).max()) + 1 for step in later]
-    assert sum(each > shape.rows for each in needed) <= len(needed) // 50
+    needed = [int(shape.assign_blocks(lengths[step]).max()) + 1 for step in later]
+    assert sum(step > shape.rows for step in needed) <= len(needed) // 50
     assert max(needed) <= shape.rows + 1
 
 
@@ -146,7 +154,7 @@ def test_a_batch_without_room_gets_a_block_more_and_nothing_is_cut() -> None:
     assert batch["input_ids"].shape == (3, 64)
     one_by_one(samples, np.arange(4), batch)
     with pytest.raises(ValueError, match="a sample of 60 tokens in blocks of 32"):
-        Shape(9, 32).place(samples.lengths)
+        Shape(9, 32).assign_blocks(samples.lengths)
 
 
 # Shares of real tokens: at least 94 % of large batches, and of small ones what laying out every batch
@@ -198,13 +206,13 @@ def test_pairs_keep_their_types_and_padding_is_as_before(lengths: list[int], siz
         # Places without a sample hold the first one again.
         again = (size - len(rows)) * samples.lengths[rows[0]]
         assert int(rectangle["attention_mask"].sum()) == samples.lengths[rows].sum() + again
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             end = samples.lengths[row]
-            assert (rectangle["input_ids"][at, :end].numpy() == samples.tokens(row)).all()
-            assert (rectangle["token_type_ids"][at, :end].numpy() == samples.types_of(row)).all()
-            start = int(flat["first"][at])
-            found = flat["token_type_ids"].flatten()[start : start + end]
-            assert (found.numpy() == samples.types_of(row)).all()
+            assert (rectangle["input_ids"][index, :end].numpy() == samples.tokens(row)).all()
+            assert (rectangle["token_type_ids"][index, :end].numpy() == samples.types_of(row)).all()
+            start = int(flat["first"][index])
+            actual = flat["token_type_ids"].flatten()[start : start + end]
+            assert (actual.numpy() == samples.types_of(row)).all()
 
 
 @settings(max_examples=25)
@@ -229,9 +237,9 @@ def learned_once(documents: Documents, rows: Rows, batch: dict[str, Any], most: 
     assert int(real.sum()) == documents.weight(rows)
     ids = batch["input_ids"].flatten()
     assert (ids[batch["places"][real] + 1] == batch["targets"][real]).all()
-    for at, row in enumerate(rows):
-        own = documents.successors(row)[1].tolist()
-        assert batch["targets"][real & (batch["owners"] == at)].tolist() == own
+    for index, row in enumerate(rows):
+        tokens = documents.successors(row)[1].tolist()
+        assert batch["targets"][real & (batch["owners"] == index)].tolist() == tokens
 
 
 def test_padding_is_that_of_the_best_lengths() -> None:
@@ -239,10 +247,10 @@ def test_padding_is_that_of_the_best_lengths() -> None:
     random = np.random.default_rng(0)
     for _ in range(20):
         of_steps = [random.integers(1, 40, 3) for _ in range(random.integers(1, 12))]
-        tops = sorted({-(-int(each.max()) // 4) * 4 for each in of_steps})
+        tops = sorted({-(-int(step.max()) // 4) * 4 for step in of_steps})
 
-        def places(chosen: tuple[int, ...], of_steps: Any = of_steps) -> int:
-            return sum(min(c for c in chosen if c >= each.max()) for each in of_steps)
+        def computed_tokens(chosen: tuple[int, ...], of_steps: Any = of_steps) -> int:
+            return sum(min(c for c in chosen if c >= step.max()) for step in of_steps)
 
         every = [
             chosen
@@ -250,7 +258,7 @@ def test_padding_is_that_of_the_best_lengths() -> None:
             for chosen in itertools.combinations(tops, count)
             if chosen[-1] == tops[-1]
         ]
-        assert places(packing.buckets(of_steps)) == min(map(places, every))
+        assert computed_tokens(packing.buckets(of_steps)) == min(map(computed_tokens, every))
 
 
 def test_nothing_is_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +292,10 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path) -> None:
 def test_any_part_of_a_random_order_is_that_of_the_whole(count: int) -> None:
     whole = packing.permuted(0, count, count, (3, 1))
     assert np.sort(whole).tolist() == list(range(count))
-    parts = [packing.permuted(at, min(count, at + 7), count, (3, 1)) for at in range(0, count, 7)]
+    parts = [
+        packing.permuted(index, min(count, index + 7), count, (3, 1))
+        for index in range(0, count, 7)
+    ]
     assert np.array_equal(np.concatenate(parts), whole)
     if count > 60:
         assert not np.array_equal(packing.permuted(0, count, count, (3, 2)), whole)
@@ -318,8 +329,8 @@ def test_a_large_epoch_is_planned_as_it_goes_on(
     # A training that is resumed asks for no step before.
     planned.clear()
     again = packing.steps(lengths, size, 0, 1, balanced)
-    for at in (len(steps) - 1, len(steps) // 2, len(steps) // 2 + 1):
-        assert np.array_equal(again[at], in_order[at])
+    for index in (len(steps) - 1, len(steps) // 2, len(steps) // 2 + 1):
+        assert np.array_equal(again[index], in_order[index])
     assert len(planned) <= 3
     other = packing.steps(lengths, size, 0, 2, balanced)
     assert not np.array_equal(np.concatenate([other[0], other[1]]),
@@ -349,7 +360,7 @@ def test_the_shape_of_a_large_epoch_takes_its_longest_sample(
         shape = packing.shape([lengths[rows] for rows in drawn])
         assert shape.length >= 120
         for rows in training.rows(1, True):
-            shape.place(lengths[rows])  # raises where there is no place
+            shape.assign_blocks(lengths[rows])  # raises where there is no place
     of_steps = [
         [np.sort(np.concatenate([rows for rows, _ in batch])) for batch in training.epoch(0, True)]
         for training in trainings

@@ -37,7 +37,7 @@ def tokenised(rows: Sequence[list[int]], first: int) -> Samples:
         "token_type_ids": [[token % 2 for token in row] for row in rows],
         "label": list(range(first, first + len(rows))),
     }
-    return Samples.of(datasets.Dataset.from_dict(table, datasets.Features(columns)))
+    return Samples.from_dataset(datasets.Dataset.from_dict(table, datasets.Features(columns)))
 
 
 def processes_of(
@@ -81,7 +81,7 @@ def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
     is_padded = "attention_mask" in batch
     firsts = range(0, len(ids), width) if is_padded else batch["first"].tolist()
     mask = batch["attention_mask" if is_padded else "segments"].flatten()
-    found = []
+    results = []
     for first, row, label in zip(
         firsts, batch["rows"].tolist(), batch["labels"].tolist(), strict=True
     ):
@@ -95,11 +95,11 @@ def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
             assert batch["position_ids"].flatten()[first : first + count].tolist() == list(
                 range(count)
             )
-        found.append((row, label, tokens.tolist()))
-    used = sum(len(tokens) for *_, tokens in found)
+        results.append((row, label, tokens.tolist()))
+    used = sum(len(tokens) for *_, tokens in results)
     assert is_padded or int((ids != PAD).sum()) == used, "nothing but these samples"
     assert (ids[mask == 0] == PAD).all()
-    return found
+    return results
 
 
 @settings(max_examples=40)
@@ -117,7 +117,7 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
         training = Training(
             samples=samples, size=size, accumulation=accumulation, seed=7, world=world
         )
-        lengths = [samples.lengths[of] for of in training.typical(kind != "padded")]
+        lengths = [samples.lengths[items] for items in training.typical(kind != "padded")]
         layout = layout_of(kind, size, lengths)
         loader: Any = batches.training_loader(training, layout, pin_memory=False)
         loader.set_epoch(epoch)

@@ -24,7 +24,7 @@ HOSTS = ("a", "a", "b", "c", "c", "c")
 ROWS = {"a": 401, "b": 0, "c": 1_000}
 
 
-def of_host(name: str) -> Samples:
+def host_samples(name: str) -> Samples:
     """Samples whose tokens and labels tell their host and row."""
     random = np.random.default_rng(ord(name))
     lengths = random.integers(1, 60, ROWS[name])
@@ -35,16 +35,16 @@ def of_host(name: str) -> Samples:
 
 def together() -> list[tuple[Samples, list[int]]]:
     """What each of the processes has after they have told each other."""
-    told: list[Any] = [None] * len(HOSTS)
+    exchanged: list[Any] = [None] * len(HOSTS)
     barrier = threading.Barrier(len(HOSTS))
 
     def process(rank: int) -> tuple[Samples, list[int]]:
         def exchange(value: Any) -> list[Any]:
-            told[rank] = value
+            exchanged[rank] = value
             barrier.wait(240)
-            return list(told)
+            return list(exchanged)
 
-        return sharded(of_host(HOSTS[rank]), HOSTS, rank, exchange)
+        return sharded(host_samples(HOSTS[rank]), HOSTS, rank, exchange)
 
     with ThreadPoolExecutor(len(HOSTS)) as pool:
         return list(pool.map(process, range(len(HOSTS))))
@@ -53,14 +53,14 @@ def together() -> list[tuple[Samples, list[int]]]:
 @pytest.fixture(scope="module")
 def processes() -> list[Samples]:
     """The samples that each process sees."""
-    each = together()
-    assert all(rows == [401, 0, 1_000] for _, rows in each)
-    return [samples for samples, _ in each]
+    group = together()
+    assert all(rows == [401, 0, 1_000] for _, rows in group)
+    return [samples for samples, _ in group]
 
 
 def test_all_see_the_same_rows_and_each_the_tokens_of_its_own(processes: list[Samples]) -> None:
     assert len({samples.fingerprint() for samples in processes}) == 1
-    labels = np.concatenate([of_host(name).labels for name in ROWS])
+    labels = np.concatenate([host_samples(name).labels for name in ROWS])
     for samples, host in zip(processes, HOSTS, strict=True):
         assert len(samples) == 1_401
         assert samples.labels.tolist() == labels.tolist()
@@ -71,7 +71,7 @@ def test_all_see_the_same_rows_and_each_the_tokens_of_its_own(processes: list[Sa
     with pytest.raises(IndexError, match="on another host"):
         processes[0].tokens(401)
     with pytest.raises(IndexError, match="on another host"):
-        processes[5].places(np.asarray([500, 3]))
+        processes[5].token_positions(np.asarray([500, 3]))
 
 
 @pytest.mark.parametrize("balanced", [True, False])
@@ -103,7 +103,7 @@ def test_every_row_is_trained_once_in_an_epoch_by_its_own_host(
             of_steps.append(weight)
         weights.append(of_steps[::accumulation])
     assert seen == Counter(range(1_401))
-    assert all(each == weights[0] for each in weights)
+    assert all(weight == weights[0] for weight in weights)
     assert sum(weights[0]) == 1_401
     assert max(weights[0]) - min(weights[0]) <= 2  # one row more of each host, at most
 
@@ -123,7 +123,7 @@ def test_every_row_is_evaluated_once_with_its_own_label(
     processes: list[Samples], balanced: bool
 ) -> None:
     layout = Packed(Shape(16, 64), 8, 0, 0) if balanced else Padded((60,), 8, 0)
-    found: Counter[tuple[int, int]] = Counter()
+    results: Counter[tuple[int, int]] = Counter()
     counts = set()
     for rank, samples in enumerate(processes):
         world = World(processes=len(HOSTS), rank=rank)
@@ -132,22 +132,26 @@ def test_every_row_is_evaluated_once_with_its_own_label(
         for batch in batches:
             real = batch["rows"] >= 0
             pairs = zip(batch["rows"][real].tolist(), batch["labels"][real].tolist(), strict=True)
-            found.update(pairs)
+            results.update(pairs)
             assert batch["total"].tolist() == [1_401]
     assert len(counts) == 1  # as a sharded model computes together
-    assert found == Counter(enumerate(processes[0].labels.tolist()))
+    assert results == Counter(enumerate(processes[0].labels.tolist()))
 
 
 def test_documents_weigh_the_same_on_every_host() -> None:
     starts = np.asarray([0, 3, 5])
     learned = np.asarray([False, True, True, False, True])
-    own = Documents(np.arange(5), starts, np.asarray([2, 1]), learned)
+    local_documents = Documents(np.arange(5), starts, np.asarray([2, 1]), learned)
     none = Documents(np.empty(0), np.zeros(1, dtype=int), np.empty(0, dtype=int), np.empty(0))
-    told = [(np.diff(each.starts), each.labels, each.fingerprint()) for each in (own, none)]
-    both = [
-        sharded(each, ("x", "y"), rank, lambda _: told)[0] for rank, each in enumerate((own, none))
+    exchanged = [
+        (np.diff(documents.starts), documents.labels, documents.fingerprint())
+        for documents in (local_documents, none)
     ]
-    assert [each.weight(np.asarray([0, 1])) for each in both] == [3, 3]
+    both = [
+        sharded(documents, ("x", "y"), rank, lambda _: exchanged)[0]
+        for rank, documents in enumerate((local_documents, none))
+    ]
+    assert [documents.weight(np.asarray([0, 1])) for documents in both] == [3, 3]
     assert both[0].successors(1)[1].tolist() == [4]
     assert isinstance(both[1], Documents)
 
@@ -159,9 +163,9 @@ def test_columns_of_lists_are_read_in_batches_of_any_chunks() -> None:
     split = datasets.Dataset(table).add_column("label", list(range(len(lists))))
     rows = [17, 3, 27_999, 9_000, 9_001]
     for chosen in (range(len(lists)), rows):
-        samples = Samples.of(split.select(chosen))
+        samples = Samples.from_dataset(split.select(chosen))
         assert samples.labels.tolist() == list(chosen)
-        assert [samples.tokens(at).tolist() for at in range(len(samples))] == [
+        assert [samples.tokens(index).tolist() for index in range(len(samples))] == [
             lists[row] for row in chosen
         ]
 
@@ -170,12 +174,14 @@ def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
     rows, names = 10_000, [f"algo-{host}" for host in range(64) for _ in range(8)]
     # Every host has the same lengths, in an order of its own, and the last one a tenth fewer rows.
     lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.7, rows), 3, 128).astype(np.uint8)
-    told: list[Any] = [None] * len(names)
+    exchanged: list[Any] = [None] * len(names)
     for host in range(64):
-        own = np.random.default_rng(host).permutation(lengths)[: rows - (host == 63) * rows // 10]
-        told[host * 8] = own, np.zeros(len(own), dtype=np.int64), str(host)
-    first = Samples(np.zeros(0), np.cumsum([0, *told[0][0]]), told[0][1])
-    samples, _ = sharded(first, names, 0, lambda _: told)
+        local_lengths = np.random.default_rng(host).permutation(lengths)[
+            : rows - (host == 63) * rows // 10
+        ]
+        exchanged[host * 8] = local_lengths, np.zeros(len(local_lengths), dtype=np.int64), str(host)
+    first = Samples(np.zeros(0), np.cumsum([0, *exchanged[0][0]]), exchanged[0][1])
+    samples, _ = sharded(first, names, 0, lambda _: exchanged)
     training = Training(samples=samples, size=32, world=World(processes=len(names)))
     epoch = training.epoch(0, True)
     seen = np.zeros(len(samples), dtype=int)

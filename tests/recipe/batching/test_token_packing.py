@@ -57,11 +57,11 @@ def windows(judged: bool) -> Windows:
     return Windows(ids(), STARTS, labels, none, none, judged)
 
 
-def check(model: PreTrainedModel, wanted: torch.Tensor, found: torch.Tensor) -> None:
+def check(model: PreTrainedModel, wanted: torch.Tensor, actual: torch.Tensor) -> None:
     """Losses [samples], and the gradients of their sum."""
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-5)
     expected = gradients(model, wanted.sum())
-    got = gradients(model, found.sum())
+    got = gradients(model, actual.sum())
     assert set(got) == set(expected)
     for name, gradient in expected.items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=2e-5, msg=name)
@@ -88,24 +88,24 @@ def test_words_are_tagged_as_alone(kind: str, packed: bool) -> None:
              for row in ROWS]  # fmt: skip
     tags = [torch.tensor(samples.tags[samples.span(row)]).long() for row in ROWS]
     wanted = torch.stack([
-        functional.cross_entropy(logits, own, ignore_index=NOT_LEARNED, reduction="sum")
-        for logits, own in zip(alone, tags, strict=True)
+        functional.cross_entropy(logits, word_tags, ignore_index=NOT_LEARNED, reduction="sum")
+        for logits, word_tags in zip(alone, tags, strict=True)
     ])  # fmt: skip
-    token_heads.take_tags(model, 0.0)
+    token_heads.patch_forward_for_tags(model, 0.0)
     learned, words = samples.weight(ROWS), samples.words()
     layout = layout_of(TagLayout, packed, model, learned, words)
     batch = layout.tensors(samples, ROWS)
-    said = model(**batch).logits
-    assert said.shape == (SIZE, 1 + 3 * words)
+    packed_logits = model(**batch).logits
+    assert packed_logits.shape == (SIZE, 1 + 3 * words)
     for row in ROWS:
         heads = samples.heads[samples.span(row)]
-        judged = said[row, 1:].reshape(3, words)[:, : heads.sum()].detach()
+        judged = packed_logits[row, 1:].reshape(3, words)[:, : heads.sum()].detach()
         expected = alone[row].detach()[torch.tensor(heads)].softmax(-1).max(-1)
         torch.testing.assert_close(judged[0].long(), expected.indices)
         torch.testing.assert_close(judged[1], expected.values, rtol=0, atol=1e-5)
         assert (judged[2].numpy() == samples.tags[samples.span(row)][heads]).all()
-        assert (said[row, 1 + 2 * words + heads.sum() :] == token_heads.NO_TAG).all()
-    check(model, wanted, said[: len(ROWS), 0])
+        assert (packed_logits[row, 1 + 2 * words + heads.sum() :] == token_heads.NO_TAG).all()
+    check(model, wanted, packed_logits[: len(ROWS), 0])
 
 
 @pytest.mark.parametrize(("kind", "packed"), PAIRS)
@@ -114,19 +114,19 @@ def test_answers_are_found_as_alone(kind: str, packed: bool) -> None:
     outputs = [model(input_ids=torch.tensor(samples.tokens(row))[None].long()) for row in ROWS]
     spans = torch.tensor(samples.labels[:, :2])
     wanted = torch.stack([
-        (functional.cross_entropy(each.start_logits[0], span[0])
-         + functional.cross_entropy(each.end_logits[0], span[1])) / 2
-        for each, span in zip(outputs, spans, strict=True)
+        (functional.cross_entropy(output.start_logits[0], span[0])
+         + functional.cross_entropy(output.end_logits[0], span[1])) / 2
+        for output, span in zip(outputs, spans, strict=True)
     ])  # fmt: skip
-    token_heads.take_spans(model)
+    token_heads.patch_forward_for_spans(model)
     layout = layout_of(WindowLayout, packed, model, max(LENGTHS), True)
-    said = model(**layout.tensors(samples, ROWS)).logits
+    logits = model(**layout.tensors(samples, ROWS)).logits
     for row in ROWS:
-        both = said[row, 1:].reshape(2, max(LENGTHS))
+        both = logits[row, 1:].reshape(2, max(LENGTHS))
         expected = torch.stack([outputs[row].start_logits[0], outputs[row].end_logits[0]])
         torch.testing.assert_close(both[:, : LENGTHS[row]], expected, rtol=0, atol=1e-5)
         assert (both[:, LENGTHS[row] :] < -1e8).all()
-    check(model, wanted, said[: len(ROWS), 0])
+    check(model, wanted, logits[: len(ROWS), 0])
 
 
 @pytest.mark.parametrize("task", ["TOKEN_CLS", "QUESTION_ANS"])
@@ -136,17 +136,21 @@ def test_around_adapters_too(task: str) -> None:
     samples: Any = tagged(True) if is_words else windows(True)
     more = (samples.weight(ROWS), samples.words()) if is_words else (max(LENGTHS), True)
     kind = TagLayout if is_words else WindowLayout
-    said = []
+    logits = []
     for adapters in (None, 4):
         model: Any = make("bert", "TokenClassification" if is_words else "QuestionAnswering")
         batch = layout_of(kind, True, model, *more).tensors(samples, ROWS)
         batch["token_type_ids"] = (batch["position_ids"] > 3).long()
         model = lora.wrap(model, Hyperparameters(lora_r=adapters), (), task, trains_head=True)
-        (token_heads.take_tags(model, 0.0) if is_words else token_heads.take_spans(model))
-        said.append(model.eval()(**batch).logits)
+        (
+            token_heads.patch_forward_for_tags(model, 0.0)
+            if is_words
+            else token_heads.patch_forward_for_spans(model)
+        )
+        logits.append(model.eval()(**batch).logits)
         if adapters:
             assert model.peft_config["default"].task_type == task
-    torch.testing.assert_close(said[1], said[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-6)
 
 
 def test_every_family_is_held_to_that() -> None:

@@ -73,8 +73,8 @@ def read(path: Path, reader: str) -> tuple[str, int]:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    *said, peak = done.stdout.splitlines()
-    return "\n".join(said), int(peak)
+    *output, peak = done.stdout.splitlines()
+    return "\n".join(output), int(peak)
 
 
 @pytest.mark.heavy
@@ -93,13 +93,13 @@ def test_a_small_file_of_gigabytes_is_refused_by_name(
     path = tmp_path / name
     make(path)
     assert path.stat().st_size < 20 << 20
-    said, peak = read(path, "formats")
-    assert str(path) in said
-    assert "takes more memory than the 1.07 GB that are free" in said
+    output, peak = read(path, "formats")
+    assert str(path) in output
+    assert "takes more memory than the 1.07 GB that are free" in output
     assert peak < PEAK
 
 
 def test_the_first_rows_are_read_within_bounds_too(tmp_path: Path) -> None:
     repeated_value(tmp_path / "train.parquet")
-    said, peak = read(tmp_path / "train.parquet", "head")
-    assert peak < PEAK, said[:200]
+    output, peak = read(tmp_path / "train.parquet", "head")
+    assert peak < PEAK, output[:200]

@@ -62,7 +62,7 @@ def _outcome(folder: Path, more: dict[str, Any]) -> Any:
         [(row.get("text"), np.asarray(row["label"]).tolist()) for row in split]
         for split in (splits.train, splits.evaluation)
     ]
-    return splits.labels, rows, splits.found
+    return splits.labels, rows, splits.notes
 
 
 @pytest.mark.parametrize("start", range(4))
@@ -75,9 +75,11 @@ def test_labels_read_in_pieces_are_those_read_at_once(
         folder = tmp_path / str(seed)
         folder.mkdir()
         columns = _columns(draw)
-        for at in range(draw.choice([1, 1, 2])):
+        for index in range(draw.choice([1, 1, 2])):
             table = pa.table(columns)
-            pq.write_table(table, folder / f"{at}.parquet", row_group_size=draw.choice([2, 7, 100]))
+            pq.write_table(
+                table, folder / f"{index}.parquet", row_group_size=draw.choice([2, 7, 100])
+            )
         more = draw.choice([{}, {}, {"problem_type": "multi_label_classification"},
                             {"label_separator": ";"}])  # fmt: skip
         at_once = _outcome(folder, more)
@@ -99,10 +101,10 @@ def test_rows_of_many_small_files_do_not_all_stay_in_memory(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(spool, "_MANY", before + 5_000_000)
     (tmp_path / "data").mkdir()
-    for at in range(12):
-        texts = [f"a text number {n} of file {at} {'and more ' * 20}" for n in range(10_000)]
+    for index in range(12):
+        texts = [f"a text number {n} of file {index} {'and more ' * 20}" for n in range(10_000)]
         table = pa.table({"text": texts, "label": [n % 2 for n in range(10_000)]})
-        pq.write_table(table, tmp_path / "data" / f"{at}.parquet")
+        pq.write_table(table, tmp_path / "data" / f"{index}.parquet")
     del texts, table
     splits = classification.load({"train": tmp_path / "data"}, Hyperparameters())
     assert pa.total_allocated_bytes() - before < 12e6 < splits.train.data.nbytes
@@ -128,8 +130,8 @@ def test_numbers_of_which_few_are_told_are_refused_where_one_is_none(
     numbers = [f"{n}.5" for n in range(50)]
     table = pa.table({"text": [f"text {n}" for n in range(50)], "label": numbers})
     pq.write_table(table, tmp_path / "rows.parquet")
-    told = labelled_rows.distinct(formats.read(tmp_path / "rows.parquet"), "label", False)
-    assert told.table.num_rows == 5
+    distinct = labelled_rows.distinct(formats.read(tmp_path / "rows.parquet"), "label", False)
+    assert distinct.table.num_rows == 5
     splits = classification.load({"train": tmp_path}, Hyperparameters())
     assert splits.labels.problem == "regression"
     assert sorted([*splits.train["label"], *splits.evaluation["label"]]) == [

@@ -66,7 +66,7 @@ def test_files_of_several_formats_are_one_split(tmp_path: Path) -> None:
     (tmp_path / "deep" / "a.json").write_text("\n\n".join(rows))
     splits = load({"train": tmp_path, "test": tmp_path})
     assert sorted(texts_and_names(splits)) == sorted(ROWS)
-    assert "train data: 30 rows" in splits.found[0] and "csv (semicolon), jsonl" in splits.found[0]
+    assert "train data: 30 rows" in splits.notes[0] and "csv (semicolon), jsonl" in splits.notes[0]
 
 
 def test_a_file_without_a_header_is_read(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_texts_of_classes_may_have_equally_many_commas(tmp_path: Path, commas: l
         lines = [f"well, {name} {line}" for line in range(6)]
         if name in commas:
             (tmp_path / name / "0").write_text("\n".join(lines))
-    found = load({"train": tmp_path, "test": tmp_path})
-    assert sorted(set(found.labels.names)) == ["a", "b"]
-    assert len(found.train) == 8
+    loaded = load({"train": tmp_path, "test": tmp_path})
+    assert sorted(set(loaded.labels.names)) == ["a", "b"]
+    assert len(loaded.train) == 8
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_columns_are_found_and_overridden(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(delimited(rows, ",", "text,label,title,shelf"))
     with pytest.raises(DataError, match="text_column=text; or text_column=title"):
         load({"train": tmp_path})
-    found = load({"train": tmp_path}, ignore_columns="title").found
-    assert "text 'text', label 'label'" in "\n".join(found)
+    notes = load({"train": tmp_path}, ignore_columns="title").notes
+    assert "text 'text', label 'label'" in "\n".join(notes)
     splits = load({"train": tmp_path}, text_column="title", label_column="shelf")
     assert splits.labels.names == ("0", "1", "2")
     assert texts_and_names(splits)[0][0].startswith("other")
@@ -229,7 +229,7 @@ def test_one_channel_with_a_dataset_dict_keeps_class_names_and_splits(tmp_path: 
     sizes = [len(splits.train), len(splits.evaluation)]
     assert sizes == [12, 3]
     assert splits.test is None
-    notes = "\n".join(splits.found)
+    notes = "\n".join(splits.notes)
     assert "test has no labels" in notes
     assert "unsupervised is not used" in notes
 
@@ -260,7 +260,7 @@ def test_a_channel_of_its_own_wins_over_a_file_in_another(tmp_path: Path) -> Non
         (tmp_path / name).write_text(delimited(ROWS[:count], ","))
     splits = load({"train": tmp_path / "in", "test": tmp_path / "other.csv"})
     assert [len(splits.train), len(splits.evaluation)] == [30, 5]
-    assert [line for line in splits.found if "in/test.csv is not used" in line]
+    assert [line for line in splits.notes if "in/test.csv is not used" in line]
 
 
 def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").touch()
     splits = load({"train": tmp_path})
     assert len(splits.train) + len(splits.evaluation) == 30
-    assert [line for line in splits.found if "empty.csv is empty" in line]
+    assert [line for line in splits.notes if "empty.csv is empty" in line]
 
 
 @pytest.mark.parametrize("name", ["a (1).csv", "a - Copy.csv", "a copy 2.csv", "a(2).csv"])
@@ -305,12 +305,12 @@ GOOD = delimited(ROWS, ",")
 def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
     rows = [{"text": [None, " ", "fine"][n % 3], "label": n % 2} for n in range(30)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = load({"train": tmp_path}).found
-    assert any(line.startswith("20 rows of") and "have no text" in line for line in found)
+    notes = load({"train": tmp_path}).notes
+    assert any(line.startswith("20 rows of") and "have no text" in line for line in notes)
 
 
 def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path) -> None:
-    letters = [f"{letter}{place},{letter}\n" for place in range(3) for letter in "abcdefABCDEF"]
+    letters = [f"{letter}{index},{letter}\n" for index in range(3) for letter in "abcdefABCDEF"]
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.csv").write_text("text,label\n" + "".join(letters))
     assert load({"train": tmp_path / "letters"}).labels.names == tuple("ABCDEFabcdef")
@@ -491,7 +491,7 @@ def test_a_separator_makes_several_labels_of_one_cell(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "one,a; b\ntwo,b\nthree,\n" * 5)
     splits = load({"train": tmp_path}, label_separator=";")
     assert splits.labels.names == ("a", "b")
-    assert "2 labels (any number per row): a (" in "\n".join(splits.found)
+    assert "2 labels (any number per row): a (" in "\n".join(splits.notes)
     assert [0.0, 0.0] in splits.train["label"][:]
 
 
@@ -512,7 +512,7 @@ def test_problem_type_decides_where_it_is_given(tmp_path: Path) -> None:
     assert load(channels).labels.problem == "single_label_classification"
     as_numbers = load(channels, problem_type="regression")
     assert as_numbers.labels.problem == "regression"
-    assert "label: a number from 1 to 5" in "\n".join(as_numbers.found)
+    assert "label: a number from 1 to 5" in "\n".join(as_numbers.notes)
     with pytest.raises(HyperparameterError, match="problem_type has value 'number'"):
         load(channels, problem_type="number")
 

@@ -69,7 +69,7 @@ def as_json_columns(path: Path, rows: Sequence[Row]) -> None:
 
 
 def as_pandas_json(path: Path, rows: Sequence[Row]) -> None:
-    columns = {name: {str(at): row[name] for at, row in enumerate(rows)} for name in rows[0]}
+    columns = {name: {str(index): row[name] for index, row in enumerate(rows)} for name in rows[0]}
     path.write_text(json.dumps(columns, indent=1))
 
 
@@ -140,7 +140,7 @@ class Layout:
     """The front matter of a README.md in the first channel."""
 
 
-def in_train(**of_split: str) -> dict[str, str]:
+def train_folder(**of_split: str) -> dict[str, str]:
     return {f"train/{path}": split for split, path in of_split.items()}
 
 
@@ -151,12 +151,12 @@ def keyword_layouts() -> list[Layout]:
         "test": ["test", "testing", "holdout", "held-out", "testset"],
     }
     shapes = ["{}", "my_{}", "{}-00000-of-00001", "imdb.{}.v2", "data/{}", "{}/part-0", "x/{}/y"]
-    found = []
-    for number, (split, word) in enumerate((s, w) for s, each in words.items() for w in each):
+    results = []
+    for number, (split, word) in enumerate((s, w) for s, row in words.items() for w in row):
         shape = shapes[number % len(shapes)]
         files = {f"data/{shape.format('train')}": "train", f"data/{shape.format(word)}": split}
-        found.append(Layout(f"{shape} {word}", files))
-    return found
+        results.append(Layout(f"{shape} {word}", files))
+    return results
 
 
 LAYOUTS = [
@@ -164,24 +164,24 @@ LAYOUTS = [
     Layout("three channels", {"train/a": "train", "validation/b": "validation", "test/c": "test"}),
     Layout("one channel, no split", {"reviews/a": "train"}),
     Layout("two files, no split", {"training/a": "train", "training/b": "train"}),
-    Layout("hub, data/", in_train(train="data/train-00000-of-00001", test="data/test-00000-of-00001",
+    Layout("hub, data/", train_folder(train="data/train-00000-of-00001", test="data/test-00000-of-00001",
                                   validation="data/validation-00000-of-00001")),
-    Layout("hub, default/", in_train(train="default/train/0000", test="default/test/0000")),
-    Layout("hub, plain_text/", {**in_train(train="plain_text/train-00000-of-00001",
+    Layout("hub, default/", train_folder(train="default/train/0000", test="default/test/0000")),
+    Layout("hub, plain_text/", {**train_folder(train="plain_text/train-00000-of-00001",
                                            test="plain_text/test-00000-of-00001"),
                                 "train/plain_text/unsupervised-00000-of-00001": NOWHERE}),
-    Layout("below the root", in_train(train="downloads/v1/data/train-00000-of-00001",
+    Layout("below the root", train_folder(train="downloads/v1/data/train-00000-of-00001",
                                       test="downloads/v1/data/test-00000-of-00001")),
     Layout("shards", {"train/train-00000-of-00002": "train", "train/train-00001-of-00002": "train",
                       "train/test-00000-of-00001": "test"}),
-    Layout("folders in data/", in_train(train="data/train/part-0", test="data/test/part-0")),
-    Layout("suffixed", in_train(train="sst2_train", validation="sst2_dev")),
-    Layout("unnamed beside test", in_train(train="reviews", test="test"), refused=["may be of any split"]),
-    Layout("unnamed folder beside test", in_train(train="reviews/part-0", test="test/part-0"),
+    Layout("folders in data/", train_folder(train="data/train/part-0", test="data/test/part-0")),
+    Layout("suffixed", train_folder(train="sst2_train", validation="sst2_dev")),
+    Layout("unnamed beside test", train_folder(train="reviews", test="test"), refused=["may be of any split"]),
+    Layout("unnamed folder beside test", train_folder(train="reviews/part-0", test="test/part-0"),
            refused=["may be of any split"]),
-    Layout("all beside train", {**in_train(train="train", test="test"), "train/everything": NOWHERE}),
-    Layout("MNLI", {**in_train(train="train", validation="dev_matched", test="test_matched")}),
-    Layout("dev within train", in_train(train="train/a", validation="train/dev")),
+    Layout("all beside train", {**train_folder(train="train", test="test"), "train/everything": NOWHERE}),
+    Layout("MNLI", {**train_folder(train="train", validation="dev_matched", test="test_matched")}),
+    Layout("dev within train", train_folder(train="train/a", validation="train/dev")),
     Layout("test channel of the whole", {"train/train": "train", "train/test": NOWHERE,
                                          "test/train": NOWHERE, "test/test": "test"}),
     Layout("test file in the eval channel", {"train/a": "train", "validation/test": "validation"}),
@@ -210,7 +210,7 @@ LAYOUTS = [
            refused=["belongs_to", "Rename it to split"]),
     Layout("both in a name, and a column", {"data/train_test": "train"}, column="partition"),
     Layout("is_valid", {"data/texts": "train"}, column="is_valid"),
-    Layout("card", in_train(train="x/train-0", test="x/test-0"),
+    Layout("card", train_folder(train="x/train-0", test="x/test-0"),
            card="configs:\n- config_name: default\n  data_files:\n  - split: train\n"
                 "    path: x/train-*\n  - split: test\n    path: x/test-*\n"),
     Layout("card against names", {"train/x/test-0": "train", "train/x/train-0": "test"},
@@ -343,19 +343,19 @@ def cases() -> list[Case]:
     draw = random.Random(SEED)
     read_kinds = [kind for kind in KINDS if not kind.refused]
     read_layouts = [layout for layout in LAYOUTS if not layout.refused]
-    found: list[Case] = []
+    results: list[Case] = []
     pairs = [(layout, name) for layout in LAYOUTS[:-12] for name in draw.sample(sorted(FORMATS), 6)]
     for layout, name in pairs:
         fit = [kind for kind in read_kinds if FORMATS[name].typed or not kind.typed]
-        found.append((layout, name, draw.choice(fit)))
+        results.append((layout, name, draw.choice(fit)))
     for layout in LAYOUTS[-12:]:
         for name in draw.sample(sorted(FORMATS), 2):
-            found.append((layout, name, draw.choice(read_kinds[:15])))
+            results.append((layout, name, draw.choice(read_kinds[:15])))
     for kind in KINDS:
         fit_formats = [name for name in FORMATS if FORMATS[name].typed or not kind.typed]
         for name in draw.sample(fit_formats, 3):
-            found.append((draw.choice(read_layouts), name, kind))
-    return found
+            results.append((draw.choice(read_layouts), name, kind))
+    return results
 
 
 def make(folder: Path, case: Case, draw: random.Random) -> tuple[dict[str, Path], Truth]:
@@ -369,10 +369,10 @@ def make(folder: Path, case: Case, draw: random.Random) -> tuple[dict[str, Path]
         if layout.column == "is_valid":
             splits = ["train"] * 12 + ["validation"] * 4
         rows = []
-        for at, of_row in enumerate(splits):
+        for index, of_row in enumerate(splits):
             number = next(hyphens)
             text = f'{of_row} row {number}, said "so" ; and it was {draw.choice(["fine", "bad"])}'
-            label = ("pos", "neg")[at % 2]
+            label = ("pos", "neg")[index % 2]
             row = kind.row(number, text, label)
             if layout.column == "is_valid":
                 row["is_valid"] = str(of_row != "train")
@@ -420,7 +420,7 @@ def judge(folders: Mapping[str, Path], truth: Truth, case: Case) -> str | None:
         missing = [word for word in (layout.refused or kind.refused) if word not in str(error)]
         return f"{missing} are not in: {error}" if missing else None
     if refused:
-        return f"read, and should be refused by {refused}: {splits.found}"
+        return f"read, and should be refused by {refused}: {splits.notes}"
     train, evaluation = rows_of(splits, "train"), rows_of(splits, "evaluation")
     test = None if splits.test is None else rows_of(splits, "test")
     last = truth.get("test") if "validation" in truth else None
@@ -431,7 +431,7 @@ def judge(folders: Mapping[str, Path], truth: Truth, case: Case) -> str | None:
         right = train == truth["train"] and evaluation == held_in
     if right and test == last:
         return None
-    return f"train {sorted(train)[:3]}, evaluation {sorted(evaluation)[:3]}: {splits.found}"
+    return f"train {sorted(train)[:3]}, evaluation {sorted(evaluation)[:3]}: {splits.notes}"
 
 
 @pytest.mark.filterwarnings("ignore:.*Saving the dataset")
@@ -444,8 +444,8 @@ def test_made_up_data_is_read_as_it_is_or_refused(tmp_path: Path) -> None:
     for number, case in enumerate(made):
         folder = tmp_path / str(number)
         channel_folders, truth = make(folder, case, draw)
-        if said := judge(channel_folders, truth, case):
-            wrong.append(f"{number}: {case[0].name} | {case[1]} | {case[2].name}: {said[:600]}")
+        if mistake := judge(channel_folders, truth, case):
+            wrong.append(f"{number}: {case[0].name} | {case[1]} | {case[2].name}: {mistake[:600]}")
     assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(wrong)
 
 
@@ -471,10 +471,10 @@ def test_names_say_what_they_say_to_the_datasets_library(tmp_path: Path) -> None
             file.write_text('{"text": "a", "label": 1}\n')
         root = (tmp_path / str(number) / path.partition("/")[0]).resolve()
         theirs = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
-        expected = {str(split): {Path(each) for each in files} for split, files in theirs.items()}
-        asked = layout.hyperparameters.get("dataset_config_name")
+        expected = {str(split): {Path(row) for row in files} for split, files in theirs.items()}
+        requested = layout.hyperparameters.get("dataset_config_name")
         try:
-            ours = channels.find({root.name: root}, asked).files
+            ours = channels.find({root.name: root}, requested).files
         except DataError:
             unlike.add(layout.name)
             continue
@@ -485,5 +485,5 @@ def test_names_say_what_they_say_to_the_datasets_library(tmp_path: Path) -> None
 
 def test_the_table_of_formats_is_that_of_the_code() -> None:
     text = (ROOT / "docs" / "DATA.md").read_text()
-    for each in FORMAT_ROWS:
-        assert f"| {each.name} | {each.suffixes} | {each.what} |" in text
+    for row in FORMAT_ROWS:
+        assert f"| {row.name} | {row.suffixes} | {row.what} |" in text

@@ -120,7 +120,7 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
      {}, (11, 1, 0), ["glad", "sad"], ["iteration-1.manifest"]),
     ("Ground Truth, several labels", {"output.manifest": jsonl([
         {"source": f"text {n}", "topics": [0, 1][: 1 + n % 2], "topics-metadata": {
-            "class-map": {str(at): ["news", "art"][at] for at in range(1 + n % 2)},
+            "class-map": {str(index): ["news", "art"][index] for index in range(1 + n % 2)},
             "type": "groundtruth/text-classification-multilabel"}} for n in range(N)])},
      {}, (11, 1, 0), ["art", "news"], []),
     ("TweetEval of the hub", TWEETS,
@@ -166,10 +166,10 @@ def test_a_public_layout_is_read(
 ) -> None:
     splits = load(write(tmp_path, files), **hyperparameters)
     sizes = [len(splits.train), len(splits.evaluation), len(splits.test) if splits.test else 0]
-    assert sizes == list(rows), splits.found
-    assert list(splits.labels.names) == classes, splits.found
+    assert sizes == list(rows), splits.notes
+    assert list(splits.labels.names) == classes, splits.notes
     for word in notes:
-        assert word in "\n".join(splits.found)
+        assert word in "\n".join(splits.notes)
 
 
 @pytest.mark.parametrize(

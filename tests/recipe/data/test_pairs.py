@@ -96,16 +96,16 @@ def test_hidden_labels_are_not_evaluated_and_rows_without_one_are_left_out(tmp_p
     assert (len(splits.train), len(splits.evaluation), splits.test) == (30, 3, None)
     assert set(splits.train["label"]) == {0, 1, 2}
     assert splits.train["text"][2:4] == [FIRST[2], FIRST[4]]
-    told = "\n".join(splits.found)
-    assert "10 rows of" in told
-    assert "test has no labels" in told
+    notes = "\n".join(splits.notes)
+    assert "10 rows of" in notes
+    assert "test has no labels" in notes
     train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
     write(train, "sentence1,sentence2,gold_label", FIRST, SECOND, ["a", "b", "-", "c"] * 10)
     write(test, "sentence1,sentence2,gold_label", FIRST, SECOND, ["-1"] * 40)
     splits = classification.load({"train": train, "test": test}, Hyperparameters())
     assert splits.labels.names == ("a", "b", "c")
     assert len(splits.train) + len(splits.evaluation) == 30
-    assert any("test.tsv has no labels" in line for line in splits.found)
+    assert any("test.tsv has no labels" in line for line in splits.notes)
 
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -145,7 +145,7 @@ def test_pairs_are_joined_and_cut_as_the_tokenizer_does(kind: str, side: str, li
     assert types == wanted.get("token_type_ids")
     assert (types is None) == (kind == "roberta")
     if side == "right":
-        read_whole = [encoding.beginning(tokenizer, each, limit) == each for each in first]
+        read_whole = [encoding.beginning(tokenizer, item, limit) == item for item in first]
         assert not all(read_whole)
 
 
@@ -156,7 +156,7 @@ def tokenised(kind: str = "bert", count: int = 5) -> Samples:
     first, second = zip(*pairs, strict=True)
     labels = [number % 3 for number in range(count)]
     rows = datasets.Dataset.from_dict({"text": first, "text_pair": second, "label": labels})
-    return Samples.of(tokens.tokenise(rows, tokenizer_of(kind), 64))
+    return Samples.from_dataset(tokens.tokenise(rows, tokenizer_of(kind), 64))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "deberta", "padded bert"])
@@ -184,8 +184,8 @@ def test_logits_and_gradients_are_those_of_pairs_alone(kind: str) -> None:
         alone.append(
             model(**{k: torch.from_numpy(v.astype(np.int64))[None] for k, v in inputs.items()})
         )
-    expected = torch.cat([each.logits for each in alone])
-    losses.of_samples(expected, labels).mean().backward()
+    expected = torch.cat([output.logits for output in alone])
+    losses.sample_losses(expected, labels).mean().backward()
     wanted = {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
     packed = packed_encoders.family_of(model.config) is not None and not kind.startswith("padded")
     layout = text_classification.CLASSES.layout(model, packed, SIZE, PAD, [(samples, rows)])
@@ -194,7 +194,7 @@ def test_logits_and_gradients_are_those_of_pairs_alone(kind: str) -> None:
     model.zero_grad()
     logits = model(**layout.tensors(samples, rows)).logits
     torch.testing.assert_close(logits[:5], expected, rtol=0, atol=1e-5)
-    losses.of_samples(logits[:5], labels).mean().backward()
+    losses.sample_losses(logits[:5], labels).mean().backward()
     for name, weight in model.named_parameters():
         if name in wanted:
             torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
@@ -214,8 +214,10 @@ def test_a_swap_of_columns_is_other_data() -> None:
     rows = {"text": ["w1 w2"], "text_pair": ["w3"], "label": [0]}
     swapped = {"text": ["w3"], "text_pair": ["w1 w2"], "label": [0]}
     one, other = (
-        Samples.of(tokens.tokenise(datasets.Dataset.from_dict(each), tokenizer_of("bert"), 32))
-        for each in (rows, swapped)
+        Samples.from_dataset(
+            tokens.tokenise(datasets.Dataset.from_dict(columns), tokenizer_of("bert"), 32)
+        )
+        for columns in (rows, swapped)
     )
     assert one.fingerprint() != other.fingerprint()
     untyped = batches.Samples(one.token_ids, one.starts, one.labels)

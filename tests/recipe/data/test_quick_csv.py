@@ -37,7 +37,7 @@ def plain(draw: random.Random) -> str:
     return draw.choice([word for word in WORDS if '"' not in word and "," not in word])
 
 
-def in_quotes(draw: random.Random) -> str:
+def quoted_word(draw: random.Random) -> str:
     word = draw.choice([*WORDS, "two\nlines", "two\r\nlines", '""', '""""'])
     return f'"{word}"' if draw.random() < 0.6 or '"' in word or "," in word else word
 
@@ -45,7 +45,7 @@ def in_quotes(draw: random.Random) -> str:
 def odd(draw: random.Random) -> str:
     """Now and then what `csv` takes as it stands, or refuses."""
     rare = ['a"b', 'a"', '"a" ', '"a"b', ' "a"', "a\rb", '"a\rb"', "a\0b", '""x']
-    word = in_quotes(draw)
+    word = quoted_word(draw)
     return draw.choice(rare) if draw.random() < 1e-4 else word.replace("\n", " ")
 
 
@@ -63,7 +63,7 @@ def read(
     return part.table.to_pylist(), list(map(int, part.lines if part.lines is not None else []))
 
 
-@pytest.mark.parametrize("write", [plain, in_quotes, odd])
+@pytest.mark.parametrize("write", [plain, quoted_word, odd])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_and_lines_are_those_of_csv(
@@ -132,8 +132,8 @@ def test_many_rows_are_a_mapped_file_without_a_name(
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["n", "y"])}
     )
-    table = pa.table({"text": [f"text {at}" for at in range(5_000)],
-                      "label": [at % 2 for at in range(5_000)]})  # fmt: skip
+    table = pa.table({"text": [f"text {index}" for index in range(5_000)],
+                      "label": [index % 2 for index in range(5_000)]})  # fmt: skip
     table = table.cast(features.arrow_schema)
     with (tmp_path / "train.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows(

@@ -79,19 +79,22 @@ def test_rows_are_those_of_all_together(
         assert repr(part.table.to_pylist()) == repr(expected.to_pylist())  # NaN is not equal
         strings = {field.name for field in expected.schema if pa.types.is_string(field.type)}
         for name in names:
-            first = next((at for at, row in enumerate(rows)
+            first = next((position for position, row in enumerate(rows)
                           if isinstance(row.get(name), (list, dict))), None)  # fmt: skip
             is_mixed = name in strings and first is not None
             assert part.mixed.get(name) == (part.where(first or 0) if is_mixed else None)
-    at = [sum(gaps[: row + 1]) + row + 1 for row in range(len(rows))]
-    assert list(map(int, read.lines if read.lines is not None else [])) == at
+    index = [sum(gaps[: row + 1]) + row + 1 for row in range(len(rows))]
+    assert list(map(int, read.lines if read.lines is not None else [])) == index
 
 
 def test_many_rows_are_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(spool, "_IN_MEMORY", 10_000)
     monkeypatch.setattr(json_rows, "_ROWS_AT_ONCE", 100)
-    rows = [{"text": f"text {at}", "label": at % 2 if at < 2_900 else "odd"} for at in range(3_000)]
+    rows = [
+        {"text": f"text {index}", "label": index % 2 if index < 2_900 else "odd"}
+        for index in range(3_000)
+    ]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     before = pa.total_allocated_bytes()
     part = formats.read(tmp_path / "train.jsonl")
@@ -104,14 +107,14 @@ def test_many_rows_are_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_document_that_is_read_whole_warns_if_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"text": f"text {at} ]}}", "label": at % 2} for at in range(300)]
+    rows = [{"text": f"text {index} ]}}", "label": index % 2} for index in range(300)]
     path = tmp_path / "train.json"
     path.write_text(json.dumps({"train": rows, "test": rows[:5]}))
     for times, warns in ((10, False), (1, True)):
         monkeypatch.setattr(memory, "available", lambda times=times: times * path.stat().st_size)
         assert formats.read(path).table.num_rows == 305
-        told = capsys.readouterr().out
-        assert (f"warning: {path} (0 MB of characters), one JSON document," in told) == warns
+        output = capsys.readouterr().out
+        assert (f"warning: {path} (0 MB of characters), one JSON document," in output) == warns
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -122,16 +125,19 @@ def test_manifests_are_read_some_rows_at_a_time(
     names = draw.sample(["mood", "topic", "label"], draw.randint(1, 2))
     first_rows = {name: draw.choice([0, 0, 9]) for name in names}
     records, expected = [], []
-    for at in range(20):
-        record: dict[str, Any] = {"source": f"text {at}"}
-        row: dict[str, Any] = {"text": f"text {at}", **dict.fromkeys(names)}
+    for index in range(20):
+        record: dict[str, Any] = {"source": f"text {index}"}
+        row: dict[str, Any] = {"text": f"text {index}", **dict.fromkeys(names)}
         for name in names:
-            if at < first_rows[name]:
+            if index < first_rows[name]:
                 continue
             fails = draw.random() < 0.1
-            about = {"class-name": f"{name} {at % 3}", **({"failure-reason": "?"} if fails else {})}
-            record |= {name: at % 3, f"{name}-metadata": about}
-            row[name] = None if fails else f"{name} {at % 3}"
+            about = {
+                "class-name": f"{name} {index % 3}",
+                **({"failure-reason": "?"} if fails else {}),
+            }
+            record |= {name: index % 3, f"{name}-metadata": about}
+            row[name] = None if fails else f"{name} {index % 3}"
         if len(names) == 1:
             row.setdefault("label", row[names[0]])
         records.append(record)

@@ -104,7 +104,7 @@ def described(task: str, made: Any, rows: Sequence[Mapping[str, Any]]) -> str:
     A role that is no column as it stands has its first value, as JSON.
     """
     # Of columns that hold the same, the one that the log says is read.
-    read = " ".join(made.found)
+    read = " ".join(made.notes)
     columns = dict(sorted(_columns(rows).items(), key=lambda item: repr(item[0]) not in read))
     words = [task]
     for role in made.train.column_names:
@@ -500,7 +500,7 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "token-classification tokens=tokens tags=[\"PROPN\", \"VERB\"]", features={"text": Value("string"), "tokens": STRINGS, "lemmas": STRINGS, "upos": List(ClassLabel(names=["PROPN", "VERB"])), "head": STRINGS}),
     shape("doccano", "masked", lambda n: {"id": n, "text": ADA, "label": SPANS},
           "? task=token-classification > token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),
-    shape("prodigy", "masked", lambda n: { "text": ADA, "answer": "accept", "tokens": [{"text": word, "id": at} for at, word in enumerate(ADA.split())], "spans": [{"start": 9, "end": 12, "token_start": 2, "token_end": 2, "label": "PER"}], },
+    shape("prodigy", "masked", lambda n: { "text": ADA, "answer": "accept", "tokens": [{"text": word, "id": index} for index, word in enumerate(ADA.split())], "spans": [{"start": 9, "end": 12, "token_start": 2, "token_end": 2, "label": "PER"}], },
           "token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),
     shape("Kaggle's sentences and lists", "masked", lambda n: {"Sentence": ADA, "Tag": str(IS_ADA["tags"])},
           "? task=token-classification > token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),

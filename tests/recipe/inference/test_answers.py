@@ -31,7 +31,7 @@ NUMBERS = {name: number for number, name in ENTAILMENT.items()}
 MASKED = ["the film was [MASK] .", "[MASK] said paris was [MASK]", "who [MASK]"]
 
 
-def asked(inputs: Any, **parameters: Any) -> dict[str, Any]:
+def question_body(inputs: Any, **parameters: Any) -> dict[str, Any]:
     return {"inputs": inputs, "parameters": parameters} if parameters else {"inputs": inputs}
 
 
@@ -40,40 +40,40 @@ PAIR, PAIRS = (
     [{"text": A, "text_pair": B}, {"text": B, "text_pair": A}],
 )
 CLASSIFIED = [
-    asked(A), asked([A]), asked(TEXTS), asked(A, top_k=1), asked(A, top_k=2), asked(A, top_k=None),
-    asked([A], top_k=2), asked(TEXTS, top_k=None), asked(A, top_k=9),
-    asked(A, function_to_apply="sigmoid"), asked(TEXTS, function_to_apply="none"),
-    asked(TEXTS, function_to_apply="softmax", top_k=None), asked(A, truncation=True),
-    asked(A, padding=True, truncation=True, max_length=8), asked(PAIR), asked(PAIRS),
-    asked(PAIR, top_k=None), asked(PAIRS, top_k=2), PAIR, asked([PAIRS[0]]),
+    question_body(A), question_body([A]), question_body(TEXTS), question_body(A, top_k=1), question_body(A, top_k=2), question_body(A, top_k=None),
+    question_body([A], top_k=2), question_body(TEXTS, top_k=None), question_body(A, top_k=9),
+    question_body(A, function_to_apply="sigmoid"), question_body(TEXTS, function_to_apply="none"),
+    question_body(TEXTS, function_to_apply="softmax", top_k=None), question_body(A, truncation=True),
+    question_body(A, padding=True, truncation=True, max_length=8), question_body(PAIR), question_body(PAIRS),
+    question_body(PAIR, top_k=None), question_body(PAIRS, top_k=2), PAIR, question_body([PAIRS[0]]),
 ]  # fmt: skip
 TAGGED = [
-    asked(B), asked([B]), asked(TEXTS), asked([B], aggregation_strategy="none"),
-    *(asked(B, aggregation_strategy=name) for name in ("simple", "first", "average", "max")),
-    asked(TEXTS, aggregation_strategy="simple"), asked(B, ignore_labels=[]),
-    asked(TEXTS, ignore_labels=["O", "B-PER"]),
-    asked(LONG * 2, aggregation_strategy="first", stride=8),
-    asked([B.split(), A.split()], is_split_into_words=True),
-    asked(B.split(), is_split_into_words=True, aggregation_strategy="simple"),
-    asked([B.split(), ["who"]], is_split_into_words=True, delimiter="-", ignore_labels=[]),
+    question_body(B), question_body([B]), question_body(TEXTS), question_body([B], aggregation_strategy="none"),
+    *(question_body(B, aggregation_strategy=name) for name in ("simple", "first", "average", "max")),
+    question_body(TEXTS, aggregation_strategy="simple"), question_body(B, ignore_labels=[]),
+    question_body(TEXTS, ignore_labels=["O", "B-PER"]),
+    question_body(LONG * 2, aggregation_strategy="first", stride=8),
+    question_body([B.split(), A.split()], is_split_into_words=True),
+    question_body(B.split(), is_split_into_words=True, aggregation_strategy="simple"),
+    question_body([B.split(), ["who"]], is_split_into_words=True, delimiter="-", ignore_labels=[]),
 ]  # fmt: skip
 CHOSEN = [
-    asked(A, candidate_labels=["film", "paris"]), asked(A, candidate_labels="film, paris, who"),
-    asked([A], candidate_labels=["film", "paris"]), asked(TEXTS, candidate_labels=["film", "who"]),
-    asked(A, candidate_labels=["film", "paris"], multi_label=True),
-    asked(A, candidate_labels=["film"]),
-    asked(TEXTS[:2], candidate_labels=["a b", "c"], hypothesis_template="was {} good"),
-    asked(LONG * 3, candidate_labels=["film", "who was in paris"]),
+    question_body(A, candidate_labels=["film", "paris"]), question_body(A, candidate_labels="film, paris, who"),
+    question_body([A], candidate_labels=["film", "paris"]), question_body(TEXTS, candidate_labels=["film", "who"]),
+    question_body(A, candidate_labels=["film", "paris"], multi_label=True),
+    question_body(A, candidate_labels=["film"]),
+    question_body(TEXTS[:2], candidate_labels=["a b", "c"], hypothesis_template="was {} good"),
+    question_body(LONG * 3, candidate_labels=["film", "who was in paris"]),
 ]  # fmt: skip
 FILLED = [
-    asked(MASKED[0]), asked([MASKED[0]]), asked(MASKED), asked(MASKED[1]), asked(MASKED[0], top_k=2),
-    asked(MASKED, top_k=1), asked(MASKED[0], targets=["good", "bad"]),
-    asked(MASKED[1], targets="paris", top_k=1),
-    asked(MASKED[0], tokenizer_kwargs={"truncation": True}),
+    question_body(MASKED[0]), question_body([MASKED[0]]), question_body(MASKED), question_body(MASKED[1]), question_body(MASKED[0], top_k=2),
+    question_body(MASKED, top_k=1), question_body(MASKED[0], targets=["good", "bad"]),
+    question_body(MASKED[1], targets="paris", top_k=1),
+    question_body(MASKED[0], tokenizer_kwargs={"truncation": True}),
 ]  # fmt: skip
 FEATURES = [
-    asked(A), asked([A]), asked(TEXTS), asked(A, truncation=True),
-    asked(TEXTS, tokenize_kwargs={"truncation": True, "max_length": 6}),
+    question_body(A), question_body([A]), question_body(TEXTS), question_body(A, truncation=True),
+    question_body(TEXTS, tokenize_kwargs={"truncation": True, "max_length": 6}),
 ]  # fmt: skip
 
 
@@ -145,13 +145,13 @@ def best_spans(model: Any, question: str, context: str, longest: int = 15) -> li
         output = model(**encoded)
     owners = encoded.sequence_ids(0)
     # "No answer", the first token, takes its part of the probability.
-    able = torch.tensor([owner == 1 or place == 0 for place, owner in enumerate(owners)])
+    able = torch.tensor([owner == 1 or index == 0 for index, owner in enumerate(owners)])
     start, end = (
         torch.where(able, logits[0], -1e4).softmax(-1)
         for logits in (output.start_logits, output.end_logits)
     )
-    found: dict[str, dict[str, Any]] = {}
-    inside = [place for place, owner in enumerate(owners) if owner == 1]
+    results: dict[str, dict[str, Any]] = {}
+    inside = [index for index, owner in enumerate(owners) if owner == 1]
     for first in inside:
         for last in inside:
             if first <= last < first + longest:
@@ -164,11 +164,11 @@ def best_spans(model: Any, question: str, context: str, longest: int = 15) -> li
                     "end": stops,
                     "answer": context[begins:stops],
                 }
-                each = found.setdefault(context[begins:stops], entry)
-                each["score"] += float(start[first] * end[last])
+                span = results.setdefault(context[begins:stops], entry)
+                span["score"] += float(start[first] * end[last])
                 assert offsets[first][0] >= begins
     none = {"score": float(start[0] * end[0]), "start": 0, "end": 0, "answer": ""}
-    return [none, *sorted(found.values(), key=lambda each: -each["score"])]
+    return [none, *sorted(results.values(), key=lambda item: -item["score"])]
 
 
 def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
@@ -182,28 +182,30 @@ def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
     _, *others = best_spans(model, "who said", A)
     other = {"question": "who said", "context": A}
     _, *short = best_spans(model, "who said", ANSWERED, longest=2)
-    both = sorted([none, *expected], key=lambda each: -each["score"])
+    both = sorted([none, *expected], key=lambda item: -item["score"])
     cases = [
-        (asked(body), expected[0]), (body, expected[0]), (asked([body]), expected[0]),
-        (asked([body, other]), [expected[0], others[0]]),
-        (asked({"question": "who said", "context": [ANSWERED, A]}), [expected[0], others[0]]),
-        (asked(body, max_answer_len=2), short[0]),
-        (asked(body, handle_impossible_answer=True), both[0]),
+        (question_body(body), expected[0]), (body, expected[0]), (question_body([body]), expected[0]),
+        (question_body([body, other]), [expected[0], others[0]]),
+        (question_body({"question": "who said", "context": [ANSWERED, A]}), [expected[0], others[0]]),
+        (question_body(body, max_answer_len=2), short[0]),
+        (question_body(body, handle_impossible_answer=True), both[0]),
     ]  # fmt: skip
-    merged = served.ask_all([each for each, _ in cases])
+    merged = served.ask_all([item for item, _ in cases])
     for (case, wanted), answer in zip(cases, merged, strict=True):
         assert_close(answer, wanted, 1e-4, f"{case}")
-    ranked = served.ask(asked(body, top_k=3))
-    assert [each["answer"] for each in ranked] == [each["answer"] for each in expected[:3]]
+    ranked = served.ask(question_body(body, top_k=3))
+    assert [item["answer"] for item in ranked] == [item["answer"] for item in expected[:3]]
     # Of a context that is read in parts, the best part's answer.
-    parts = served.ask(asked({"question": "who", "context": ANSWERED * 6}, top_k=2, doc_stride=4))
+    parts = served.ask(
+        question_body({"question": "who", "context": ANSWERED * 6}, top_k=2, doc_stride=4)
+    )
     assert len(parts) == 2
-    for each in parts:
-        assert (ANSWERED * 6)[each["start"] : each["end"]] == each["answer"]
+    for entry in parts:
+        assert (ANSWERED * 6)[entry["start"] : entry["end"]] == entry["answer"]
     for wrong, words in [
-        (asked("who"), "not a question"), (asked({"question": "", "context": A}), "empty"),
-        (asked(body, top_p=0.5), "takes align_to_words"),
-        (asked({"question": LONG * 4, "context": A}), "no room"),
+        (question_body("who"), "not a question"), (question_body({"question": "", "context": A}), "empty"),
+        (question_body(body, top_p=0.5), "takes align_to_words"),
+        (question_body({"question": LONG * 4, "context": A}), "no room"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(wrong)
@@ -219,50 +221,53 @@ def test_questions_are_answered_as_the_model_was_judged(
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = save("BertForQuestionAnswering", tmp_path / "model", 11)
-    own = {
+    settings = {
         "max_seq_len": 20, "doc_stride": 3, "max_answer_len": 30, "align_to_words": False,
         "handle_impossible_answer": may_be_none,
     }  # fmt: skip
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "question_answering": own}))
+    (folder / "config.json").write_text(json.dumps({**config, "question_answering": settings}))
     draw, words = random.Random(0), ANSWERED.split()
     texts = [{"question": f"who {draw.choice(words)}", "context": " ".join(draw.choices(words, k=k))}
              for k in [2, 3, 30] * 20]  # fmt: skip
-    rows = [{**each, "answers": [], "starts": [], "id": str(at)} for at, each in enumerate(texts)]
+    rows = [
+        {**entry, "answers": [], "starts": [], "id": str(position)}
+        for position, entry in enumerate(texts)
+    ]
     split = datasets.Dataset.from_list(rows).cast_column("answers", TEXTS_OF_ROWS)
     reader: Any = AutoTokenizer.from_pretrained(folder)
     of_rows = windows.tokenise("test", split, reader, 20, 3, judged=True)
     assert len(of_rows) > 1.5 * len(rows)
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     outputs = np.full((len(of_rows), 41), -1e9)
-    for at in range(len(of_rows)):
-        ids = torch.tensor(of_rows.tokens(at).tolist())[None]
-        types = torch.tensor(of_rows.types_of(at).tolist())[None]
+    for index in range(len(of_rows)):
+        ids = torch.tensor(of_rows.tokens(index).tolist())[None]
+        types = torch.tensor(of_rows.types_of(index).tolist())[None]
         with torch.no_grad():
-            said = model(input_ids=ids, token_type_ids=types)
-        outputs[at, 1 : 1 + ids.shape[1]] = said.start_logits[0]
-        outputs[at, 21 : 21 + ids.shape[1]] = said.end_logits[0]
+            output = model(input_ids=ids, token_type_ids=types)
+        outputs[index, 1 : 1 + ids.shape[1]] = output.start_logits[0]
+        outputs[index, 21 : 21 + ids.shape[1]] = output.end_logits[0]
     judged = found_answers.find(outputs, of_rows, rows, may_be_none)
-    assert may_be_none == ("" in {each.text for each in judged})
+    assert may_be_none == ("" in {entry.text for entry in judged})
     served = Handlers(folder)
-    answers = served.ask(asked(texts))
-    assert [each["answer"] for each in answers] == [each.text for each in judged]
-    assert [each["start"] for each in answers if each["answer"]] == [
-        each.start for each in judged if each.text
+    answers = served.ask(question_body(texts))
+    assert [entry["answer"] for entry in answers] == [entry.text for entry in judged]
+    assert [entry["start"] for entry in answers if entry["answer"]] == [
+        entry.start for entry in judged if entry.text
     ]
-    short = served.ask(asked(texts, max_answer_len=1, handle_impossible_answer=False))
-    assert {len(each["answer"].split()) for each in short} == {1}
+    short = served.ask(question_body(texts, max_answer_len=1, handle_impossible_answer=False))
+    assert {len(entry["answer"].split()) for entry in short} == {1}
 
 
 def test_texts_are_written_by_one_beam_where_the_model_says_so(tmp_path: Path) -> None:
     folder = save("T5ForConditionalGeneration", tmp_path / "model", 13)
     file = folder / "generation_config.json"
-    own = json.loads(file.read_text())
+    config = json.loads(file.read_text())
     texts = [*TEXTS, LONG]
-    by_beams = Handlers(folder).ask(asked(texts, max_new_tokens=6))
-    one = Handlers(folder).ask(asked(texts, max_new_tokens=6, num_beams=1))
-    file.write_text(json.dumps({**own, "num_beams": 1}))
-    assert Handlers(folder).ask(asked(texts, max_new_tokens=6)) == one != by_beams
+    by_beams = Handlers(folder).ask(question_body(texts, max_new_tokens=6))
+    one = Handlers(folder).ask(question_body(texts, max_new_tokens=6, num_beams=1))
+    file.write_text(json.dumps({**config, "num_beams": 1}))
+    assert Handlers(folder).ask(question_body(texts, max_new_tokens=6)) == one != by_beams
 
 
 @pytest.mark.parametrize(
@@ -301,17 +306,17 @@ def test_texts_are_written_as_generate_writes_them(kind: str, tmp_path: Path) ->
             return [{name: text} for text in texts]
 
         cases: list[tuple[Any, Any]] = [
-            (asked(A, **few), named(write(A, num_beams=4, **few))),
-            (asked([A], **few), named(write(A, num_beams=4, **few))),
-            (asked(TEXTS, num_beams=1, **few),
-             [each for text in TEXTS for each in named(write(text, **few))]),
-            (asked(B, num_beams=3, num_return_sequences=2, **few),
+            (question_body(A, **few), named(write(A, num_beams=4, **few))),
+            (question_body([A], **few), named(write(A, num_beams=4, **few))),
+            (question_body(TEXTS, num_beams=1, **few),
+             [entry for text in TEXTS for entry in named(write(text, **few))]),
+            (question_body(B, num_beams=3, num_return_sequences=2, **few),
              named(write(B, num_beams=3, num_return_sequences=2, **few))),
-            (asked([A, B], num_beams=2, num_return_sequences=2, **few),
+            (question_body([A, B], num_beams=2, num_return_sequences=2, **few),
              [named(write(text, num_beams=2, num_return_sequences=2, **few)) for text in (A, B)]),
-            (asked(D, num_beams=1, min_length=5, max_length=9, repetition_penalty=1.3),
+            (question_body(D, num_beams=1, min_length=5, max_length=9, repetition_penalty=1.3),
              named(write(D, min_length=5, max_length=9, repetition_penalty=1.3))),
-            (asked(A, num_beams=1, no_repeat_ngram_size=2, prefix="who ", **few),
+            (question_body(A, num_beams=1, no_repeat_ngram_size=2, prefix="who ", **few),
              named(write(f"who {A}", no_repeat_ngram_size=2, **few))),
         ]  # fmt: skip
         for (body, wanted), answer in zip(
@@ -321,11 +326,11 @@ def test_texts_are_written_as_generate_writes_them(kind: str, tmp_path: Path) ->
             assert served.ask(body) == wanted, f"alone: {body}"
     served = Handlers(folder, HF_TASK="translation_en_to_de")
     wanted = [{"translation_text": t} for t in write(f"said : {A}", num_beams=3, max_length=12)]
-    assert served.ask(asked(A)) == wanted
+    assert served.ask(question_body(A)) == wanted
     for wrong, words in [
-        (asked(A, max_length=5, max_new_tokens=5), "Give one"), (asked(A, tgt_lang="de"), "tgt_lang"),
-        (asked(A, num_beams=2, num_return_sequences=3), "num_beams 2"), (asked(A, stream=True), "stream"),
-        (asked(A, max_new_tokens=10**9), "model's limit is"),
+        (question_body(A, max_length=5, max_new_tokens=5), "Give one"), (question_body(A, tgt_lang="de"), "tgt_lang"),
+        (question_body(A, num_beams=2, num_return_sequences=3), "num_beams 2"), (question_body(A, stream=True), "stream"),
+        (question_body(A, max_new_tokens=10**9), "model's limit is"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(wrong)

@@ -51,7 +51,7 @@ def ask(model: Any, body: object, path: str = "/invocations") -> Any:
     request = request_reader.read(json.dumps(body).encode(), "application/json", path)
     model.refuse_other_apis(request)
     prepared = model.prepare(request)
-    answer = request_reader.in_form(model.predict([prepared])[0], prepared)
+    answer = request_reader.format_answer(model.predict([prepared])[0], prepared)
     if isinstance(answer, Exception):
         raise answer
     if isinstance(answer, Document):
@@ -60,19 +60,19 @@ def ask(model: Any, body: object, path: str = "/invocations") -> Any:
 
 
 def test_embeddings_are_the_models_vectors_of_length_one(vectors: Any) -> None:
-    own = np.array(ask(vectors, {"inputs": TEXTS}))
-    expected = own / np.linalg.norm(own, axis=1, keepdims=True)
+    vectors_alone = np.array(ask(vectors, {"inputs": TEXTS}))
+    expected = vectors_alone / np.linalg.norm(vectors_alone, axis=1, keepdims=True)
     body = {"input": TEXTS, "model": "any"}
     answer = ask(vectors, body, "/v1/embeddings")
-    assert [each["index"] for each in answer["data"]] == [0, 1, 2]
-    got = np.array([each["embedding"] for each in answer["data"]])
+    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2]
+    got = np.array([entry["embedding"] for entry in answer["data"]])
     assert np.allclose(got, expected, atol=1e-6)
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 3 * 3
     packed = ask(vectors, {**body, "encoding_format": "base64"})["data"][1]["embedding"]
     assert np.array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), got[1].astype("<f4"))
     assert np.allclose(ask(vectors, {"inputs": TEXTS}, "/embed"), expected, atol=1e-6)
     assert np.allclose(
-        ask(vectors, {"inputs": TEXTS, "normalize": False}, "/embed"), own, atol=1e-6
+        ask(vectors, {"inputs": TEXTS, "normalize": False}, "/embed"), vectors_alone, atol=1e-6
     )
     assert len(ask(vectors, {**body, "dimensions": 32})["data"]) == 3
 
@@ -93,39 +93,41 @@ def test_similarities_are_those_of_the_vectors(vectors: Any) -> None:
 
 
 def test_predictions_have_teis_shape(labels: Any) -> None:
-    def own(text: Any) -> list[dict[str, Any]]:
+    def vectors_alone(text: Any) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = ask(
             labels, {"inputs": [text], "parameters": {"top_k": None}}
         )[0]
         return answer
 
     def same(answer: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-        scores = [each["score"] for each in answer]
-        names = [each["label"] for each in answer] == [each["label"] for each in expected]
-        return names and scores == pytest.approx([each["score"] for each in expected], abs=1e-5)
+        scores = [entry["score"] for entry in answer]
+        names = [entry["label"] for entry in answer] == [entry["label"] for entry in expected]
+        return names and scores == pytest.approx([entry["score"] for entry in expected], abs=1e-5)
 
-    assert same(ask(labels, {"inputs": TEXTS[0]}, "/predict"), own(TEXTS[0]))
+    assert same(ask(labels, {"inputs": TEXTS[0]}, "/predict"), vectors_alone(TEXTS[0]))
     # A list of two texts is a pair; several sequences are lists of their own.
     pair = ask(labels, {"inputs": TEXTS[:2]}, "/predict")
-    assert same(pair, own(TEXTS[:2]))
-    assert not same(pair, own(TEXTS[0]))
+    assert same(pair, vectors_alone(TEXTS[:2]))
+    assert not same(pair, vectors_alone(TEXTS[0]))
     batch = ask(labels, {"inputs": [TEXTS[:2], [TEXTS[2]]]}, "/predict")
     assert same(batch[0], pair)
-    assert same(batch[1], own(TEXTS[2]))
+    assert same(batch[1], vectors_alone(TEXTS[2]))
     raw = ask(labels, {"inputs": TEXTS[0], "raw_scores": True}, "/predict")
-    odds = np.exp([each["score"] for each in raw])
-    assert np.allclose(odds / odds.sum(), [each["score"] for each in own(TEXTS[0])], atol=1e-5)
+    odds = np.exp([entry["score"] for entry in raw])
+    assert np.allclose(
+        odds / odds.sum(), [entry["score"] for entry in vectors_alone(TEXTS[0])], atol=1e-5
+    )
 
 
 def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
     body = {"query": "who", "texts": TEXTS}
     pairs = ask(ranker, {"inputs": [["who", text] for text in TEXTS]})
-    order = sorted(range(3), key=lambda place: -pairs[place]["score"])
+    order = sorted(range(3), key=lambda index: -pairs[index]["score"])
     answer = ask(ranker, {**body, "return_text": True}, "/rerank")
-    assert [each["index"] for each in answer] == order
-    for each in answer:
-        assert each["text"] == TEXTS[each["index"]]
-        assert each["score"] == pytest.approx(pairs[each["index"]]["score"], abs=1e-6)
+    assert [item["index"] for item in answer] == order
+    for entry in answer:
+        assert entry["text"] == TEXTS[entry["index"]]
+        assert entry["score"] == pytest.approx(pairs[entry["index"]]["score"], abs=1e-6)
     raw = ask(ranker, {**body, "raw_scores": True}, "/rerank")
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(answer[0]["score"], abs=1e-5)
 
@@ -182,13 +184,16 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     environ = {"HF_MODEL_ID": "someone/some-model"}
     assert openai_forms.served_name(environ) == "someone/some-model"
     assert openai_forms.served_name({**environ, "AMPHORA_MODEL_NAME": "mine"}) == "mine"
-    said = labels.describe()
-    assert (said["form"], said["routes"]) == ("pair", ["/predict", "/tokenize"])
-    assert said["architecture"] == "BertForSequenceClassification"
-    assert said["max_length"] == 48
-    said = ranker.describe()
-    assert said["form"] == "rank"
-    assert "/rerank" in said["routes"]
-    said = vectors.describe()
-    assert said["form"] == "similarity"
-    assert "/v1/embeddings" in said["routes"]
+    description_text = labels.describe()
+    assert (description_text["form"], description_text["routes"]) == (
+        "pair",
+        ["/predict", "/tokenize"],
+    )
+    assert description_text["architecture"] == "BertForSequenceClassification"
+    assert description_text["max_length"] == 48
+    description_text = ranker.describe()
+    assert description_text["form"] == "rank"
+    assert "/rerank" in description_text["routes"]
+    description_text = vectors.describe()
+    assert description_text["form"] == "similarity"
+    assert "/v1/embeddings" in description_text["routes"]

@@ -60,10 +60,8 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 def text_of(writer: Served, **parameters: Any) -> str:
-    asked = {"max_new_tokens": 5, "return_full_text": False, **parameters}
-    written: str = writer("/invocations", {"inputs": TEXT, "parameters": asked})[0][
-        "generated_text"
-    ]
+    body = {"max_new_tokens": 5, "return_full_text": False, **parameters}
+    written: str = writer("/invocations", {"inputs": TEXT, "parameters": body})[0]["generated_text"]
     return written
 
 
@@ -74,8 +72,8 @@ def test_temperatures_near_zero_are_greedy(writer: Served, temperature: float) -
     body = {"prompt": TEXT, "max_tokens": 5, "temperature": temperature}
     assert writer("/v1/completions", body)["choices"][0]["text"] == greedy
     for name in ("/generate", "/invocations"):
-        asked = {"temperature": temperature, "max_new_tokens": 5, "return_full_text": False}
-        answer = writer(name, {"inputs": TEXT, "parameters": asked})
+        parameters = {"temperature": temperature, "max_new_tokens": 5, "return_full_text": False}
+        answer = writer(name, {"inputs": TEXT, "parameters": parameters})
         (answer,) = answer if isinstance(answer, list) else [answer]
         assert answer["generated_text"] == greedy
 
@@ -101,8 +99,8 @@ def test_prompts_may_be_token_ids(writer: Served) -> None:
     body = {"max_tokens": 5, "temperature": 0}
     expected = writer("/v1/completions", {**body, "prompt": TEXTS})
     answer = writer("/v1/completions", {**body, "prompt": ids})
-    assert [each["text"] for each in answer["choices"]] == [
-        each["text"] for each in expected["choices"]
+    assert [entry["text"] for entry in answer["choices"]] == [
+        entry["text"] for entry in expected["choices"]
     ]
     assert answer["usage"] == expected["usage"]
     one = writer("/v1/completions", {**body, "prompt": ids[0]})
@@ -113,8 +111,8 @@ def test_tools_that_are_not_to_be_called_are_no_error(writer: Served) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}], "max_tokens": 3,
                             "temperature": 0}  # fmt: skip
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    told = writer("/v1/chat/completions", {**body, "tools": tools, "tool_choice": "none"})
-    assert told["choices"] == writer("/v1/chat/completions", body)["choices"]
+    answered = writer("/v1/chat/completions", {**body, "tools": tools, "tool_choice": "none"})
+    assert answered["choices"] == writer("/v1/chat/completions", body)["choices"]
 
 
 def test_a_name_is_read_or_refused(writer: Served) -> None:
@@ -130,12 +128,12 @@ def test_rerank_with_documents_is_vllms_and_jinas(ranker: Served) -> None:
     for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/invocations"):
         documents = [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]
         answer = ranker(path, {"model": "m", "query": "who", "documents": documents, "top_n": 2})
-        assert [each["index"] for each in answer["results"]] == [
-            each["index"] for each in plain[:2]
+        assert [result["index"] for result in answer["results"]] == [
+            item["index"] for item in plain[:2]
         ]
-        for each, own in zip(answer["results"], plain, strict=False):
-            assert each["relevance_score"] == pytest.approx(own["score"], abs=1e-5)
-            assert each["document"] == {"text": TEXTS[own["index"]]}
+        for entry, expected in zip(answer["results"], plain, strict=False):
+            assert entry["relevance_score"] == pytest.approx(expected["score"], abs=1e-5)
+            assert entry["document"] == {"text": TEXTS[expected["index"]]}
         assert answer["usage"]["total_tokens"] > 0
 
 
@@ -163,7 +161,7 @@ def test_the_tokens_of_texts_are_listed_as_by_tei(labels: Served) -> None:
     )
     assert last["special"]
     plain = labels("/tokenize", {"inputs": ["good", "film"], "add_special_tokens": False})
-    assert [[each["text"] for each in tokens] for tokens in plain] == [["good"], ["film"]]
+    assert [[entry["text"] for entry in tokens] for tokens in plain] == [["good"], ["film"]]
     assert plain[0][0]["id"] == second["id"]
 
 
@@ -189,7 +187,7 @@ def test_a_text_of_predict_is_cut_where_the_request_says(labels: Served) -> None
     )
     ends = [labels("/predict", {"inputs": " ".join(part)}) for part in (words[:46], words[-46:])]
     for answer, expected in zip((right, left), ends, strict=True):
-        scores = [[each["score"] for each in one] for one in (answer, expected)]
+        scores = [[entry["score"] for entry in one] for one in (answer, expected)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
     assert right != left
 

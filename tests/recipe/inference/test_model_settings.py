@@ -20,19 +20,19 @@ def model_with(base: Path, folder: Path, **settings: Any) -> Path:
     folder.mkdir()
     for path in base.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    own = json.loads((base / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**own, **settings}))
+    config = json.loads((base / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**config, **settings}))
     return folder
 
 
-def asked(**parameters: Any) -> dict[str, Any]:
+def request_body(**parameters: Any) -> dict[str, Any]:
     return {
         "inputs": TEXTS,
         "parameters": {"max_new_tokens": NEW, "return_full_text": False, **parameters},
     }
 
 
-def by_transformers(folder: Path, **options: Any) -> list[str]:
+def transformers_texts(folder: Path, **options: Any) -> list[str]:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = []
@@ -71,25 +71,25 @@ def test_what_makes_steps_of_several_tokens_loses_none(
     base: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     handlers = Handlers(model_with(base, tmp_path / "model", **settings))
-    (answer,) = handlers.ask_all([asked()])
-    assert texts_of(answer) == by_transformers(base)
+    (answer,) = handlers.ask_all([request_body()])
+    assert texts_of(answer) == transformers_texts(base)
 
 
 def test_a_models_own_stop_strings_end_its_texts(base: Path, tmp_path: Path) -> None:
-    whole = by_transformers(base)
+    whole = transformers_texts(base)
     stop = [whole[0][3:6], whole[1][2:5]]
     folder = model_with(base, tmp_path / "model", stop_strings=stop)
-    expected = by_transformers(folder)
+    expected = transformers_texts(folder)
     assert expected != whole
     handlers = Handlers(folder)
-    (answer,) = handlers.ask_all([asked()])
+    (answer,) = handlers.ask_all([request_body()])
     assert texts_of(answer) == expected
 
 
 def test_a_model_that_asks_for_more_outputs_still_gives_texts(base: Path, tmp_path: Path) -> None:
     more = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    (answer,) = Handlers(model_with(base, tmp_path / "model", **more)).ask_all([asked()])
-    assert texts_of(answer) == by_transformers(base)
+    (answer,) = Handlers(model_with(base, tmp_path / "model", **more)).ask_all([request_body()])
+    assert texts_of(answer) == transformers_texts(base)
     plain = save("T5ForConditionalGeneration", tmp_path / "t5")
     body = {"inputs": TEXTS, "parameters": {"max_new_tokens": 6}}
     (expected,) = Handlers(plain).ask_all([body])

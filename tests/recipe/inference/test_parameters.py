@@ -96,7 +96,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
         known=zero_shot.PARAMETERS,
         inputs=TEXTS[:1],
         usual={"candidate_labels": ["film", "paris"]},
-        config={"id2label": NLI, "label2id": {name: at for at, name in NLI.items()}},
+        config={"id2label": NLI, "label2id": {name: index for index, name in NLI.items()}},
         environ={"HF_TASK": "zero-shot-classification"},
         changes={
             "candidate_labels": ["film", "who"], "hypothesis_template": "was {}",
@@ -178,8 +178,8 @@ def test_each_parameter_changes_the_answer(task: Any, tmp_path: Path) -> None:
 
     same = []
     for parameter, change in task.changes.items():
-        value, beside = change if isinstance(change, tuple) else (change, {})
-        usual = {**task.usual, **beside}
+        value, extra = change if isinstance(change, tuple) else (change, {})
+        usual = {**task.usual, **extra}
         before, after = answer(usual), answer({**usual, parameter: value})
         assert not str(before).startswith("refused"), f"{parameter}: {before}"
         assert "is not one of" not in str(after), after
@@ -224,14 +224,14 @@ def vectors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Handlers:
 def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
     has_prompts = "prompt" in vectors.model.vectors.parameters  # type: ignore[attr-defined]
 
-    def of(texts: list[Any], **parameters: Any) -> Any:
+    def vectors_of(texts: list[Any], **parameters: Any) -> Any:
         return np.array(vectors.ask({"inputs": texts, "parameters": parameters}))
 
     def refused(words: str, **parameters: Any) -> None:
         with pytest.raises(BadRequest, match=words):
-            of([LONG], **parameters)
+            vectors_of([LONG], **parameters)
 
-    whole = of(TEXTS, normalize=False)
+    whole = vectors_of(TEXTS, normalize=False)
     lengths = np.linalg.norm(whole, axis=1, keepdims=True)
     assert (np.abs(lengths - 1) > 0.05).all()
     # Without the parameter the model's own modules decide.
@@ -239,19 +239,19 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
     first = LONG.split()[:46]
     last = LONG.split()[-46:]
     expected: list[tuple[Any, Any]] = [
-        (of(TEXTS), usual),
-        (of(TEXTS, normalize=True), whole / lengths),
-        (of(TEXTS, normalize=False, truncate_dim=8), whole[:, :8]),
-        (of(TEXTS, normalize=False, dimensions=8), whole[:, :8]),
-        (np.linalg.norm(of(TEXTS, normalize=True, truncate_dim=8), axis=1), np.ones(4)),
-        (of([LONG]), of([" ".join(first)])),
-        (of([LONG], truncate=True), of([" ".join(first)])),
-        (of([LONG], truncation_direction="Left"), of([" ".join(last)])),
+        (vectors_of(TEXTS), usual),
+        (vectors_of(TEXTS, normalize=True), whole / lengths),
+        (vectors_of(TEXTS, normalize=False, truncate_dim=8), whole[:, :8]),
+        (vectors_of(TEXTS, normalize=False, dimensions=8), whole[:, :8]),
+        (np.linalg.norm(vectors_of(TEXTS, normalize=True, truncate_dim=8), axis=1), np.ones(4)),
+        (vectors_of([LONG]), vectors_of([" ".join(first)])),
+        (vectors_of([LONG], truncate=True), vectors_of([" ".join(first)])),
+        (vectors_of([LONG], truncation_direction="Left"), vectors_of([" ".join(last)])),
     ]
     if has_prompts:
-        named = of(TEXTS, prompt_name="query")
+        named = vectors_of(TEXTS, prompt_name="query")
         assert not np.allclose(named, usual, atol=1e-3)
-        expected.append((of(TEXTS, prompt="who said "), named))
+        expected.append((vectors_of(TEXTS, prompt="who said "), named))
     else:
         refused("'prompt'", prompt="who ")
         refused("'prompt_name'", prompt_name="query")
@@ -275,8 +275,8 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
             vectors.ask({"model": "m", "input": wrong})
 
 
-VARIED = " ".join(["anna", "film", "good", "paris", "who", "bad", "said", "again"][place * place % 8]
-                  for place in range(34))  # fmt: skip
+VARIED = " ".join(["anna", "film", "good", "paris", "who", "bad", "said", "again"][index * index % 8]
+                  for index in range(34))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_the_model_limits_a_text_and_the_tokenizer_says_what_is_usual(
         {"truncation": False},
         {"max_length": 40} if not more else {"truncation": False},
     ):
-        asked = {"inputs": [VARIED], "parameters": {**more, **allowed}}
-        assert_close(served.ask(asked), whole.ask(body), 1e-5)
+        requested = {"inputs": [VARIED], "parameters": {**more, **allowed}}
+        assert_close(served.ask(requested), whole.ask(body), 1e-5)
     if not more:  # a decoder's usual limit is its positions
         assert served.ask(body) != whole.ask(body)
     with pytest.raises(BadRequest, match=r"4[78]"):

@@ -38,7 +38,7 @@ class Colour(Enum):
 
 
 @dataclasses.dataclass
-class Found:
+class Detection:
     label: str
     vector: torch.Tensor
 
@@ -85,7 +85,7 @@ def test_tensors_of_every_float_are_their_numbers(dtype: torch.dtype) -> None:
         ({np.int64(4): 1, None: 3}, {"4": 1, "null": 3}),
         (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
         (UserDict({"a": torch.ones(1)}), {"a": [1.0]}),
-        (Found("x", torch.ones(1)), {"label": "x", "vector": [1.0]}),
+        (Detection("x", torch.ones(1)), {"label": "x", "vector": [1.0]}),
         (SequenceClassifierOutput(logits=torch.ones(1, 2)), {"logits": [[1.0, 1.0]]}),
         (Pair(1, "b"), [1, "b"]),
         ((1, (2, 3)), [1, [2, 3]]),
@@ -94,7 +94,7 @@ def test_tensors_of_every_float_are_their_numbers(dtype: torch.dtype) -> None:
         (deque([1]), [1]),
         (range(3), [0, 1, 2]),
         ({"k": 1}.values(), [1]),
-        ({"inner": (each for each in "ab")}, {"inner": ["a", "b"]}),
+        ({"inner": (character for character in "ab")}, {"inner": ["a", "b"]}),
         ("a text", "a text"),
         ("", ""),
         (None, None),
@@ -129,7 +129,7 @@ def test_a_prediction_is_its_json(value: Any, expected: Any) -> None:
         (pd.DataFrame({"x": [np.nan]}), r"prediction\[0\]\['x'\] is nan"),
         (Decimal("NaN"), "is nan"),
         ([object()], "holds a object"),
-        ({"f": Found}, "holds a type"),
+        ({"f": Detection}, "holds a type"),
         ({"raw": b"bytes"}, "holds a bytes"),
         (np.array([b"x"]), "holds a bytes"),
         (1j, "holds a complex"),

@@ -17,7 +17,7 @@ from scipy.io import wavfile
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, save_nllb, tokenizer
 
 
-def without_tokenizer(folder: Path) -> None:
+def save_without_tokenizer(folder: Path) -> None:
     save("BertForSequenceClassification", folder)
     for file in folder.glob("*token*"):
         file.unlink()
@@ -60,8 +60,8 @@ def with_an_activation_of_its_own(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "environ", "words"),
     [
-        (without_tokenizer, {}, ["has no tokenizer", "tokenizer.json"]),
-        (without_tokenizer, {"HF_TASK": "feature-extraction"}, ["has no tokenizer"]),
+        (save_without_tokenizer, {}, ["has no tokenizer", "tokenizer.json"]),
+        (save_without_tokenizer, {"HF_TASK": "feature-extraction"}, ["has no tokenizer"]),
         (with_a_broken_weight(float("nan")), {}, ["1 weights", "NaN", "layer.1.output.dense.weight"]),
         (with_a_broken_weight(float("-inf")), {}, ["1 weights", "infinity", "checkpoint"]),
         (with_head("BertForNextSentencePrediction"), {}, ["BertForNextSentencePrediction", "HF_TASK"]),
@@ -214,7 +214,7 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
     # A line that is none of the task's is its own fault.
     lines = b'{"inputs": "a"}\n{"question": "a", "context": "b"}\n{"text": "a", "text_pair": "b"}\n'
     answers = served.ask((lines, "application/jsonlines"))
-    assert [list(each) for each in answers] == [["label", "score"], ["error"], ["label", "score"]]
+    assert [list(entry) for entry in answers] == [["label", "score"], ["error"], ["label", "score"]]
     rows = b"id,text,text_pair\n1,a,b\n"
     assert served.ask((rows, "text/csv")) == served.ask([["a", "b"]])
     header = served.ask({"inputs": ["a"]}, "text/csv; header=present").splitlines()
@@ -246,23 +246,23 @@ def entailing(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
 def test_labels_of_a_request_are_all_asked(
     parameters: dict[str, Any], words: str, entailing: Handlers
 ) -> None:
-    asked = {"candidate_labels": ["film", "paris"], **parameters}
+    requested = {"candidate_labels": ["film", "paris"], **parameters}
     with pytest.raises(ValueError, match=words):
-        entailing.ask({"inputs": "the film", "parameters": asked})
+        entailing.ask({"inputs": "the film", "parameters": requested})
     several = {"candidate_labels": "film,, paris,", "hypothesis_template": "{0} {0}"}
     answer = entailing.ask({"inputs": "the film", "parameters": several})
     assert sorted(answer["labels"]) == ["film", "paris"]
 
 
 @pytest.mark.parametrize("kind", ["T5ForConditionalGeneration", "BartForConditionalGeneration"])
-@pytest.mark.parametrize("asked", [{}, {"num_beams": 3}, {"min_new_tokens": 2}])
+@pytest.mark.parametrize("requested", [{}, {"num_beams": 3}, {"min_new_tokens": 2}])
 def test_a_text_of_scores_that_are_no_numbers_is_an_error_of_its_own(
-    kind: str, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, requested: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a model that exceeds float16's range, whose likeliest token would be the first one."""
     served = Handlers(save(kind, tmp_path / "model"), HF_TASK="text2text-generation")
     model = served.model.loaded.model
-    good = {"inputs": "the film", "parameters": {"max_new_tokens": 5, "num_beams": 1, **asked}}
+    good = {"inputs": "the film", "parameters": {"max_new_tokens": 5, "num_beams": 1, **requested}}
     bad = {**good, "inputs": "anna said paris was bad again ."}
     expected = served.ask(good)
     forward = model.forward
@@ -385,9 +385,9 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
         # A tone that is sampled twice as often is the same tone.
         ((wav(np.sin(np.arange(8000) / 14) * 0.5, 16000), "audio/wav"), 2e-2),
     ]:  # fmt: skip
-        answer = {each["label"]: each["score"] for each in served.ask(body)}
-        for each in wanted:
-            assert abs(answer[each["label"]] - each["score"]) < tolerance
+        answer = {item["label"]: item["score"] for item in served.ask(body)}
+        for entry in wanted:
+            assert abs(answer[entry["label"]] - entry["score"]) < tolerance
     for body, words in [
         ({"inputs": "/etc/passwd"}, "not followed"), ({"inputs": "https://a/b.wav"}, "not followed"),
         ({"raw": [0.1, 0.2, 0.3], "sampling_rate": 8000}, "cannot answer this"),
@@ -411,7 +411,7 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
         served.ask({"inputs": "the film"})
     with pytest.raises(BadRequest, match="'klingon'"):
         served.ask({"inputs": "the film", "tgt_lang": "klingon"})
-    own: Any = served.model
+    model: Any = served.model
     bodies, wanted = [], []
     for source, target in [
         ("eng_Latn", "fra_Latn"),
@@ -419,18 +419,18 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
         ("fra_Latn", "deu_Latn"),
     ]:
         options = {"max_new_tokens": 5, "num_beams": 2}
-        own.loaded.tokenizer.src_lang = source
-        encoded = own.loaded.tokenizer("the film was good", return_tensors="pt")
+        model.loaded.tokenizer.src_lang = source
+        encoded = model.loaded.tokenizer("the film was good", return_tensors="pt")
         encoded.pop("token_type_ids", None)
-        bos = own.loaded.tokenizer.convert_tokens_to_ids(target)
+        bos = model.loaded.tokenizer.convert_tokens_to_ids(target)
         with torch.inference_mode():
-            output = own.loaded.model.generate(**encoded, forced_bos_token_id=bos, **options)
-        wanted.append(own.loaded.tokenizer.batch_decode(output, skip_special_tokens=True))
+            output = model.loaded.model.generate(**encoded, forced_bos_token_id=bos, **options)
+        wanted.append(model.loaded.tokenizer.batch_decode(output, skip_special_tokens=True))
         bodies.append(
             {"inputs": "the film was good", "src_lang": source, "tgt_lang": target, **options}
         )
     answers = served.ask_all(bodies)
-    assert [[each["translation_text"] for each in answer] for answer in answers] == wanted
+    assert [[entry["translation_text"] for entry in answer] for answer in answers] == wanted
 
 
 def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = model(**encoded).logits[0]
         expected = sorted(logits.tolist(), reverse=True)
-        assert [each["score"] for each in answer] == pytest.approx(expected, abs=1e-4)
+        assert [entry["score"] for entry in answer] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
@@ -509,7 +509,7 @@ def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> N
     assert served.ask({"inputs": [{"premise": first, "hypothesis": second}]}) == [expected]
     # As it stands, it is a cross-encoder too.
     ranked = served.ask({"query": first, "texts": TEXTS})
-    scores = {each["index"]: each["score"] for each in ranked}
+    scores = {entry["index"]: entry["score"] for entry in ranked}
     assert scores[1] == pytest.approx(expected["score"], abs=1e-6)
     for body in (b"premise,other\na,b\n", f"{first}\n{second}\n".encode()):
         with pytest.raises(ValueError, match=r"trained on|pairs of texts \(premise, hypothesis\)"):

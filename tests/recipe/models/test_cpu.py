@@ -28,12 +28,12 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_noise_drops_its_share_and_keeps_the_mean(dtype: torch.dtype, p: float) -> None:
     torch.manual_seed(0)
-    found = cpu_kernels.noise(torch.empty(500, 401, dtype=dtype), p)
-    assert (found.shape, found.dtype) == ((500, 401), dtype)
-    count = found.numel()
+    actual = cpu_kernels.noise(torch.empty(500, 401, dtype=dtype), p)
+    assert (actual.shape, actual.dtype) == ((500, 401), dtype)
+    count = actual.numel()
     spread = 4 * (p * (1 - p) / count) ** 0.5
-    assert (found == 0).double().mean().item() == pytest.approx(p, abs=spread)
-    kept = found[found != 0].double()
+    assert (actual == 0).double().mean().item() == pytest.approx(p, abs=spread)
+    kept = actual[actual != 0].double()
     assert (kept == kept[0]).all()
     assert kept[0].item() == pytest.approx(1 / (1 - p), rel=max(torch.finfo(dtype).eps, 1e-4))
 
@@ -85,13 +85,13 @@ def test_attention_is_pytorchs(length: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 4, length, 8, dtype=dtype)
     segments = torch.arange(length).div(5, rounding_mode="floor").expand(2, length)
-    own = segments[:, None, :, None] == segments[:, None, None, :]
-    added = torch.zeros(own.shape).masked_fill(~own, torch.finfo().min)
-    found, weights = cpu_kernels.attend(nn.Module(), query, key, value, added)
-    wanted = nn.functional.scaled_dot_product_attention(query, key, value, own)
+    same_segment = segments[:, None, :, None] == segments[:, None, None, :]
+    added = torch.zeros(same_segment.shape).masked_fill(~same_segment, torch.finfo().min)
+    actual, weights = cpu_kernels.attend(nn.Module(), query, key, value, added)
+    wanted = nn.functional.scaled_dot_product_attention(query, key, value, same_segment)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     assert weights is None
-    torch.testing.assert_close(found, wanted.transpose(1, 2), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual, wanted.transpose(1, 2), rtol=tolerance, atol=tolerance)
 
 
 def test_a_token_that_sees_nothing_sees_no_added_key_either() -> None:
@@ -134,15 +134,15 @@ def test_attention_of_padded_rows_is_transformers(kind: str, length: int, groups
     module = nn.Module()
     module.num_key_value_groups = groups  # type: ignore[assignment]
     heads = (4, 4 // groups, 4 // groups)
-    inputs = [torch.randn(2, each, length, 8).bfloat16().requires_grad_() for each in heads]
-    exact = [each.detach().float().requires_grad_() for each in inputs]
+    inputs = [torch.randn(2, tensor, length, 8).bfloat16().requires_grad_() for tensor in heads]
+    exact = [tensor.detach().float().requires_grad_() for tensor in inputs]
     query, key, value = inputs
-    found, weights = cpu_kernels.attend_padded(module, query, key, value, **masks)
+    actual, weights = cpu_kernels.attend_padded(module, query, key, value, **masks)
     query, key, value = exact
     wanted, _ = sdpa_attention_forward(module, query, key, value, **masks)
     assert weights is None
-    torch.testing.assert_close(found.float(), wanted, rtol=0.03, atol=0.03)
-    for output in (found, wanted):
+    torch.testing.assert_close(actual.float(), wanted, rtol=0.03, atol=0.03)
+    for output in (actual, wanted):
         loss: Any = output.float().square().sum()
         loss.backward()
     for one, other in zip(inputs, exact, strict=True):
@@ -193,8 +193,8 @@ def test_every_dropout_is_replaced_whether_it_is_a_layer_or_a_call(
     drawn = []
     usual = cpu_kernels.noise
 
-    def noise(like: torch.Tensor, p: float) -> torch.Tensor:
-        drawn.append(usual(like, p))
+    def noise(reference: torch.Tensor, p: float) -> torch.Tensor:
+        drawn.append(usual(reference, p))
         return drawn[-1]
 
     monkeypatch.setattr(cpu_kernels, "noise", noise)

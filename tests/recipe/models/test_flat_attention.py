@@ -42,7 +42,7 @@ def test_a_fuller_batch_gets_a_longer_row() -> None:
     assert (few["input_ids"].shape, all_["input_ids"].shape) == ((1, 64), (1, 128))
     assert (few["longest"], all_["longest"]) == (30, 41)
     model = make("bert")
-    packed_encoders.take_packed(model)
+    packed_encoders.patch_forward_for_packing(model)
     flat_attention.use(model)
     torch.testing.assert_close(model(**all_).logits[:2], model(**few).logits[:2], rtol=0, atol=1e-5)
 
@@ -68,10 +68,10 @@ def test_the_call_of_flash_attention_has_its_shapes(window: int | None, causal: 
     key = torch.empty(1, 2, row.length, 64, **meta)  # type: ignore[call-overload]
     starts = torch.empty(9, dtype=torch.int32, device="meta")
     module: Any = SimpleNamespace(is_causal=causal)
-    beside = flat_attention.inputs_of(starts, row.longest)
-    mask = beside.pop("attention_mask")
+    inputs = flat_attention.inputs_of(starts, row.longest)
+    mask = inputs.pop("attention_mask")
     output, weights = flat_attention.attend(
-        module, query, key, key, mask, dropout=0.1, sliding_window=window, **beside
+        module, query, key, key, mask, dropout=0.1, sliding_window=window, **inputs
     )
     assert weights is None
     assert output.shape == (1, row.length, 4, 64)
@@ -99,8 +99,8 @@ def test_where_it_is_not_used_the_reason_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    found = flat_attention.why_not(BertConfig(**changes), CUDA, dtype)
-    assert found is None if reason is None else reason in str(found)
+    actual = flat_attention.why_not(BertConfig(**changes), CUDA, dtype)
+    assert actual is None if reason is None else reason in str(actual)
     assert flat_attention.why_not(BertConfig(), torch.device("cpu"), dtype)
 
 

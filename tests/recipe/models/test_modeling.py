@@ -21,10 +21,10 @@ from tests.support import serving_kit
 LABELS = Labels(("neg", "pos"))
 
 
-@pytest.mark.parametrize("asked", [None, "model", "{path}"])
-def test_a_local_model_is_found(tiny_model: Path, asked: str | None) -> None:
-    asked = asked and asked.format(path=tiny_model)
-    source = pretrained.find(asked, {"model": tiny_model})
+@pytest.mark.parametrize("requested", [None, "model", "{path}"])
+def test_a_local_model_is_found(tiny_model: Path, requested: str | None) -> None:
+    requested = requested and requested.format(path=tiny_model)
+    source = pretrained.find(requested, {"model": tiny_model})
     assert (source.name, source.is_local) == (str(tiny_model), True)
 
 

@@ -90,7 +90,7 @@ def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
             for row in range(4)
         ]
         spread = torch.stack(alone).std(0).max()
-        packed_encoders.take_lengths(model)
+        packed_encoders.patch_forward_for_lengths(model)
         # Two places more than there are samples, as in the last batch of an evaluation.
         layout = Padded((32,), 6, PAD)
         together = model(**layout.tensors(samples, np.array([3, 1, 0, 2]))).logits
@@ -110,13 +110,13 @@ def test_texts_too_short_for_a_funnel_are_answered_alike(head: Any) -> None:
     model = with_head("funnel", head, block_sizes=[1, 1, 1])
     samples = some_samples(3, 23, 5, 3)
     with torch.inference_mode():
-        packed_encoders.take_lengths(model)
+        packed_encoders.patch_forward_for_lengths(model)
         together = model(**Padded((32,), 4, PAD).tensors(samples, np.arange(4))).logits
         for row, length in enumerate((3, 23, 5, 3)):
             ids = torch.from_numpy(samples.tokens(row))[None].long()
             alone = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
-            own = together[row, :length] if alone.dim() > 1 else together[row]
-            torch.testing.assert_close(own, alone, atol=1e-5, rtol=1e-4)
+            actual = together[row, :length] if alone.dim() > 1 else together[row]
+            torch.testing.assert_close(actual, alone, atol=1e-5, rtol=1e-4)
 
 
 def test_gradients_are_those_of_each_text_by_itself() -> None:
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_each_text_by_itself() -> None:
     for row in range(4):
         ids = torch.from_numpy(samples.tokens(row))[None].long()
         alone(input_ids=ids).logits[0, row % 3].backward()
-    packed_encoders.take_lengths(together)
+    packed_encoders.patch_forward_for_lengths(together)
     logits = together(**Padded((32,), 4, PAD).tensors(samples, np.arange(4))).logits
     logits[torch.arange(4), torch.arange(4) % 3].sum().backward()
     expected, made = (model.get_parameter(weight).grad for model in (alone, together))
@@ -143,19 +143,19 @@ def test_tokens_of_a_padded_text_are_answered_as_by_itself(kind: str, head: Any)
             model(input_ids=torch.from_numpy(samples.tokens(row))[None].long()).to_tuple()
             for row in range(3)
         ]
-        packed_encoders.take_lengths(model)
+        packed_encoders.patch_forward_for_lengths(model)
         together = model(**Padded((32,), 3, PAD).tensors(samples, np.arange(3))).to_tuple()
     for row, length in enumerate((9, 23, 14)):
-        for own, expected in zip(together, alone[row], strict=True):
-            assert own.shape[:2] == (3, 32)
-            torch.testing.assert_close(own[row, :length], expected[0], atol=1e-5, rtol=1e-4)
+        for actual, expected in zip(together, alone[row], strict=True):
+            assert actual.shape[:2] == (3, 32)
+            torch.testing.assert_close(actual[row, :length], expected[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.fixture
 def typed_tokenizer(tmp_path: Path) -> PreTrainedTokenizerBase:
     """As XLNet's: the token that stands for a text is its last, of a type of its own."""
-    names = ["<unk>", "<sep>", "<cls>", "<pad>", *(f"w{at}" for at in range(30))]
-    words = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, "<unk>"))
+    names = ["<unk>", "<sep>", "<cls>", "<pad>", *(f"w{index}" for index in range(30))]
+    words = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, "<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(
         single="$A:0 <sep>:0 <cls>:2",
@@ -174,7 +174,7 @@ def test_single_texts_keep_the_types_of_their_tokens(
     typed_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    texts = ["w1 w2 w3", "w4", " ".join(f"w{at}" for at in range(30))]
+    texts = ["w1 w2 w3", "w4", " ".join(f"w{index}" for index in range(30))]
     split = datasets.Dataset.from_dict({"text": texts, "label": [0, 1, 0]})
     made = text_tokens.samples(split, typed_tokenizer, 12)
     expected = typed_tokenizer(texts, truncation=True, max_length=12)

@@ -32,7 +32,7 @@ from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.text_to_text import model as text_to_text
 from recipe.training import preflight
 from tests.support import causal_kit, tasks
-from tests.support.jobs import places_of
+from tests.support.jobs import folders_of
 
 Load = Callable[[pretrained.Source, Hyperparameters], Any]
 
@@ -78,15 +78,15 @@ def test_an_encoder_goes_on_with_no_text(tiny_model: Path) -> None:
 
 def test_a_decoder_without_its_head(tmp_path: Path) -> None:
     folder = without(causal_kit.make_model("llama", tmp_path / "model"), "lm_head.weight")
-    found = refusal(pretrained.load_causal, folder)
-    assert "lacks 1 weights of a causal language model: lm_head.weight." in found
+    refusal_text = refusal(pretrained.load_causal, folder)
+    assert "lacks 1 weights of a causal language model: lm_head.weight." in refusal_text
 
 
 def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
     model = tasks.JOBS["summarization"].model(tmp_path / "model", 0.0)
     name = next(name for name in load_file(model / "model.safetensors") if "decoder" in name)
-    found = refusal(text_to_text.load, without(model, name))
-    assert "lacks 1 weights of its own layers" in found and name in found
+    refusal_text = refusal(text_to_text.load, without(model, name))
+    assert "lacks 1 weights of its own layers" in refusal_text and name in refusal_text
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
 def test_tokens_without_embeddings_are_refused_before_training(tmp_path: Path, name: str) -> None:
     data, (_, model, *arguments) = tasks.make(name, tmp_path)
     channels = {"train": data, "model": with_more_tokens(Path(model))}
-    *_, last = preflight.inspect(arguments, places_of(tmp_path, channels), 1)
+    *_, last = preflight.inspect(arguments, folders_of(tmp_path, channels), 1)
     assert " tokens, and the model " in last.detail, last
 
 
@@ -151,7 +151,7 @@ def test_a_long_text_is_answered_alike_whatever_came_before(
 
 
 TO_LABELS: dict[str, Load] = {
-    "text-classification": lambda *of: pretrained.load(of[0], Labels(("a", "b")), of[1]),
+    "text-classification": lambda *args: pretrained.load(args[0], Labels(("a", "b")), args[1]),
     "sentence-embedding": sentence_encoder.load,
     "masked-lm": masked_models.load,
 }
@@ -167,8 +167,8 @@ def test_layers_that_the_files_lack_are_not_drawn_at_random(
     name = "encoder.layer.1.output.dense.weight"
     assert "lacks 1 weights of its own layers" in refusal(load, without(folder, name))
     folder = Path(shutil.copytree(tiny_model, tmp_path / "shorter"))
-    found = refusal(load, with_fewer_positions(folder))
-    assert "position_embeddings.weight" in found or "contradicts the shapes" in found
+    refusal_text = refusal(load, with_fewer_positions(folder))
+    assert "position_embeddings.weight" in refusal_text or "contradicts the shapes" in refusal_text
     folder = Path(shutil.copytree(tiny_model, tmp_path / "unpooled"))
     load(pretrained.Source(name=str(without(folder, "pooler.dense.weight")), is_local=True),
          Hyperparameters())  # fmt: skip
@@ -196,8 +196,8 @@ def test_a_decoder_whose_layers_another_head_calls_otherwise(tmp_path: Path) -> 
             AutoModelForQuestionAnswering, source, hyperparameters, **options
         )
 
-    found = refusal(load, folder)
-    assert "without it: AutoModel" in found
+    refusal_text = refusal(load, folder)
+    assert "without it: AutoModel" in refusal_text
     AutoModel.from_pretrained(folder).save_pretrained(folder)
     model, _ = load(pretrained.Source(name=str(folder), is_local=True), Hyperparameters())
     expected = AutoModel.from_pretrained(folder).get_parameter("layers.0.mlp.up_proj.weight")

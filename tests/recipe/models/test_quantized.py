@@ -23,12 +23,12 @@ from recipe.runtime.device import Device
 from recipe.runtime.memory_estimate import Setting
 from recipe.training import preflight
 from tests.support.causal_kit import make_model
-from tests.support.jobs import places_of, run, write
+from tests.support.jobs import folders_of, run, write
 from tests.support.refusals import refused
 from tests.support.serving_kit import Handlers
 
-ASKED = ["--model_id", "any", "--task", "causal-lm", "--load_in_4bit", "True"]
-RIGHT = [*ASKED, "--lora_r", "4", "--lora_save", "adapter"]
+ARGV = ["--model_id", "any", "--task", "causal-lm", "--load_in_4bit", "True"]
+RIGHT = [*ARGV, "--lora_r", "4", "--lora_save", "adapter"]
 
 
 def on(kind: str) -> Device:
@@ -36,10 +36,10 @@ def on(kind: str) -> Device:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "words"),
     [
-        (ASKED, ["Give lora_r", "lora_save=adapter"]),
-        ([*ASKED, "--lora_r", "4"], ["Give lora_save=adapter"]),
+        (ARGV, ["Give lora_r", "lora_save=adapter"]),
+        ([*ARGV, "--lora_r", "4"], ["Give lora_save=adapter"]),
         ([*RIGHT, "--do_train", "False", "--do_eval", "True"], ["do_train is False"]),
         (
             ["--task", "text-classification", *RIGHT[:2], *RIGHT[4:]],
@@ -47,13 +47,13 @@ def on(kind: str) -> Device:
         ),
     ],
 )
-def test_what_does_not_go_together_is_told_at_once(argv: list[str], told: list[str]) -> None:
-    with refused(HyperparameterError, *told):
+def test_what_does_not_go_together_is_told_at_once(argv: list[str], words: list[str]) -> None:
+    with refused(HyperparameterError, *words):
         parse(argv)
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_sharded", "is_compiled", "told"),
+    ("kind", "is_sharded", "is_compiled", "words"),
     [
         ("cpu", False, False, "computes on cpu"),
         ("xla", False, False, "computes on xla"),
@@ -64,10 +64,10 @@ def test_what_does_not_go_together_is_told_at_once(argv: list[str], told: list[s
     ],
 )
 def test_where_it_cannot_be_had_it_is_refused(
-    kind: str, is_sharded: bool, is_compiled: bool, told: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, is_sharded: bool, is_compiled: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(HyperparameterError, match=told):
+    with pytest.raises(HyperparameterError, match=words):
         quantized.check(on(kind), is_sharded, is_compiled)
 
 
@@ -75,7 +75,7 @@ def test_doctor_and_a_training_on_a_cpu_tell_the_same(tmp_path: Path) -> None:
     base = make_model("llama", tmp_path / "base")
     data = write(tmp_path / "data", [{"text": "the cat is good"}] * 4)
     argv = ["--model_name_or_path", str(base), *RIGHT[2:], "--use_cpu", "True"]
-    *_, last = preflight.inspect(argv, places_of(tmp_path, {"train": data}), 1)
+    *_, last = preflight.inspect(argv, folders_of(tmp_path, {"train": data}), 1)
     assert last.level == "error"
     assert "computes on cpu" in last.detail
     with pytest.raises(HyperparameterError, match="computes on cpu"):
@@ -142,7 +142,7 @@ def test_the_estimate_counts_four_bits_and_no_copies_of_them() -> None:
         def losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
             return logits.sum((1, 2))
 
-        return memory_estimate.of_step(model, batch, losses, setting)
+        return memory_estimate.estimate_step(model, batch, losses, setting)
 
     whole, small = estimated(False), estimated(True)
     count = 6 * (4 * 256 * 256 + 3 * 256 * 512)
@@ -182,7 +182,7 @@ def test_a_training_on_weights_of_4_bits(tmp_path: Path, monkeypatch: pytest.Mon
     argv += ["--save_strategy", "steps", "--save_steps", "10", "--save_total_limit", "9"]
     first, again = tmp_path / "a", tmp_path / "b"
     metrics = run(first, base, channels, *argv)
-    four_bits = [each for each in made[0].modules() if isinstance(each, bitsandbytes.nn.Linear4bit)]
+    four_bits = [word for word in made[0].modules() if isinstance(word, bitsandbytes.nn.Linear4bit)]
     assert len(four_bits) == 14
     assert metrics["eval_loss"] < metrics["train_loss"] < 4
     shutil.copytree(first / "checkpoints" / "checkpoint-10", again / "checkpoints/checkpoint-10")

@@ -18,10 +18,10 @@ def vectors_of(samples: int, most: int, width: int = 16) -> Tensor:
 
 def compare(ours: Tensor, theirs: Tensor, vectors: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    (own,) = torch.autograd.grad(ours, vectors, retain_graph=True)
+    (gradient,) = torch.autograd.grad(ours, vectors, retain_graph=True)
     (other,) = torch.autograd.grad(theirs, vectors)
     assert other.abs().max() > 1e-3
-    torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-5)
 
 
 def library(name: str, **options: Any) -> Any:
@@ -47,7 +47,9 @@ def test_sizes_are_matryoshka_losses_summed() -> None:
     loss = library("MultipleNegativesRankingLoss")
     theirs = sum(
         (
-            loss.compute_loss_from_embeddings([each[:, :size] for each in vectors.unbind(1)], None)
+            loss.compute_loss_from_embeddings(
+                [vectors_of_text[:, :size] for vectors_of_text in vectors.unbind(1)], None
+            )
             for size in (16, 8, 4)
         ),
         torch.zeros(()),
@@ -62,12 +64,14 @@ def test_rows_that_share_a_text_are_as_if_in_different_batches() -> None:
     ours = ranking_losses.multiple_negatives(vectors, texts, 20.0)
     loss = library("MultipleNegativesRankingLoss")
     for left_out, row in ((1, 0), (0, 1)):
-        kept = [at for at in range(4) if at != left_out]
-        own = vectors[kept]
-        cosines = torch.nn.functional.cosine_similarity(own[:, None, 0], own[None, :, 1], dim=-1)
+        kept = [index for index in range(4) if index != left_out]
+        kept_vectors = vectors[kept]
+        cosines = torch.nn.functional.cosine_similarity(
+            kept_vectors[:, None, 0], kept_vectors[None, :, 1], dim=-1
+        )
         theirs = torch.nn.functional.cross_entropy(20 * cosines, torch.arange(3), reduction="none")
         torch.testing.assert_close(ours[row], theirs[kept.index(row)])
-        whole = loss.compute_loss_from_embeddings([own[:, 0], own[:, 1]], None)
+        whole = loss.compute_loss_from_embeddings([kept_vectors[:, 0], kept_vectors[:, 1]], None)
         torch.testing.assert_close(theirs.mean(), whole)
 
 
@@ -106,7 +110,7 @@ def test_cosent_is_the_librarys(sizes: tuple[int, ...]) -> None:
     theirs = sum(
         (
             loss.compute_loss_from_embeddings(
-                [each[:, :size] for each in vectors.unbind(1)], scores
+                [vectors_of_text[:, :size] for vectors_of_text in vectors.unbind(1)], scores
             )
             for size in sizes or (16,)
         ),
@@ -132,7 +136,10 @@ def test_list_net_is_the_librarys() -> None:
     torch.manual_seed(3)
     flat = torch.randn(9, requires_grad=True)
     counts, labels = [4, 2, 3], torch.tensor([1.0, 0, 0, 0.5, 0, 1, 2, 0, 0])
-    texts = [[str(n) for n in each.tolist()] for each in torch.arange(9).split(counts)]
+    texts = [
+        [str(n) for n in vectors_of_text.tolist()]
+        for vectors_of_text in torch.arange(9).split(counts)
+    ]
     loss: Any = losses.ListNetLoss(model=Scores())  # type: ignore[arg-type]
     theirs = loss([["a", "b", "c"], texts], list(labels.split(counts)))
     pad = torch.nn.utils.rnn.pad_sequence
@@ -143,6 +150,6 @@ def test_list_net_is_the_librarys() -> None:
     ours = ranking_losses.list_net(torch.cat([logits, torch.zeros(1, 4)]), both)
     assert ours[3] == 0
     torch.testing.assert_close(ours[:3].mean(), theirs, rtol=1e-5, atol=1e-6)
-    (own,) = torch.autograd.grad(ours.sum() / 3, flat, retain_graph=True)
+    (gradient,) = torch.autograd.grad(ours.sum() / 3, flat, retain_graph=True)
     (other,) = torch.autograd.grad(theirs, flat)
-    torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-6)

@@ -18,23 +18,26 @@ def test_smoothing_gives_a_share_of_the_target_to_all_classes() -> None:
     logits, labels = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]]), torch.tensor([0, 1])
     target = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
     expected = -(target * logits.log_softmax(-1)).sum(-1)
-    torch.testing.assert_close(losses.of_samples(logits, labels, smoothing=0.3), expected)
+    torch.testing.assert_close(losses.sample_losses(logits, labels, smoothing=0.3), expected)
 
 
 def test_class_weights_weigh_each_sample_in_the_loss(tmp_path: Path) -> None:
     weights = [1.0, 5.0, 0.0]
-    found = {}
+    results = {}
     for name, given in (("plain", None), ("weighted", weights)):
         trainer = engine(tmp_path, given)
         trainer.model.eval()
         batch = next(iter(trainer.get_train_dataloader()))
-        _, each, real = trainer._losses(trainer.model, batch)
-        found[name] = (float(trainer.compute_loss(trainer.model, batch).detach()), each[real])
+        _, sample_losses, real = trainer._losses(trainer.model, batch)
+        results[name] = (
+            float(trainer.compute_loss(trainer.model, batch).detach()),
+            sample_losses[real],
+        )
         labels = batch["labels"][real]
-    loss, each = found["plain"]
-    assert loss == pytest.approx(float(each.detach().mean()))
-    weighted = (each * torch.tensor(weights)[labels]).detach().mean()
-    assert found["weighted"][0] == pytest.approx(float(weighted))
+    loss, sample_losses = results["plain"]
+    assert loss == pytest.approx(float(sample_losses.detach().mean()))
+    weighted = (sample_losses * torch.tensor(weights)[labels]).detach().mean()
+    assert results["weighted"][0] == pytest.approx(float(weighted))
     assert loss != pytest.approx(float(weighted))
 
 
@@ -43,15 +46,17 @@ def test_class_weights_weigh_each_sample_in_the_loss(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 def test_gradient_checkpointing_changes_no_weight(tmp_path: Path) -> None:
     trained = []
-    for asked in (False, True):
-        trainer = engine(tmp_path, gradient_checkpointing=asked)
+    for is_requested in (False, True):
+        trainer = engine(tmp_path, gradient_checkpointing=is_requested)
         torch.manual_seed(5)
         trainer.train()
         layers = [
-            each for each in trainer.model.modules() if hasattr(each, "gradient_checkpointing")
+            module
+            for module in trainer.model.modules()
+            if hasattr(module, "gradient_checkpointing")
         ]
         assert layers
-        assert all(each.gradient_checkpointing is asked for each in layers)
+        assert all(layer.gradient_checkpointing is is_requested for layer in layers)
         trained.append(list(trainer.model.parameters()))
     for one, other in zip(*trained, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

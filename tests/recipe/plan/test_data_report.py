@@ -32,7 +32,10 @@ def findings(task: str, folder: Path, train: Rows, test: Rows) -> dict[str, Find
         lines = "\n".join(map(json.dumps, rows))
         (channels[name] / "rows.jsonl").write_text(lines)
     made = task_table.load(task)(channels, Hyperparameters(task=task))
-    return {found.what: found for found in data_report._of_rows(data_report.by_name(made.data))}
+    return {
+        row_finding.what: row_finding
+        for row_finding in data_report._row_findings(data_report.named_splits(made.data))
+    }
 
 
 CASES: dict[str, tuple[str, Rows, Rows, dict[str, str]]] = {
@@ -66,18 +69,18 @@ CASES: dict[str, tuple[str, Rows, Rows, dict[str, str]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_warnings_name_the_rows(name: str, tmp_path: Path) -> None:
     task, train, test, expected = CASES[name]
-    found = findings(task, tmp_path, train, test)
-    warnings = {what: row for what, row in found.items() if row.level == WARNING}
+    actual = findings(task, tmp_path, train, test)
+    warnings = {what: row for what, row in actual.items() if row.level == WARNING}
     assert warnings.keys() == expected.keys()
     for what, pattern in expected.items():
         assert re.search(pattern, f"{warnings[what]} {warnings[what].example}")
         assert "such as" not in str(warnings[what]), "the model card shows no rows"
-    assert found.keys() - warnings.keys() <= {"repeated rows"}
+    assert actual.keys() - warnings.keys() <= {"repeated rows"}
 
 
 def test_repeated_rows_are_counted(tmp_path: Path) -> None:
-    found = findings("text-classification", tmp_path, [*CLEAN, *CLEAN[:10]], TEST)
-    assert str(found["repeated rows"]).startswith(
+    actual = findings("text-classification", tmp_path, [*CLEAN, *CLEAN[:10]], TEST)
+    assert str(actual["repeated rows"]).startswith(
         "10 of 50 training rows repeat another one (20.0%)"
     )
 

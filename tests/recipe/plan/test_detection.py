@@ -28,7 +28,7 @@ def model(folder: Path, architecture: str) -> str:
     return str(folder)
 
 
-def found(
+def detect(
     tmp_path: Path, rows: Sequence[Any], architecture: str = "BertForMaskedLM", *argv: str
 ) -> tuple[str, str]:
     data = tmp_path / "data"
@@ -57,9 +57,9 @@ def found(
 def test_the_task_is_found_by_hyperparameters_columns_and_model(
     tmp_path: Path, rows: Any, architecture: str, argv: list[str], task: str, why: str
 ) -> None:
-    named, told = found(tmp_path, rows, architecture, *argv)
+    named, reason = detect(tmp_path, rows, architecture, *argv)
     assert named == task
-    assert why in told
+    assert why in reason
 
 
 def test_hyperparameters_of_different_tasks_are_refused() -> None:
@@ -83,7 +83,7 @@ def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
 def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_path: Path) -> None:
     rows = [{"text": f"a film of {n}", "mood": "ab"[n % 2]} for n in range(20)]
     with pytest.raises(HyperparameterError) as refusal:
-        found(tmp_path, rows)
+        detect(tmp_path, rows)
     _, texts, classes = str(refusal.value).splitlines()
     assert texts == "- masked-lm: text 'text'. Give task=masked-lm."
     assert classes.startswith("- text-classification: ")
@@ -153,7 +153,7 @@ def test_all_columns_that_are_not_there_are_told_at_once(
 def test_column_names_that_are_wrong_are_told_at_once_if_no_task_is_given(tmp_path: Path) -> None:
     argv = ["--text_column", "texd,b", "--label_column", "labell"]
     with pytest.raises(DataError) as refusal:
-        found(tmp_path, REVIEWS, "BertForMaskedLM", *argv)
+        detect(tmp_path, REVIEWS, "BertForMaskedLM", *argv)
     for word in ("text_column has value 'texd'", "text_column has value 'b'",
                  "label_column has value 'labell'", "Did you mean text? Did you mean label?"):  # fmt: skip
         assert word in str(refusal.value)

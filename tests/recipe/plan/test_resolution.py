@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipe.arguments import parse
-from recipe.paths import Places
+from recipe.paths import Folders
 from recipe.plan import resolution
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
@@ -21,7 +21,7 @@ def plan_of(
     data.mkdir(exist_ok=True)
     rows = ({"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20))
     (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    places = Places(
+    folders = Folders(
         channels={"train": data, "model": model},
         model_dir=tmp_path,
         output_data_dir=tmp_path,
@@ -29,8 +29,8 @@ def plan_of(
         tensorboard=tmp_path,
     )
     table = Table()
-    given = parse(["--use_cpu", "True", *argv], places)
-    plan = resolution.resolve(given, places, {}, table, processes)
+    given = parse(["--use_cpu", "True", *argv], folders)
+    plan = resolution.resolve(given, folders, {}, table, processes)
     resolution.load(plan, table)
     return plan, [f"{decision.what:15} {decision}" for decision in table.rows]
 
@@ -52,9 +52,9 @@ def test_doctor_plans_what_the_job_does(tmp_path: Path, tiny_model: Path) -> Non
 
 
 def test_doctor_plans_for_more_processes_than_its_own(tmp_path: Path, tiny_model: Path) -> None:
-    asked = ["--mp_parameters", "partitions=2"]
-    alone, _ = plan_of(tmp_path, tiny_model, 1, *asked)
-    plan, rows = plan_of(tmp_path, tiny_model, 2, *asked)
+    arguments = ["--mp_parameters", "partitions=2"]
+    alone, _ = plan_of(tmp_path, tiny_model, 1, *arguments)
+    plan, rows = plan_of(tmp_path, tiny_model, 2, *arguments)
     assert not alone.is_sharded and plan.is_sharded
     assert any(row.startswith("device          cpu, 2 processes") for row in rows)
     assert plan.device.threads is None, "how many share this host's cores is not known"

@@ -40,7 +40,7 @@ def cut(processes: int, size: int, accumulation: int = 1) -> Cut:
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "found"),
+    ("was", "now", "actual"),
     [
         (cut(2, 8), cut(1, 8), (8, 2, 16)),
         (cut(1, 8), cut(2, 8), (4, 1, 8)),
@@ -54,21 +54,21 @@ def cut(processes: int, size: int, accumulation: int = 1) -> Cut:
     ],
     ids=str,
 )
-def test_the_samples_of_a_step_are_kept(was: Cut, now: Cut, found: tuple[int, int, int]) -> None:
+def test_the_samples_of_a_step_are_kept(was: Cut, now: Cut, actual: tuple[int, int, int]) -> None:
     """But where the batch itself was changed, which `checkpoints.check_same` refuses."""
     kept = worlds.kept(now, was.as_job())
-    assert (kept.size, kept.accumulation, kept.samples) == found
+    assert (kept.size, kept.accumulation, kept.samples) == actual
     assert kept.size <= now.size, "a device has room for what was asked for"
     assert kept.processes * kept.size * kept.accumulation >= kept.samples
     again = worlds.kept(was, kept.as_job())
-    if found[2] == was.samples and now.given == was.given:
+    if actual[2] == was.samples and now.given == was.given:
         assert (again.size, again.samples) == (was.size, was.samples), "and back"
 
 
 def test_another_batch_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     jobs = [
-        {checkpoints.SAMPLES: each.samples, checkpoints.CUT: each.as_job()}
-        for each in (cut(2, 8), cut(1, 4))
+        {checkpoints.SAMPLES: training.samples, checkpoints.CUT: training.as_job()}
+        for training in (cut(2, 8), cut(1, 4))
     ]
     with pytest.raises(CheckpointError) as caught:
         checkpoints.check_same(checkpoints.Checkpoint(tmp_path, jobs[0], False), jobs[1])
@@ -92,7 +92,7 @@ def finer(
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
     objective: Any = copy.copy(CLASSES)
     objective.couples_samples = couples
-    return worlds.by_length(
+    return worlds.cut_by_length(
         worlds.Computation(
             model=model, tokenizer=tokenizer, arguments=args, objective=objective, packing=False
         ),
@@ -107,14 +107,14 @@ def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
     assert (now.size, now.accumulation, now.samples, now.given) == (4, 8, 32, (16, 2))
     assert training.steps() == 11
     lengths, longest = training.samples.lengths, []
-    for at in range(8):
-        ((rows, weight),) = training.epoch(0, False)[at]
+    for index in range(8):
+        ((rows, weight),) = training.epoch(0, False)[index]
         assert (len(rows), weight) == (4, 32)
         longest.append(lengths[rows].max())
     assert longest == sorted(longest, reverse=True)
     assert longest[-1] < longest[0] / 3
     whole = packing.steps(lengths, 32, 0, 0, False)[0]
-    parts = [training.epoch(0, False)[at][0][0] for at in range(8)]
+    parts = [training.epoch(0, False)[position][0][0] for position in range(8)]
     assert sorted(whole) == sorted(np.concatenate(parts))
     assert finer(spread, cut(2, 6))[1].size == 3, "of parts that all have as many"
     for unchanged in (
@@ -138,10 +138,10 @@ def test_cut_steps_learn_what_whole_ones_do(
     drawn = random.Random(0)
     rows = [
         {
-            "text": " ".join(drawn.choices(WORDS, k=58 if at % 7 == 0 else 1 + at % 3)),
-            "label": "ab"[at % 2],
+            "text": " ".join(drawn.choices(WORDS, k=58 if index % 7 == 0 else 1 + index % 3)),
+            "label": "ab"[index % 2],
         }
-        for at in range(88)
+        for index in range(88)
     ]
     channels = {"train": write(tmp_path / "in", rows)}
     argv = ("--model_id", str(still_model), *ARGUMENTS, "--packing", "False", "--optim", "sgd")
@@ -161,12 +161,12 @@ def test_cut_steps_learn_what_whole_ones_do(
 
     one, sharded, two = training("one", 1), training("sharded", 2, *SHARDED), training("two", 2)
     rest = training("rest", 1, checkpoint=one.checkpoints / "checkpoint-3")
-    for each in (one, sharded, two, rest):
-        expected = {step: sharded.losses[step] for step in each.losses}
-        assert each.losses == pytest.approx(expected, abs=1e-5), each.base
-        said = "48 samples a step (split by length into batches of "
-        assert (said in each.log) == (each is not sharded), each.log
-        for name, values in each.weights.items():
+    for item in (one, sharded, two, rest):
+        expected = {step: sharded.losses[step] for step in item.losses}
+        assert item.losses == pytest.approx(expected, abs=1e-5), item.base
+        line = "48 samples a step (split by length into batches of "
+        assert (line in item.log) == (item is not sharded), item.log
+        for name, values in item.weights.items():
             torch.testing.assert_close(values, one.weights[name], rtol=0, atol=1e-5)
     assert rest.files == one.files
 
@@ -189,7 +189,7 @@ def test_a_job_goes_on_in_another_world(
     sharded = training("sharded", 4, *SHARDED).finish(processes=2)
     assert len({round(loss, 3) for loss in one.losses.values()}) > 3, "steps can be told apart"
     assert sharded.losses == pytest.approx(one.losses, rel=2e-4)
-    for begun, name, processes, size, more, said in (
+    for begun, name, processes, size, more, line in (
         (one, "1 to 2", 2, 8, (), "2 processes x 4 texts x 1 batch, before"),
         (one, "1 to 3", 3, 8, (), "3 processes x 3 texts x 1 batch, before"),
         (one, "1 to 2 sharded", 2, 8, SHARDED, "before into"),
@@ -200,7 +200,7 @@ def test_a_job_goes_on_in_another_world(
         job = training(name, size, *more)
         shutil.copytree(begun.checkpoints / "checkpoint-3", job.checkpoints / "checkpoint-3")
         job.run(processes=processes)
-        if not said:
+        if not line:
             assert job.codes == {1}
             assert "samples in a step was 8 (processes 1 x batch size 8" in job.errors
             continue
@@ -208,4 +208,4 @@ def test_a_job_goes_on_in_another_world(
         expected = {step: loss for step, loss in one.losses.items() if step > 3}
         assert job.losses == pytest.approx(expected, rel=2e-4), name
         assert re.search(r"a step's 8 texts are split into .*before into", job.log), name
-        assert said in job.log
+        assert line in job.log

@@ -12,7 +12,7 @@ from recipe.reports.model_card import Facts
 
 
 @pytest.mark.parametrize(
-    ("name", "is_local", "said"),
+    ("name", "is_local", "expected"),
     [
         ("google-bert/bert-base-uncased", False, "google-bert/bert-base-uncased"),
         ("/opt/ml/input/data/model", True, None),
@@ -20,7 +20,7 @@ from recipe.reports.model_card import Facts
     ],
 )
 def test_it_names_the_base_model_where_the_hub_has_it(
-    name: str, is_local: bool, said: str | None
+    name: str, is_local: bool, expected: str | None
 ) -> None:
     facts = Facts(
         base_model=name,
@@ -28,13 +28,13 @@ def test_it_names_the_base_model_where_the_hub_has_it(
         hyperparameters=Hyperparameters(
             hf_token="hf_planted", hub_model_id="https://me:hf_planted@host/a"
         ).as_text(),
-        about=model_card.of_labels(Labels(("no", "yes")), ("text",)),
+        about=model_card.describe_classifier(Labels(("no", "yes")), ("text",)),
         decisions=[("data", "4 rows")],
         metrics={"eval_accuracy": 0.25},
     )
     written = model_card.write(facts)
     card = ModelCard(written)
-    assert card.data.base_model == said
+    assert card.data.base_model == expected
     assert card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "text-classification"
     assert f"Fine-tuned from `{name}` to classify texts by 2 labels" in card.text

@@ -41,7 +41,7 @@ def material(
     facts = Facts(
         base_model="some/model",
         hyperparameters=Hyperparameters(hf_token="hf_planted").as_text(),
-        about=model_card.of_labels((answers or SINGLE_LABEL).labels, ("text",)),
+        about=model_card.describe_classifier((answers or SINGLE_LABEL).labels, ("text",)),
         decisions=[("data", "4 rows")],
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},
     )
@@ -52,7 +52,7 @@ def material(
         "lengths": np.array([4, 8, 12, 16]),
         "max_length": 20,
         "batch_size": 32,
-        "places": 50,
+        "computed_tokens": 50,
         "phases": {"data": 0.5, "training": 1799.5},
         "price_per_hour": 2.0,
         "hosts": 3,

@@ -14,7 +14,7 @@ from tests.support.words import write_reviews
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("requested", "trackers"),
     [
         (None, []),
         ("none", []),
@@ -24,8 +24,8 @@ from tests.support.words import write_reviews
         ("all", ["all"]),
     ],
 )
-def test_report_to_is_a_name_or_several(asked: str | None, found: list[str]) -> None:
-    assert tracking.names(asked) == found
+def test_report_to_is_a_name_or_several(requested: str | None, trackers: list[str]) -> None:
+    assert tracking.names(requested) == trackers
 
 
 def test_an_integration_that_nobody_knows_is_named() -> None:

@@ -190,7 +190,9 @@ def test_the_handlers_use_them_in_bfloat16(tmp_path: Path) -> None:
         served = Handlers(folder, AMPHORA_DTYPE="bfloat16", AMPHORA_BLOCKED_WEIGHTS=value)
         weights = served.model.loaded.model.parameters()  # type: ignore[attr-defined]
         assert any(weight.is_meta for weight in weights) == (value == "1")
-        answers.append([{each["label"]: each["score"] for each in own} for own in served.ask(body)])
+        answers.append(
+            [{entry["label"]: entry["score"] for entry in entries} for entries in served.ask(body)]
+        )
     for one, other in zip(*answers, strict=True):
         assert one == pytest.approx(other, abs=0.02)
     with pytest.raises(ValueError, match="AMPHORA_BLOCKED_WEIGHTS is 'yes'"):

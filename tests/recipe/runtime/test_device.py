@@ -139,8 +139,8 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A V100 and CUDA 13, as it would fail in the first step otherwise."""
-    found = torch.device("cuda")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
+    actual = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: actual)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: capability >= (8, 0))
@@ -152,7 +152,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("local_rank", "backend", "told", "refused", "bypasses"),
+    ("local_rank", "backend", "reported", "refused", "bypasses"),
     [
         ("0", "nccl", [("a", "GPU-1"), ("a", "GPU-2")], False, False),
         ("1", "nccl", [("a", "GPU-1"), ("a", "GPU-1")], True, True),
@@ -165,7 +165,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(
 def test_two_ranks_on_one_gpu(
     local_rank: str,
     backend: str,
-    told: list[tuple[str, str]],
+    reported: list[tuple[str, str]],
     refused: bool,
     bypasses: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +173,7 @@ def test_two_ranks_on_one_gpu(
     monkeypatch.setattr(device.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(device.dist, "get_backend", lambda: backend)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="G"))
-    monkeypatch.setattr(device, "everyones", lambda own: told)
+    monkeypatch.setattr(device, "everyones", lambda local: reported)
     environ = {"LOCAL_RANK": local_rank}
     if refused:
         with pytest.raises(DistributedError, match=r"Ranks 0, 1 share one GPU of a.*gloo"):

@@ -46,18 +46,18 @@ def write_data(folder: Path, count: int) -> dict[str, Path]:
 
 @pytest.mark.parametrize("written", ["partitions=2,ddp=True", '{"partitions": 2, "ddp": true}'])
 def test_mp_parameters_ask_for_fsdp2(written: str) -> None:
-    asked = parse(["--mp_parameters", written])
-    chosen = choose(asked, device(2), {})
+    hyperparameters = parse(["--mp_parameters", written])
+    chosen = choose(hyperparameters, device(2), {})
     assert chosen.arguments == {"fsdp": True, "fsdp_config": {"version": 2}}
-    alone = choose(asked, device(1), {})
+    alone = choose(hyperparameters, device(1), {})
     assert alone.arguments == {}
-    assert alone.said == ("mp_parameters (partitions, ddp) has no effect with one process",)
+    assert alone.notes == ("mp_parameters (partitions, ddp) has no effect with one process",)
 
 
 @pytest.mark.parametrize("written", ["", "{}"])
 def test_empty_mp_parameters_ask_for_nothing(written: str) -> None:
-    asked = parse(["--mp_parameters", written])
-    assert choose(asked, device(2), {}) == Distribution()
+    hyperparameters = parse(["--mp_parameters", written])
+    assert choose(hyperparameters, device(2), {}) == Distribution()
 
 
 @pytest.mark.parametrize("written", ["yes", "{partitions}"])
@@ -72,8 +72,8 @@ def test_training_compiler_keys_compile(tmp_path: Path, tiny_model: Path) -> Non
     arguments = ["--model_id", str(tiny_model), "--max_steps", "2", "--batch_size", "4"]
     # Needs no C++ compiler and no time; what is tested is that the model goes through Dynamo.
     arguments += ["--torch_compile_backend", "eager"]
-    asked = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER), "TORCH_LOGS": "dynamo"}
-    done = Job(tmp_path, channels, arguments, QUICK).finish(**asked)
+    parameters = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER), "TORCH_LOGS": "dynamo"}
+    done = Job(tmp_path, channels, arguments, QUICK).finish(**parameters)
     assert "SageMaker Training Compiler is set; batch size and learning rate" in done.log
     assert "start tracing" in done.errors
     assert not [name for name in done.weights if "_orig_mod" in name]
@@ -82,15 +82,15 @@ def test_training_compiler_keys_compile(tmp_path: Path, tiny_model: Path) -> Non
 def test_compilation_is_off_unless_asked_for() -> None:
     off = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_training_compiler_enabled": "false"}'}
     assert choose(Hyperparameters(), device(1), off).arguments == {}
-    asked = choose(parse(["--compile"]), device(1, "cuda"), {})
-    assert asked.arguments == {"torch_compile": True}
+    requested = choose(parse(["--compile"]), device(1, "cuda"), {})
+    assert requested.arguments == {"torch_compile": True}
 
 
 def test_training_compiler_keys_do_not_compile_where_it_does_not_pay() -> None:
     keys = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER)}
     on_cpu = choose(Hyperparameters(), device(1), keys)
     assert on_cpu.arguments == {}
-    assert "does not pay on a CPU; compile=True turns it on" in on_cpu.said[0]
+    assert "does not pay on a CPU; compile=True turns it on" in on_cpu.notes[0]
     on_gpu = choose(Hyperparameters(), device(1, "cuda"), keys)
     assert on_gpu.arguments == {"torch_compile": True}
 
@@ -98,7 +98,7 @@ def test_training_compiler_keys_do_not_compile_where_it_does_not_pay() -> None:
 def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
     without = choose(parse(["--compile"]), device(1), {"CXX": "no-such-compiler"})
     assert without.arguments == {}
-    assert "needs no-such-compiler" in without.said[0]
+    assert "needs no-such-compiler" in without.notes[0]
 
 
 @pytest.mark.heavy
@@ -124,18 +124,18 @@ def test_compiled_and_packed_trains_to_the_same_losses(
         job = Job(tmp_path / name, channels, arguments, {**preloaded, **QUICK})
         job.finish(*more, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
         assert "samples packed into" in job.log
-        found = re.findall(r"'(?:eval_)?loss': ([^,}]+)", job.log)
-        losses[name] = [float(each) for each in found]
+        matches = re.findall(r"'(?:eval_)?loss': ([^,}]+)", job.log)
+        losses[name] = [float(loss) for loss in matches]
     assert list((tmp_path / "inductor").rglob("*.so")), "nothing was compiled"
     assert len(losses["plain"]) == 8 + 2  # steps, and an evaluation after each epoch
     assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
 def test_torch_xla_neither_shards_nor_takes_torch_compile() -> None:
-    asked = parse(["--mp_parameters", "partitions=2", "--compile"])
-    chosen = choose(asked, device(2, "xla"), {})
+    hyperparameters = parse(["--mp_parameters", "partitions=2", "--compile"])
+    chosen = choose(hyperparameters, device(2, "xla"), {})
     assert chosen.arguments == {}
-    assert chosen.said == (
+    assert chosen.notes == (
         "mp_parameters (partitions) has no effect on torch-xla: no weights are sharded",
         "torch.compile is off: torch-xla compiles without it",
     )
@@ -155,15 +155,15 @@ def test_smddp_is_used_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = choose(Hyperparameters(), device(8, "cuda"), SMDDP)
-    assert (without.arguments, len(without.said)) == ({}, 1)
-    assert "nccl backend" in without.said[0]
+    assert (without.arguments, len(without.notes)) == ({}, 1)
+    assert "nccl backend" in without.notes[0]
     package = tmp_path / "smdistributed" / "dataparallel"
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = choose(Hyperparameters(), device(8, "cuda"), SMDDP)
-    assert found.arguments == {"ddp_backend": "smddp"}
+    actual = choose(Hyperparameters(), device(8, "cuda"), SMDDP)
+    assert actual.arguments == {"ddp_backend": "smddp"}
     for name in [name for name in sys.modules if name.startswith("smdistributed")]:
         monkeypatch.delitem(sys.modules, name)
 

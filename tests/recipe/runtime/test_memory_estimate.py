@@ -50,8 +50,8 @@ def made(kind: str, size: int, is_flat: bool = False) -> tuple[Any, dict[str, An
         model: Any = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
         ids = torch.randint(2, 800, (size, 24))
         batch = {"input_ids": ids, "decoder_input_ids": ids[:, :16], "labels": ids[:, :16]}
-        beside = {"rows": torch.from_numpy(rows), "total": torch.ones(1)}
-        return model, {**batch, **beside}, Sequences()
+        extra = {"rows": torch.from_numpy(rows), "total": torch.ones(1)}
+        return model, {**batch, **extra}, Sequences()
     name = {"bert": "Bert", "modernbert": "ModernBert", "qwen3": "Qwen3", "llama": "Llama"}
     more = {"num_key_value_heads": 2} if kind in ("qwen3", "llama", "lora") else {}
     family = name.get(kind, "Llama")
@@ -65,24 +65,24 @@ def made(kind: str, size: int, is_flat: bool = False) -> tuple[Any, dict[str, An
             model = lora.wrap(model, parse(["--lora_r", "4"]), (), "CAUSAL_LM", trains_head=False)
         samples, objective = documents_of(tweet_lengths(size)), NEXT_TOKENS
         layout: Any = DocumentLayout(Packed(shape, size, PAD, 0), samples.weight(rows))
-        packed_decoders.take_documents(model)
+        packed_decoders.patch_forward_for_documents(model)
     else:
         model = getattr(transformers, f"{family}ForSequenceClassification")(config)
         layout = Packed(shape, size, PAD, 0)
-        packed_encoders.take_packed(model)
+        packed_encoders.patch_forward_for_packing(model)
     if is_flat:
         flat_attention.use(model)
     return model, finish(samples, layout, rows, size, size), objective
 
 
-def of_step(model: Any, batch: dict[str, Any], objective: Any, setting: Setting) -> Estimate:
-    with flat_attention.by_flash() if setting.on_gpu else contextlib.nullcontext():
-        return memory_estimate.of_step(model, batch, objective.losses, setting)
+def estimate_step(model: Any, batch: dict[str, Any], objective: Any, setting: Setting) -> Estimate:
+    with flat_attention.force_flash_attention() if setting.on_gpu else contextlib.nullcontext():
+        return memory_estimate.estimate_step(model, batch, objective.losses, setting)
 
 
 def tracked(model: Any, batch: dict[str, Any], objective: Any, setting: Setting) -> int:
     """Bytes that live at the peak of a second step, the first having made the moments."""
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, fused=True)
     inputs = {k: v for k, v in batch.items() if k not in ("labels", "rows", "total")}
     if setting.checkpoints:
@@ -123,15 +123,17 @@ def test_it_is_what_a_real_step_holds(kind: str, size: int, changes: dict[str, A
     model, batch, objective = made(kind, size)
     setting = Setting(**{"on_gpu": False, "dtype": BF16, **changes})
     real = tracked(copy.deepcopy(model), batch, objective, setting)
-    estimate = of_step(model, batch, objective, setting)
+    estimate = estimate_step(model, batch, objective, setting)
     assert estimate.total == pytest.approx(real, rel=0.05)
 
 
 def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
     """PyTorch's tracker takes no inputs of frozen layers: the whole model's count is what is less."""
     model, batch, objective = made("lora", 16)
-    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    weights = {id(each): each.nbytes for each in (*model.parameters(), *model.buffers())}
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    weights = {
+        id(parameter): parameter.nbytes for parameter in (*model.parameters(), *model.buffers())
+    }
     inputs = {k: v for k, v in batch.items() if k not in ("labels", "rows", "total")}
     live = memory_estimate._Live()
     real = copy.deepcopy(model).train()
@@ -139,8 +141,8 @@ def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
         with torch.autocast("cpu", BF16):
             logits = real(**inputs).logits.float()
         objective.losses(logits, batch["labels"], 0.0).sum().backward()
-    whole = of_step(*made("llama", 16), CPU)
-    estimate = of_step(model, batch, objective, CPU)
+    whole = estimate_step(*made("llama", 16), CPU)
+    estimate = estimate_step(model, batch, objective, CPU)
     assert estimate.optimizer == 8 * trained < whole.optimizer / 20
     assert estimate.weights == sum(weights.values())
     assert estimate.step == pytest.approx(live.peak, rel=0.05)
@@ -148,15 +150,15 @@ def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
 
 
 def test_logits_of_a_large_vocabulary_count_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = of_step(*made("llama", 32), CPU)
+    whole = estimate_step(*made("llama", 32), CPU)
     monkeypatch.setattr(packed_decoders, "_MOST_LOGITS", 1 << 14)
-    parts = of_step(*made("llama", 32), CPU)
+    parts = estimate_step(*made("llama", 32), CPU)
     assert parts.step < 0.9 * whole.step
     gpu = SimpleNamespace(total_memory=80 << 30)  # a stand-in: there is none here
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     with packed_decoders.parts_as_on(torch.device("cuda", 0)):
-        assert of_step(*made("llama", 32), CPU) == whole
-    assert of_step(*made("llama", 32), CPU) == parts
+        assert estimate_step(*made("llama", 32), CPU) == whole
+    assert estimate_step(*made("llama", 32), CPU) == parts
     # 2.5 GB of 80 GB, in float32; never fewer than on a CPU
     assert packed_decoders.most_logits(torch.device("cuda", 0)) == (80 << 30) // 32 // 4
     gpu.total_memory = 1 << 20
@@ -167,8 +169,8 @@ def test_logits_of_a_large_vocabulary_count_in_parts(monkeypatch: pytest.MonkeyP
 def test_of_a_gpu_it_is_made_by_the_calls_of_a_gpu(kind: str) -> None:
     """Flash attention keeps no scores, dropout a byte for a number, layer norms are in float32."""
     on_gpu = Setting(on_gpu=True, dtype=BF16)
-    row, blocks = (of_step(*made(kind, 32, is_flat), on_gpu) for is_flat in (True, False))
-    plain = of_step(*made(kind, 32), CPU)
+    row, blocks = (estimate_step(*made(kind, 32, is_flat), on_gpu) for is_flat in (True, False))
+    plain = estimate_step(*made(kind, 32), CPU)
     assert row.weights == plain.weights
     assert 0.4 * plain.step < row.step <= 1.1 * blocks.step
     if kind == "bert":  # which has dropout, of scores, too
@@ -181,7 +183,7 @@ def test_of_a_gpu_it_is_made_by_the_calls_of_a_gpu(kind: str) -> None:
 
 def test_shards_take_their_share() -> None:
     alone, four = (
-        of_step(
+        estimate_step(
             *made("llama", 4), Setting(on_gpu=True, dtype=BF16, processes=count, is_sharded=shards)
         )
         for count, shards in ((4, False), (4, True))

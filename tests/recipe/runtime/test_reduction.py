@@ -27,8 +27,8 @@ class Model(nn.Module):
         self.tied = tied
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        found = self.middle(self.embedding(ids)).tanh()
-        return found @ self.embedding.weight.T if self.tied else found
+        hidden = self.middle(self.embedding(ids)).tanh()
+        return hidden @ self.embedding.weight.T if self.tied else hidden
 
 
 def gradients(rank: int, tied: bool, by_rows: bool, accumulate: int) -> tuple[Any, int]:
@@ -64,8 +64,8 @@ def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     expected, _ = gradients(rank, tied, False, accumulate)
-    found = gradients(rank, tied, True, accumulate)
-    torch.save((expected, *found), f"{folder}/{rank}.pt")
+    actual = gradients(rank, tied, True, accumulate)
+    torch.save((expected, *actual), f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -76,8 +76,8 @@ def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
 def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> None:
     mp.spawn(process, (str(tmp_path), tied, accumulate), nprocs=2)
     for rank in range(2):
-        expected, found, sent = torch.load(tmp_path / f"{rank}.pt")
-        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+        expected, loaded, sent = torch.load(tmp_path / f"{rank}.pt")
+        assert all(torch.equal(*pair) for pair in zip(expected, loaded, strict=True))
         whole = sum(weight.numel() for weight in expected)
         assert sent > whole if tied else sent < whole / 10
 
@@ -111,17 +111,17 @@ class Deep(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH * (1 + n % 2), 2 * WIDTH) for n in range(6))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        found = self.embedding(ids)
+        hidden = self.embedding(ids)
         for layer in self.layers:
-            found = layer(found[..., : layer.in_features]).tanh()
-        return found
+            hidden = layer(hidden[..., : layer.in_features]).tanh()
+        return hidden
 
 
 def process_of_three(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3)
-    found = []
+    results = []
     for by_rows in (False, True):
         torch.manual_seed(0)
         model = DistributedDataParallel(Deep(), bucket_cap_mb=1)
@@ -130,8 +130,8 @@ def process_of_three(rank: int, folder: str) -> None:
         for _ in range(2):  # DDP lays its buckets out anew between the two
             model.zero_grad(set_to_none=True)
             model(torch.arange(300) * (rank + 2)).square().mean().backward()
-            found.append([weight.grad.clone() for weight in model.parameters()])  # type: ignore[union-attr]
-    torch.save(found, f"{folder}/{rank}.pt")
+            results.append([weight.grad.clone() for weight in model.parameters()])  # type: ignore[union-attr]
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -106,9 +106,9 @@ def test_a_disk_without_locks_gives_up_by_time_alone(
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(claims.fcntl, "flock", flock)
-    with claims.claimed(tmp_path, KEY) as own:
+    with claims.claimed(tmp_path, KEY) as claim:
         claims.sweep(tmp_path)
-        assert own.is_dir()
+        assert claim.is_dir()
         (mark,) = tmp_path.glob("*.writer")
         assert mark.read_text() == socket.gethostname()
         grown_old(tmp_path)

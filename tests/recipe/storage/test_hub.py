@@ -16,7 +16,7 @@ from tests.support.push_hub import TOKEN, PushHub, running
 from tests.support.words import write_reviews
 
 NAME = "team/reviews"
-ASKED = ["--push_to_hub", "True", "--hub_model_id", NAME]
+ARGV = ["--push_to_hub", "True", "--hub_model_id", NAME]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushHub]:
 
 
 def prepared(*more: str, **environ: str) -> pushing.Repository:
-    given = arguments.parse([*ASKED, *more])
+    given = arguments.parse([*ARGV, *more])
     token = given.hub_token or given.hf_token or environ.get("HF_TOKEN")
     return pushing.prepare(NAME, token, given.hub_private_repo is not False)
 
@@ -70,10 +70,10 @@ def test_a_failure_after_training_is_said_and_raises_nothing(
     repository = prepared(HF_TOKEN=TOKEN)
     hub.refuses = "/commit/"
     repository.push(model)
-    said = capsys.readouterr()[0]
-    assert f"warning: the model was not pushed to the hub ({NAME}): " in said and "403" in said
-    assert f"saved in {model}" in said and f"hf upload {NAME} FOLDER" in said
-    assert TOKEN not in said
+    output = capsys.readouterr()[0]
+    assert f"warning: the model was not pushed to the hub ({NAME}): " in output and "403" in output
+    assert f"saved in {model}" in output and f"hf upload {NAME} FOLDER" in output
+    assert TOKEN not in output
 
 
 def test_a_hub_that_does_not_end_is_not_waited_for(
@@ -123,17 +123,17 @@ def test_what_is_asked_for_in_vain_is_said() -> None:
     quiet = arguments.parse(["--hub_model_id", NAME])
     (note,) = quiet.notes
     assert "push_to_hub is not set" in note
-    (note,) = arguments.parse([*ASKED, "--hub_strategy", "every_save"]).notes
+    (note,) = arguments.parse([*ARGV, "--hub_strategy", "every_save"]).notes
     assert "only once, after training" in note
     with pytest.raises(HyperparameterError, match="hub_revision has value 'v2'"):
-        arguments.parse([*ASKED, "--hub_revision", "v2"])
+        arguments.parse([*ARGV, "--hub_revision", "v2"])
 
 
 def test_a_job_pushes_its_model(
     tmp_path: Path, tiny_model: Path, hub: PushHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     channels = {"train": write_reviews(tmp_path / "in" / "train.csv", 40).parent}
-    argv = (*ASKED, "--hub_token", TOKEN, "--model_id", str(tiny_model), "--max_steps", "2")
+    argv = (*ARGV, "--hub_token", TOKEN, "--model_id", str(tiny_model), "--max_steps", "2")
     job = Job(tmp_path, channels, argv)
     job.run_here()
     assert hub.repositories[NAME]["model.safetensors"] == job.files["model.safetensors"]

@@ -42,11 +42,11 @@ def test_files_that_are_as_they_were_written_and_others_beside_them_pass(folder:
 @pytest.mark.parametrize("bit", [0, 7])
 def test_one_bit_is_seen_wherever_it_is(folder: Path, name: str, bit: int) -> None:
     content = (folder / name).read_bytes()
-    for place in (0, len(content) // 2, len(content) - 1):
+    for offset in (0, len(content) // 2, len(content) - 1):
         damaged = bytearray(content)
-        damaged[place] ^= 1 << bit
+        damaged[offset] ^= 1 << bit
         (folder / name).write_bytes(damaged)
-        if name == checksums.NAME and place == len(content) - 1:
+        if name == checksums.NAME and offset == len(content) - 1:
             continue  # The last line's end: all sums are still there, or the name is longer.
         with pytest.raises(ModelError, match=r"cannot be loaded: .*SHA256SUMS"):
             look(folder)
@@ -88,16 +88,16 @@ def test_damage_is_told_in_the_stead_of_what_it_made_go_wrong(folder: Path) -> N
 
 
 def test_a_changed_weight_is_never_served(tmp_path: Path, tiny_model: Path) -> None:
-    place = tmp_path / "model"
-    place.mkdir()
+    location = tmp_path / "model"
+    location.mkdir()
     for path in tiny_model.iterdir():
-        (place / path.name).write_bytes(path.read_bytes())
-    checksums.write(place)
+        (location / path.name).write_bytes(path.read_bytes())
+    checksums.write(location)
     environ = {"HF_TASK": "feature-extraction"}
-    registry.load(str(place), environ)
-    weights = bytearray((place / "model.safetensors").read_bytes())
+    registry.load(str(location), environ)
+    weights = bytearray((location / "model.safetensors").read_bytes())
     weights[-100] ^= 1
-    (place / "model.safetensors").write_bytes(weights)
+    (location / "model.safetensors").write_bytes(weights)
     with pytest.raises(ModelError) as caught:
-        registry.load(str(place), environ)
+        registry.load(str(location), environ)
     assert re.search(r"model\.safetensors has changed .*Copy its files again", str(caught.value))

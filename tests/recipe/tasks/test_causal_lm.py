@@ -27,7 +27,7 @@ from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
 from tests.support import causal_kit
 from tests.support.causal_kit import CHATML, MARKED, ODD
-from tests.support.jobs import Job, places_of, write
+from tests.support.jobs import Job, folders_of, write
 from tests.support.serving_kit import Handlers
 
 # As some models: what was thought is not repeated once the conversation goes on.
@@ -147,13 +147,13 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
     documents = tokenise(tokenizer, "split", 128, messages=[json.dumps(TALK)])
     every = [shown(tokenizer, documents, row) for row in range(len(documents))]
     assert "\n".join(every) == expected
-    said = capsys.readouterr().out
-    assert f"; {0 if template == ODD else 2} of 2 assistant turns are learned\n" in said
+    output = capsys.readouterr().out
+    assert f"; {0 if template == ODD else 2} of 2 assistant turns are learned\n" in output
     ends = {None: {"</s>"}, CHATML: {"<|im_end|>"}, FORGETFUL: {"<|im_end|>"}}
     stops = causal_tokens.stop_tokens(documents, tokenizer, 128)
     assert {*tokenizer.convert_ids_to_tokens(list(stops))} == ends.get(template, {"</s>"})
-    assert ("in 1 of 1 pieces, the chat template does not mark" in said) == (template == ODD)
-    assert ("a simple one" in said) == (template is None)
+    assert ("in 1 of 1 pieces, the chat template does not mark" in output) == (template == ODD)
+    assert ("a simple one" in output) == (template is None)
     assert tokenizer.chat_template, "it is saved with the model"
 
 
@@ -258,7 +258,7 @@ PAIR = {"instruction": "do", "response": "done", "id": 7}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "columns", "said"),
+    ("name", "content", "columns", "expected"),
     [
         ("a.txt", "one\ntwo\n\nthree\n", {"text": ["one", "two", "three"]}, "txt (a text is a line)"),
         ("a", "one, 1\ntwo\nthree, 3, 3\n", {"text": ["one, 1", "two", "three, 3, 3"]}, "txt"),
@@ -270,7 +270,7 @@ PAIR = {"instruction": "do", "response": "done", "id": 7}
     ],
 )  # fmt: skip
 def test_what_is_read(
-    tmp_path: Path, name: str, content: str, columns: dict[str, Any], said: str
+    tmp_path: Path, name: str, content: str, columns: dict[str, Any], expected: str
 ) -> None:
     (tmp_path / name).write_text(content)
     texts = load(tmp_path)
@@ -278,8 +278,8 @@ def test_what_is_read(
     assert set(both.column_names) == set(columns)
     for column, values in columns.items():
         assert sorted(both[column]) == sorted(values)
-    assert said in "\n".join(texts.found)
-    assert f"1 of {len(both)} training rows held out, seed 42" in "\n".join(texts.found)
+    assert expected in "\n".join(texts.notes)
+    assert f"1 of {len(both)} training rows held out, seed 42" in "\n".join(texts.notes)
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,8 @@ def test_conversations_of_other_forms_are_the_same(
 def test_prompts_are_alpacas(tmp_path: Path) -> None:
     rows = [{"instruction": "add", "input": text, "output": "3"} for text in ("1 {2}", "", None)]
     (tmp_path / "a.json").write_text(json.dumps(rows))
-    found = load(tmp_path)
-    both = datasets.concatenate_datasets([found.train, found.evaluation])
+    loaded = load(tmp_path)
+    both = datasets.concatenate_datasets([loaded.train, loaded.evaluation])
     assert set(both["completion"]) == {"3"}
     given, *without = sorted(both["prompt"], key=len, reverse=True)
     assert given == (
@@ -354,7 +354,7 @@ def test_prompts_are_alpacas(tmp_path: Path) -> None:
         "Below is an instruction that describes a task. Write a response that appropriately "
         "completes the request.\n\n### Instruction:\nadd\n\n### Response:"
     }
-    assert "Alpaca's template" in "\n".join(found.found)
+    assert "Alpaca's template" in "\n".join(loaded.notes)
     assert set(load(tmp_path, prompt_column="instruction").train["prompt"]) == {"add"}
 
 
@@ -377,14 +377,14 @@ def test_doctor_counts_what_is_cut(tmp_path: Path) -> None:
     model = causal_kit.make_model("gpt2", tmp_path / "start")
     channels = {"train": write(tmp_path / "in", causal_kit.pairs(240)), "model": model,
                 "test": write(tmp_path / "test", causal_kit.pairs(20), "test")}  # fmt: skip
-    places = places_of(tmp_path, channels)
-    asked = ["--task", "causal-lm", "--max_length", "8", "--batch_size", "16", "--epochs", "1"]
-    found = {each.what: each for each in preflight.inspect(asked, places, 1)}
-    assert "240" in found["lengths"].detail
-    assert "100.0% of the texts are longer than 8 tokens" in found["truncation"].detail
-    assert found["steps"].detail.startswith("15 an epoch")
-    split = preflight.inspect([*asked, "--long_texts", "split"], places, 1)
-    (steps,) = (each.detail for each in split if each.what == "steps")
+    folders = folders_of(tmp_path, channels)
+    argv = ["--task", "causal-lm", "--max_length", "8", "--batch_size", "16", "--epochs", "1"]
+    results = {finding.what: finding for finding in preflight.inspect(argv, folders, 1)}
+    assert "240" in results["lengths"].detail
+    assert "100.0% of the texts are longer than 8 tokens" in results["truncation"].detail
+    assert results["steps"].detail.startswith("15 an epoch")
+    split = preflight.inspect([*argv, "--long_texts", "split"], folders, 1)
+    (steps,) = (finding.detail for finding in split if finding.what == "steps")
     assert int(steps.split()[0]) > 30
 
 
@@ -434,7 +434,7 @@ def test_a_served_chat_model_stops_where_its_template_ends_a_turn(
     ]  # fmt: skip
     argv = ("--task", "causal-lm", "--epochs", "8", "--lr", "1e-2", "--batch_size", "16")
     job = Job(tmp_path, {"train": write(tmp_path / "in", rows), "model": model}, argv)
-    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    monkeypatch.setattr(report, "write_report", lambda *given: None)
     job.run_here()
     assert "stop tokens     </s>, <|im_end|> (the model's" in capsys.readouterr().out
     saved = json.loads((job.model / "generation_config.json").read_text())
@@ -444,5 +444,5 @@ def test_a_served_chat_model_stops_where_its_template_ends_a_turn(
     prompts.append(f"{prompts[1]}dog<|im_end|>\n" + turn.format("again"))
     parameters = {"max_new_tokens": 40, "return_full_text": False}
     answers = Handlers(job.model).ask({"inputs": prompts, "parameters": parameters})
-    texts = [each["generated_text"].removesuffix("<|im_end|>") for (each,) in answers]
+    texts = [entry["generated_text"].removesuffix("<|im_end|>") for (entry,) in answers]
     assert texts == ["(thought)catcatcat", "(thought)dog", "(thought)no"]

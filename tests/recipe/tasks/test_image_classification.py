@@ -39,7 +39,7 @@ def write(path: Path, value: int) -> Path:
     return path
 
 
-def in_bytes(value: int, kind: str = "PNG") -> bytes:
+def image_bytes(value: int, kind: str = "PNG") -> bytes:
     out = io.BytesIO()
     shade(value).save(out, kind)
     return out.getvalue()
@@ -63,7 +63,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert len(load(channels).evaluation) == 4
     alone = load({"train": tmp_path / "train"})
     assert sorted(alone.evaluation["label"]) in ([0], [1])
-    assert "2 labels: cat (" in alone.found[-1]
+    assert "2 labels: cat (" in alone.notes[-1]
     write(tmp_path / "test" / "cow" / "1.png", 3)
     with pytest.raises(DataError, match=r"cow/1.png has the label 'cow', which is in the test"):
         load({"data": tmp_path})
@@ -82,9 +82,9 @@ def test_a_table_names_files(tmp_path: Path, kind: str) -> None:
     if kind == "csv":
         text = "\n".join(["file_name,label", *(f"{r['file_name']},{r['label']}" for r in rows)])
     (tmp_path / f"metadata.{kind}").write_text(text)
-    found = load({"train": tmp_path})
-    assert len(found.train) + len(found.evaluation) == 6
-    assert any("1 pictures below" in line for line in found.found)
+    loaded = load({"train": tmp_path})
+    assert len(loaded.train) + len(loaded.evaluation) == 6
+    assert any("1 pictures below" in line for line in loaded.notes)
     (tmp_path / "p" / "3.png").unlink()
     with pytest.raises(DataError, match=r"names the picture 'p/3.png' in column 'file_name'"):
         load({"train": tmp_path})
@@ -96,9 +96,11 @@ def test_a_column_says_which_split_a_picture_is_of(tmp_path: Path) -> None:
     for number in range(12):
         write(tmp_path / f"{number}.png", number)
     (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label,split", *rows]))
-    found = load({"train": tmp_path})
-    assert [Path(file).stem for file in found.train["file"]] == [str(number) for number in range(8)]
-    assert sorted(Path(file).stem for file in found.evaluation["file"]) == ["10", "11", "8", "9"]
+    loaded = load({"train": tmp_path})
+    assert [Path(file).stem for file in loaded.train["file"]] == [
+        str(number) for number in range(8)
+    ]
+    assert sorted(Path(file).stem for file in loaded.evaluation["file"]) == ["10", "11", "8", "9"]
 
 
 def test_folders_that_are_called_after_splits_are_no_classes(tmp_path: Path) -> None:
@@ -113,23 +115,23 @@ def test_folders_that_are_called_after_splits_are_no_classes(tmp_path: Path) -> 
 def test_a_column_holds_pictures(tmp_path: Path, kind: str) -> None:
     labels = datasets.ClassLabel(names=["wolf", "cat", "unseen"])
     columns: dict[str, Any] = {
-        "image": [{"bytes": in_bytes(n), "path": f"{n}.png"} for n in range(6)],
+        "image": [{"bytes": image_bytes(n), "path": f"{n}.png"} for n in range(6)],
         "label": [n % 2 for n in range(6)],
     }
     kinds: dict[str, Any] = {"image": datasets.Image(decode=False), "label": labels}
     if kind == "bytes":
-        columns["image"] = [each["bytes"] for each in columns["image"]]
+        columns["image"] = [image["bytes"] for image in columns["image"]]
         kinds["image"] = datasets.Value("binary")
     rows = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
     if kind == "disk":
         rows.save_to_disk(str(tmp_path))
     else:
         rows.to_parquet(str(tmp_path / "train.parquet"))
-    found = load({"train": tmp_path})
-    assert found.labels.names == ("wolf", "cat", "unseen")
-    shades = [np.asarray(picture(each["bytes"])).max() for each in found.train]
-    assert [n % 2 for n in shades] == found.train["label"][:]
-    assert "row" in found.train[0]["place"]
+    loaded = load({"train": tmp_path})
+    assert loaded.labels.names == ("wolf", "cat", "unseen")
+    shades = [np.asarray(picture(image["bytes"])).max() for image in loaded.train]
+    assert [n % 2 for n in shades] == loaded.train["label"][:]
+    assert "row" in loaded.train[0]["place"]
 
 
 def reference(processor: Any, opened: Image.Image) -> Any:
@@ -148,8 +150,8 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def processor_of(kind: str) -> Any:
     name, settings = PROCESSORS[kind]
-    found = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
-    return found(**settings)
+    actual = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
+    return actual(**settings)
 
 
 def modes() -> dict[str, tuple[bytes, Image.Image]]:
@@ -157,14 +159,14 @@ def modes() -> dict[str, tuple[bytes, Image.Image]]:
     random = np.random.default_rng(0)
     colours = Image.fromarray(random.integers(0, 255, (20, 28, 3), dtype=np.uint8))
     grey = colours.convert("L")
-    found: dict[str, tuple[bytes, Image.Image]] = {}
+    results: dict[str, tuple[bytes, Image.Image]] = {}
 
     def keep(
         name: str, written: Image.Image, shown: Image.Image, kind: str, **options: Any
     ) -> None:
         out = io.BytesIO()
         written.save(out, kind, **options)
-        found[name] = out.getvalue(), shown
+        results[name] = out.getvalue(), shown
 
     keep("grey", grey, grey.convert("RGB"), "PNG")
     keep("two colours", grey.convert("1"), grey.convert("1").convert("RGB"), "PNG")
@@ -177,7 +179,7 @@ def modes() -> dict[str, tuple[bytes, Image.Image]]:
     exif = Image.Exif()
     exif[274] = 6  # turned by a quarter
     keep("turned", colours, colours.transpose(Image.Transpose.ROTATE_270), "PNG", exif=exif)
-    return found
+    return results
 
 
 def test_pictures_of_every_kind_are_read_in_rgb_and_upright() -> None:
@@ -199,9 +201,9 @@ def samples_of(
         for n in range(count)
     ]
     files = []
-    for each in drawn:
+    for image in drawn:
         out = io.BytesIO()
-        each.save(out, "PNG")
+        image.save(out, "PNG")
         files.append(out.getvalue())
     split = datasets.Dataset.from_dict(
         {"place": [str(n) for n in range(count)], "bytes": files, "file": [None] * count,
@@ -222,7 +224,7 @@ def test_a_batch_is_what_the_models_processor_makes(kind: str) -> None:
     samples, layout, drawn = samples_of(kind)
     batch = layout.tensors(samples, np.asarray([3, 0, 4]))
     assert batch["pixel_values"].shape == (4, 3, 32, 32)
-    wanted = torch.stack([reference(processor_of(kind), drawn[at]) for at in (3, 0, 4)])
+    wanted = torch.stack([reference(processor_of(kind), drawn[index]) for index in (3, 0, 4)])
     torch.testing.assert_close(batch["pixel_values"][:3], wanted, rtol=0, atol=2e-6)
 
 
@@ -232,21 +234,21 @@ def test_what_is_drawn_depends_on_seed_epoch_and_row_alone() -> None:
     rows = np.arange(3)
 
     def drawn(seed: int, epoch: int) -> torch.Tensor:
-        made: torch.Tensor = layout.tensors(samples.in_epoch(seed, epoch), rows)["pixel_values"]
+        made: torch.Tensor = layout.tensors(samples.draw_epoch(seed, epoch), rows)["pixel_values"]
         return made
 
     assert torch.equal(drawn(1, 2), drawn(1, 2))
     assert not torch.equal(drawn(1, 2), drawn(1, 3)) and not torch.equal(drawn(1, 2), drawn(2, 2))
-    other = layout.tensors(samples.in_epoch(1, 2), np.asarray([2, 1]))["pixel_values"]
+    other = layout.tensors(samples.draw_epoch(1, 2), np.asarray([2, 1]))["pixel_values"]
     assert torch.equal(other[1], drawn(1, 2)[1])
     # What is evaluated is never drawn, nor what no augmentation was asked for.
     as_it_is = layout.tensors(plain, rows)["pixel_values"]
     assert torch.equal(layout.tensors(samples, rows)["pixel_values"], as_it_is)
-    assert torch.equal(layout.tensors(plain.in_epoch(1, 2), rows)["pixel_values"], as_it_is)
+    assert torch.equal(layout.tensors(plain.draw_epoch(1, 2), rows)["pixel_values"], as_it_is)
     # A crop of a picture is like it, and mirrored about half of the time.
-    top = [samples.in_epoch(0, epoch).picture(1) for epoch in range(40)]
-    assert all(each.shape == (3, 32, 32) for each in top)
-    assert len({each.tobytes() for each in top}) == 40
+    top = [samples.draw_epoch(0, epoch).picture(1) for epoch in range(40)]
+    assert all(image.shape == (3, 32, 32) for image in top)
+    assert len({image.tobytes() for image in top}) == 40
 
 
 def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
@@ -256,11 +258,15 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
     whole = (tmp_path / "cat" / "1.png").read_bytes()
     (tmp_path / "cat" / "1.png").write_bytes(whole[:-40])
     (tmp_path / "dog" / "0.png").write_text("no picture")
-    found = load({"train": tmp_path}, passed={"eval_strategy": "no"})
+    loaded = load({"train": tmp_path}, passed={"eval_strategy": "no"})
     with pytest.raises(DataError) as caught:
-        pixels.read("train", found.train, processor_of("vit"), frozenset())
-    said = str(caught.value)
-    assert "2 problems" in said and "cat/1.png: An image" in said and "dog/0.png: An image" in said
+        pixels.read("train", loaded.train, processor_of("vit"), frozenset())
+    message = str(caught.value)
+    assert (
+        "2 problems" in message
+        and "cat/1.png: An image" in message
+        and "dog/0.png: An image" in message
+    )
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:

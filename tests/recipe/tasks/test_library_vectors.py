@@ -34,16 +34,16 @@ def _saved(kind: str, folder: Path) -> Any:
     return model
 
 
-def _as_json(found: Any) -> list[Any]:
-    if isinstance(found, torch.Tensor):
-        dense = found.to_dense()
-        return [{int(at): float(row[at]) for at in row.nonzero()[:, 0]} for row in dense]
-    return [vectors.tolist() for vectors in found]
+def _as_json(actual: Any) -> list[Any]:
+    if isinstance(actual, torch.Tensor):
+        dense = actual.to_dense()
+        return [{int(index): float(row[index]) for index in row.nonzero()[:, 0]} for row in dense]
+    return [vectors.tolist() for vectors in actual]
 
 
 def _plain(answer: list[Any]) -> list[Any]:
     if isinstance(answer[0][0], dict):
-        return [{each["index"]: each["value"] for each in row} for row in answer]
+        return [{entry["index"]: entry["value"] for entry in row} for row in answer]
     return answer
 
 
@@ -58,14 +58,16 @@ def test_vectors_are_the_librarys(kind: str, tmp_path: Path) -> None:
     ):  # fmt: skip
         expected = _as_json(encode(TEXTS))
         parameters = {} if name is None else {"prompt_name": name}
-        found = _plain(served.ask({"inputs": TEXTS, "parameters": parameters}))
-        assert_close(found, expected, 1e-5, str(name))
+        actual = _plain(served.ask({"inputs": TEXTS, "parameters": parameters}))
+        assert_close(actual, expected, 1e-5, str(name))
         body = inference.input_fn(
             json.dumps({"inputs": TEXTS, "truncate": True, **parameters}).encode(),
             "application/json", SimpleNamespace(path=route, headers={}),
         )  # fmt: skip
-        told, _ = inference.output_fn(inference.predict_fn(body, served.model), "application/json")
-        assert_close(_plain(json.loads(told)), expected, 1e-5)
+        encoded, _ = inference.output_fn(
+            inference.predict_fn(body, served.model), "application/json"
+        )
+        assert_close(_plain(json.loads(encoded)), expected, 1e-5)
     with pytest.raises(BadRequest, match="prompt_name 'passage' is not one of document, query"):
         served.ask({"inputs": TEXTS, "parameters": {"prompt_name": "passage"}})
     with pytest.raises(BadRequest, match="longer than the 48 tokens"):

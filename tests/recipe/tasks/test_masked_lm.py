@@ -116,13 +116,13 @@ def test_as_much_is_masked_as_by_the_reference(whole_words: bool) -> None:
     real = np.flatnonzero(samples.back != -1)
     befores, afters, masks = [], [], []
     for epoch in range(120):
-        drawn = samples.in_epoch(3, epoch)
-        at, instead = drawn.masked(real)
+        drawn = samples.draw_epoch(3, epoch)
+        indices, instead = drawn.masked(real)
         after = samples.token_ids[real].copy()
-        after[at] = instead
+        after[indices] = instead
         is_masked = np.zeros(len(real), dtype=bool)
-        is_masked[at] = True
-        assert drawn.weight(np.arange(len(samples))) == len(at) > 0
+        is_masked[indices] = True
+        assert drawn.weight(np.arange(len(samples))) == len(indices) > 0
         befores.append(samples.token_ids[real])
         afters.append(after)
         masks.append(is_masked)
@@ -144,16 +144,16 @@ def test_what_is_masked_depends_on_seed_epoch_and_place_alone() -> None:
     whole = np.arange(len(samples.token_ids))
 
     def drawn(seed: int, epoch: int) -> list[tuple[int, int]]:
-        at, instead = samples.in_epoch(seed, epoch).masked(whole)
-        return list(zip(at.tolist(), instead.tolist(), strict=True))
+        index, instead = samples.draw_epoch(seed, epoch).masked(whole)
+        return list(zip(index.tolist(), instead.tolist(), strict=True))
 
     assert drawn(1, 0) == drawn(1, 0)
     assert len({tuple(drawn(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
-    once = samples.in_epoch(1, 0)
+    once = samples.draw_epoch(1, 0)
     for rows in ([3, 0], [1], [2, 4, 5]):
-        source, _, _ = once.places(np.asarray(rows))
-        at, instead = once.masked(source)
-        assert {*zip(source[at].tolist(), instead.tolist(), strict=True)} <= set(drawn(1, 0))
+        source, _, _ = once.token_positions(np.asarray(rows))
+        indices, instead = once.masked(source)
+        assert {*zip(source[indices].tolist(), instead.tolist(), strict=True)} <= set(drawn(1, 0))
     fixed = tokenise([LONG, *TEXTS], "evaluation", 20)
     again = tokenise([LONG, *TEXTS], "evaluation", 20)
     assert fixed.labels.tolist() == again.labels.tolist() and fixed.labels.sum() > 0
@@ -186,25 +186,25 @@ def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
     model = make(kind)
     config: Any = model.config
     samples = tokenise([LONG, "the film was good", "who", "in paris", LONG[:40]], max_length=60)
-    samples = samples.in_epoch(1, 4)
+    samples = samples.draw_epoch(1, 4)
     rows = np.arange(5)
-    expected, said = torch.zeros(()), 0
+    expected, correct = torch.zeros(()), 0
     for row in rows:
         source = np.arange(samples.starts[row], samples.starts[row + 1])
-        at, instead = samples.masked(source)
+        indices, instead = samples.masked(source)
         ids = samples.tokens(row).astype(np.int64)
         labels = np.full_like(ids, -100)
-        labels[at], ids[at] = ids[at], instead
+        labels[indices], ids[indices] = ids[indices], instead
         logits = model(input_ids=torch.from_numpy(ids)[None]).logits[0]
         wanted = torch.from_numpy(labels)
         # A sum over none of a text's tokens is 0.
         expected = expected + functional.cross_entropy(logits, wanted, reduction="sum")
-        said += int((logits.argmax(-1) == wanted).sum())
+        correct += int((logits.argmax(-1) == wanted).sum())
     weight = samples.weight(rows)
     model.zero_grad()
     (expected / weight).backward()
     wanted_grads = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
-    masked_models.take_masked(model)
+    masked_models.patch_forward_for_masking(model)
     family = packed_encoders.family_of(config)
     lengths = [samples.lengths[rows]]
     layouts: list[batches.Layout] = [
@@ -219,7 +219,7 @@ def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
         sums = model(**layout.tensors(samples, rows)).logits
         assert sums.shape == (6, 2) and sums[5].tolist() == [0, 0]
         torch.testing.assert_close(sums[:, 0].sum(), expected, rtol=1e-5, atol=1e-5)
-        assert int(sums[:, 1].sum()) == said
+        assert int(sums[:, 1].sum()) == correct
         (sums[:, 0].sum() / weight).backward()
         for name, parameter in model.named_parameters():
             if name in wanted_grads:

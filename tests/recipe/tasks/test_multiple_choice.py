@@ -74,7 +74,7 @@ def test_other_data_has_the_columns_of_the_training_data(tmp_path: Path) -> None
     given = Hyperparameters(task="multiple-choice", text_column="q")
     loaded = data.load(channels, given)
     assert set(loaded.train[QUESTION]) == {"he"}
-    assert any("no column answer" in line for line in loaded.found)
+    assert any("no column answer" in line for line in loaded.notes)
     renamed = [{"q": "he", "options": PAIR, "answer": "A"}]
     channels["validation"] = write(tmp_path / "validation", renamed)
     with pytest.raises(DataError, match="lacks 'choices', read in the training data"):
@@ -102,7 +102,7 @@ def test_the_loss_of_a_batch_is_that_of_transformers(kind: str, packs: bool) -> 
     texts = samples_of([9, 5, 7, 12, 3, 4, 8])
     members = np.array([[0, 1, 2], [3, 4, -1], [5, 6, -1]])
     labels = np.array([[2, 3], [0, 2], [1, 2]])
-    samples, rows = Groups.of_texts(texts, members, labels), np.arange(3)
+    samples, rows = Groups.from_texts(texts, members, labels), np.arange(3)
     layout = objective.layout(ours, packs, 4, PAD, [(samples, rows)])
     objective.prepare(ours, packs)
     outputs = ours(**layout.tensors(samples, rows))
@@ -130,14 +130,14 @@ def test_a_question_with_a_context_is_served_as_transformers_computes_it(tmp_pat
     handlers = Handlers(tmp_path / "model")
     model = AutoModelForMultipleChoice.from_pretrained(tmp_path / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    asked: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {"question": "who said", "choices": ["anna", "the film", "paris"]},
         {"question": "the film was", "choices": ["good again .", "bad"]},
     ]
-    asked.append({"context": "the film", **asked[0]})
-    answers = handlers.ask({"inputs": asked})
-    assert_close([handlers.ask({"inputs": one}) for one in asked], answers)
-    for one, answer in zip(asked, answers, strict=True):
+    requests.append({"context": "the film", **requests[0]})
+    answers = handlers.ask({"inputs": requests})
+    assert_close([handlers.ask({"inputs": one}) for one in requests], answers)
+    for one, answer in zip(requests, answers, strict=True):
         first = [one.get("context", one["question"])] * len(one["choices"])
         second = [
             f"{one['question']} {choice}" if "context" in one else choice

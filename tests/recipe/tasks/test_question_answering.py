@@ -37,10 +37,13 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 def qa(row: dict[str, Any]) -> dict[str, Any]:
     pairs = zip(row["text"], row["start"], strict=True)
     answers = [{"text": text, "answer_start": start} for text, start in pairs]
-    asked = {"id": row["id"], "question": row["question"], "answers": answers}
+    row_asked = {"id": row["id"], "question": row["question"], "answers": answers}
     if not answers:  # SQuAD 2.0 tells what might be taken for an answer
-        asked |= {"is_impossible": True, "plausible_answers": [{"text": "1", "answer_start": 0}]}
-    return asked
+        row_asked |= {
+            "is_impossible": True,
+            "plausible_answers": [{"text": "1", "answer_start": 0}],
+        }
+    return row_asked
 
 
 ARTICLE = {"title": "Ada", "paragraphs": [{"context": CONTEXT, "qas": [qa(row) for row in ROWS]}]}
@@ -69,12 +72,12 @@ def written(folder: Path, name: str, text: str) -> Path:
 @pytest.mark.parametrize("kind", FILES)
 def test_every_spelling_is_found_and_read_as_the_same_questions(kind: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "data", *FILES[kind])
-    found = load(folder)
-    assert found.train["id"][:] == ["1", "2", "3"]
-    assert found.train["answers"][:] == [row["text"] for row in ROWS]
-    assert found.train["starts"][:] == [row["start"] for row in ROWS]
-    assert set(found.train["context"][:]) == {CONTEXT}
-    assert found.has_unanswerable
+    loaded = load(folder)
+    assert loaded.train["id"][:] == ["1", "2", "3"]
+    assert loaded.train["answers"][:] == [row["text"] for row in ROWS]
+    assert loaded.train["starts"][:] == [row["start"] for row in ROWS]
+    assert set(loaded.train["context"][:]) == {CONTEXT}
+    assert loaded.has_unanswerable
     assert detection.find(parse([]), {"train": folder})[0] == "question-answering"
 
 
@@ -82,14 +85,14 @@ def test_starts_that_are_off_are_corrected_if_the_answer_occurs_once(tmp_path: P
     texts = (("Rome", 3), ("Rome", -1), ("Ada", 0))
     rows = [{**flat(ROWS[0]), "context": "Ada saw Rome", "answers": {"text": [text],
              "answer_start": [start]}} for text, start in texts]  # fmt: skip
-    found = load(written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows))))
-    assert found.train["starts"][:] == [[8], [8], [0]]
-    assert any(line.startswith("2 answers of") and "only offset" in line for line in found.found)
+    loaded = load(written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows))))
+    assert loaded.train["starts"][:] == [[8], [8], [0]]
+    assert any(line.startswith("2 answers of") and "only offset" in line for line in loaded.notes)
 
 
 def test_flat_rows_have_starts_as_a_data_frame_writes_them(tmp_path: Path) -> None:
     header = "question,context,answer_text,answer_start,is_impossible"
-    rows = [f"who,Rome saw Rome,Rome,9.0,{said}" for said in ("no", "yes", "", "True", "0.0")]
+    rows = [f"who,Rome saw Rome,Rome,9.0,{value}" for value in ("no", "yes", "", "True", "0.0")]
     folder = written(tmp_path / "d", "train.csv", "\n".join([header, *rows]))
     assert load(folder).train["starts"][:] == [[9], [], [9], [], [9]]
     (folder / "train.csv").write_text("\n".join([header, *rows, rows[0].replace("no", "maybe")]))
@@ -164,12 +167,17 @@ def test_the_scores_are_those_of_squads_scripts() -> None:
     assert f1_of("", "cat") == 0
     assert f1_of("", "") == 1
 
-    def said(text: str, *true: str) -> Answer:
+    def answer_of(text: str, *true: str) -> Answer:
         return Answer(question="q", context="c", text=text, start=0, margin=0.0, true=true)
 
-    given = [said("the cat", "dog", "Cat."), said("black cat", "cat"), said("", "x"), said("")]
-    found = scores([*given, said("x")], True)
-    assert found == pytest.approx({
+    given = [
+        answer_of("the cat", "dog", "Cat."),
+        answer_of("black cat", "cat"),
+        answer_of("", "x"),
+        answer_of(""),
+    ]
+    actual = scores([*given, answer_of("x")], True)
+    assert actual == pytest.approx({
         "exact_match": 40.0, "f1": (1 + 2 / 3 + 0 + 1 + 0) * 20,
         "answerable_exact_match": 100 / 3, "answerable_f1": 500 / 9, "no_answer": 50.0,
     })  # fmt: skip

@@ -21,7 +21,7 @@ TALK = [
     {"role": "user", "content": "why"},
     {"role": "assistant", "content": "so."},
 ]
-ASKED, GOOD, BAD = TALK[:3], TALK[3:], [{"role": "assistant", "content": "no idea"}]
+REQUEST, GOOD, BAD = TALK[:3], TALK[3:], [{"role": "assistant", "content": "no idea"}]
 PREFERRED = {"prompt": "q", "chosen": "a", "rejected": "b"}
 PAIR = ["sat", "ran"]
 TRANSLATED = {"translation": {"en": "yes", "de": "ja"}}
@@ -60,7 +60,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
         *(("preference", *case) for case in [
             ({"prompt": "q", "chosen": "a"}, {}, ["known by name as the rejected", "rejected_column", "'prompt' ('q'), 'chosen'"]),
             ({"ask": "q", "chosen": "one", "rejected": "two"}, {}, ["prompt_column", "2 of 2", "ask"]),
-            ({"chosen": ASKED + GOOD, "rejected": "no"}, {}, ["in only one of the columns"]),
+            ({"chosen": REQUEST + GOOD, "rejected": "no"}, {}, ["in only one of the columns"]),
             ({"prompt": "q", "chosen": ["a"], "rejected": ["b"]}, {}, ["line 1", "no text", "'chosen'"]),
             ({"prompt": "q", "chosen": "a", "rejected": "a"}, {}, ["no pair that can be used", SAME]),
             ({"prompt": "q", "chosen": [{"from": "judge", "value": "x"}], "rejected": BAD}, {},

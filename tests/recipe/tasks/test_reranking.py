@@ -30,11 +30,11 @@ def lists(count: int, texts: int = 4) -> list[dict[str, Any]]:
     """Return lists of texts, of which the one with the number of the query is relevant."""
     return [
         {
-            "query": f"film number {at}",
-            "documents": [f"the film was number {at + n * 11} , {'good' * (n % 2)}" for n in range(texts - at % 2)],
-            "labels": [int(n == 0) for n in range(texts - at % 2)],
+            "query": f"film number {index}",
+            "documents": [f"the film was number {index + n * 11} , {'good' * (n % 2)}" for n in range(texts - index % 2)],
+            "labels": [int(n == 0) for n in range(texts - index % 2)],
         }
-        for at in range(count)
+        for index in range(count)
     ]  # fmt: skip
 
 
@@ -62,10 +62,12 @@ def test_lists_are_scored_as_the_library_scores_them(trained: Path) -> None:
     ranked = Handlers(trained / "model").ask(
         {"inputs": {"query": row["query"], "texts": row["documents"]}}
     )
-    by_index = sorted(ranked, key=lambda each: each["index"])
+    by_index = sorted(ranked, key=lambda entry: entry["index"])
     # A score is a probability, as from TEI and transformers' pipeline.
-    assert_close([each["score"] for each in by_index], (1 / (1 + np.exp(-logits))).tolist())
-    assert [each["score"] for each in ranked] == sorted((s["score"] for s in ranked), reverse=True)
+    assert_close([entry["score"] for entry in by_index], (1 / (1 + np.exp(-logits))).tolist())
+    assert [entry["score"] for entry in ranked] == sorted(
+        (s["score"] for s in ranked), reverse=True
+    )
     assert "Ranks, evaluation data" in (trained / "output" / "data" / "report.html").read_text()
 
 
@@ -105,20 +107,22 @@ def test_a_list_is_learned_as_a_whole(trained: Path, tmp_path: Path) -> None:
 
 def test_equal_scores_rank_nothing() -> None:
     judged = JudgedLists(starts=np.asarray([0, 3, 5, 6]), labels=np.asarray([1.0, 0, 0, 1, 1, 1]))
-    found = ranking_scores.rank(np.ones(6), judged)
+    actual = ranking_scores.rank(np.ones(6), judged)
     assert judged.judged() == [0]
-    assert [ranks.tolist() for ranks in found.ranks] == [[3]]
-    assert ranking_scores.of_lists(np.ones(6), judged, found)["mrr_at_10"] == pytest.approx(1 / 3)
+    assert [ranks.tolist() for ranks in actual.ranks] == [[3]]
+    assert ranking_scores.list_scores(np.ones(6), judged, actual)["mrr_at_10"] == pytest.approx(
+        1 / 3
+    )
     alike = JudgedLists(starts=np.asarray([0, 2]), labels=np.zeros(2))
-    found = ranking_scores.rank(np.ones(2), alike)
-    assert ranking_scores.of_lists(np.ones(2), alike, found) == {}
+    actual = ranking_scores.rank(np.ones(2), alike)
+    assert ranking_scores.list_scores(np.ones(2), alike, actual) == {}
 
 
 def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
     graded = [{"query": f"q {n // 4}", "text": f"t {n}", "label": n % 4} for n in range(80)]
     task = Reranking({"train": write(tmp_path / "a", graded)}, arguments.parse([*TASK]))
     assert {round(score * 3) for row in task.data.train["scores"] for score in row} == {0, 1, 2, 3}
-    assert any("divided by 3" in line for line in task.found)
+    assert any("divided by 3" in line for line in task.notes)
     assert len(task.train) == 4 * len(task.data.train) == 72
     more = triplets(20) + [{**row, "negative": "another"} for row in triplets(20)]
     channels = {"train": write(tmp_path / "b", more)}
@@ -155,8 +159,8 @@ def test_the_texts_of_a_query_come_together_wherever_its_rows_are(
     assert read["query"] == list(expected)
     assert read["texts"] == [list(texts) for texts in expected.values()]
     wanted = [[label / 3 for label in texts.values()] for texts in expected.values()]
-    for scores, own in zip(read["scores"], wanted, strict=True):
-        assert scores == pytest.approx(own)
+    for scores, query_scores in zip(read["scores"], wanted, strict=True):
+        assert scores == pytest.approx(query_scores)
 
 
 @pytest.mark.parametrize("task", ["reranking", "sentence-embedding"])

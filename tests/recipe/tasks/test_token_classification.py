@@ -47,8 +47,8 @@ def rows_of(spell: Any) -> str:
 
 def conll(columns: Sequence[str] = ("{word}", "{tag}"), between: str = " ") -> str:
     sentences = [
-        "\n".join(between.join(columns).format(word=word, tag=tag, at=at)
-                  for at, (word, tag) in enumerate(zip(words, tags, strict=True), 1))
+        "\n".join(between.join(columns).format(word=word, tag=tag, at=index)
+                  for index, (word, tag) in enumerate(zip(words, tags, strict=True), 1))
         for words, tags in zip(WORDS, TAGS, strict=True)
     ]  # fmt: skip
     return "\n\n".join(sentences) + "\n"
@@ -80,11 +80,11 @@ NAMED = ("doccano", "label studio, simple")
 @pytest.mark.parametrize("kind", FILES)
 def test_every_format_is_found_and_read_as_the_same_entities(kind: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "data", *FILES[kind])
-    found = load(folder)
-    assert found.train["tokens"][:] == WORDS
-    assert found.train["tags"][:] == TAGS
-    assert found.are_entities
-    assert set(found.names) == set(NAMES)
+    loaded = load(folder)
+    assert loaded.train["tokens"][:] == WORDS
+    assert loaded.train["tags"][:] == TAGS
+    assert loaded.are_entities
+    assert set(loaded.names) == set(NAMES)
     # Column `label` beside `text` has the labels of spans only if the task is named.
     task = "text-classification" if kind in NAMED else "token-classification"
     assert detection.find(parse([]), {"train": folder})[0] == task
@@ -128,13 +128,13 @@ def test_a_named_task_reads_every_variant(
     ]
     lines = f"{comment}\n" * bool(comment) + "\n\n".join(sentences * 2) + "\n\n"
     folder = written(tmp_path / "d", name, lines)
-    found = load(folder, "--task", "token-classification")
-    assert found.train["tokens"][:] == ENTITIES * 2
+    loaded = load(folder, "--task", "token-classification")
+    assert loaded.train["tokens"][:] == ENTITIES * 2
     if scheme == "parts of speech":
-        assert found.train["tags"][:] == [*SCHEMES[scheme]] * 2
+        assert loaded.train["tags"][:] == [*SCHEMES[scheme]] * 2
     else:
-        assert found.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
-        assert found.are_entities
+        assert loaded.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
+        assert loaded.are_entities
         assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 
@@ -153,9 +153,9 @@ def test_class_labels_and_class_names_name_numbers(tmp_path: Path) -> None:
     )
     data = datasets.Dataset.from_dict({"tokens": WORDS, "ner_tags": IDS}, features)
     data.save_to_disk(str(tmp_path / "arrow"))
-    found = load(tmp_path / "arrow")
-    assert found.names == tuple(NAMES)
-    assert found.train["tags"][:] == TAGS
+    loaded = load(tmp_path / "arrow")
+    assert loaded.names == tuple(NAMES)
+    assert loaded.train["tags"][:] == TAGS
     lines = (json.dumps({"tokens": w, "ner_tags": t}) for w, t in zip(WORDS, IDS, strict=True))
     folder = written(tmp_path / "json", "train.jsonl", "\n".join(lines))
     assert not load(folder).are_entities
@@ -168,10 +168,10 @@ def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:
     folder = written(
         tmp_path / "data", "a.conllu", "# text = Ada isn't\n" + "\n".join(lines) + "\n"
     )
-    found = load(folder, "--label_column", "xpos")
-    assert found.train["tokens"][:] == [["Ada", "is", "not"]]
-    assert found.names == ("NNP", "RB", "VBZ")
-    assert not found.are_entities
+    loaded = load(folder, "--label_column", "xpos")
+    assert loaded.train["tokens"][:] == [["Ada", "is", "not"]]
+    assert loaded.names == ("NNP", "RB", "VBZ")
+    assert not loaded.are_entities
     assert load(folder).names == ("AUX", "PART", "PROPN")
 
 
@@ -224,17 +224,23 @@ SPANNED = "Ada went to Paris, Jos\u00e9 went to Rome and Bob went to Oslo."
 
 @pytest.mark.parametrize("counted", ["characters", "last characters", "bytes"])
 def test_spans_that_are_not_counted_as_characters_are_refused(counted: str, tmp_path: Path) -> None:
-    def place(at: int) -> int:
-        return len(SPANNED[:at].encode()) if counted == "bytes" else at
+    def position_of(position: int) -> int:
+        return len(SPANNED[:position].encode()) if counted == "bytes" else position
 
     spans = []
     for name in ("Paris", "Jos\u00e9", "Rome", "Oslo"):
-        at = SPANNED.index(name)
-        spans.append([place(at), place(at + len(name)) - (counted == "last characters"), "X"])
+        index = SPANNED.index(name)
+        spans.append(
+            [
+                position_of(index),
+                position_of(index + len(name)) - (counted == "last characters"),
+                "X",
+            ]
+        )
     row = json.dumps({"text": SPANNED, "entities": spans})
     folder = written(tmp_path / "d", "t.jsonl", "\n".join([row] * 4))
     if counted == "characters":
-        assert not [note for note in load(folder).found if "within a word" in note]
+        assert not [note for note in load(folder).notes if "within a word" in note]
         return
     with pytest.raises(DataError, match=r"of 16 spans .* within a word"):
         load(folder)
@@ -244,7 +250,7 @@ def test_a_few_spans_within_words_are_counted(tmp_path: Path) -> None:
     rows = [{"text": "Ada lives in Parisville", "entities": [[0, 3, "P"], [13, 18 + end, "L"]]}
             for end in (5, 5, 0)]  # fmt: skip
     folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, rows)))
-    assert "1 of 6 spans" in " ".join(load(folder).found)
+    assert "1 of 6 spans" in " ".join(load(folder).notes)
 
 
 def test_one_of_two_columns_of_entities_must_be_named(tmp_path: Path) -> None:
@@ -281,17 +287,17 @@ def test_a_number_without_a_class_is_named(tmp_path: Path) -> None:
 def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any) -> None:
     drawn = random.Random(0)
     for _ in range(200):
-        entities, at = [], drawn.randrange(2)
-        while at < 10:
-            end = min(10, at + drawn.randint(1, 3))
-            entities.append((drawn.choice("XY"), at, end))
-            at = end + drawn.choice([0, 0, 1, 2])
+        entities, index = [], drawn.randrange(2)
+        while index < 10:
+            end = min(10, index + drawn.randint(1, 3))
+            entities.append((drawn.choice("XY"), index, end))
+            index = end + drawn.choice([0, 0, 1, 2])
         tags = spell(entities, scheme.__name__, 10)
         read = Entities([tags], scheme).entities[0]
         if scheme is not IOE1:  # of which seqeval loses entities of one word beside each other
-            assert [(each.tag, each.start, each.end) for each in read] == entities
-        found = [(kind, first, last + 1) for kind, first, last in entities_of(iob2(tags))]
-        assert found == entities, tags
+            assert [(item.tag, item.start, item.end) for item in read] == entities
+        results = [(kind, first, last + 1) for kind, first, last in entities_of(iob2(tags))]
+        assert results == entities, tags
 
 
 def spell(entities: Sequence[tuple[str, int, int]], scheme: str, length: int) -> list[str]:
@@ -318,9 +324,9 @@ def test_each_word_is_learned_in_one_window_that_fits() -> None:
     for _ in range(300):
         sizes = [drawn.choice([1, 1, 1, 2, 3, 9, 40]) for _ in range(drawn.randint(1, 60))]
         room = drawn.randint(4, 30)
-        found = list(windows(sizes, room, True))
-        assert [word for _, learned in found for word in learned] == list(range(len(sizes)))
-        for window, learned in found:
+        results = list(windows(sizes, room, True))
+        assert [word for _, learned in results for word in learned] == list(range(len(sizes)))
+        for window, learned in results:
             assert set(learned) <= set(window)
             assert len(window) == 1 or sum(sizes[word] for word in window) <= room
         ((window, learned),) = windows(sizes, room, False)
@@ -366,9 +372,9 @@ def test_rows_that_nobody_accepted_or_annotated_are_left_out(tmp_path: Path) -> 
         folder.mkdir()
         (folder / "train.json").write_text(json.dumps(rows))
         argv = ["--eval_strategy", "no", "--task", "token-classification"]
-        found = word_tags.load({"train": folder}, parse(argv))
-        assert found.train["tags"][:] == [["B-PER", "O", "O", "O"]] * 2
-        assert any(re.search(why, line) for line in found.found)
+        loaded = word_tags.load({"train": folder}, parse(argv))
+        assert loaded.train["tags"][:] == [["B-PER", "O", "O", "O"]] * 2
+        assert any(re.search(why, line) for line in loaded.notes)
 
 
 def test_tags_in_one_string_are_those_of_the_words(tmp_path: Path) -> None:
@@ -376,6 +382,6 @@ def test_tags_in_one_string_are_those_of_the_words(tmp_path: Path) -> None:
         "text,labels\nAda sat in Rome,B-PER O O B-LOC\nshe sat,O O\n"
     )
     argv = ["--eval_strategy", "no", "--task", "token-classification"]
-    found = word_tags.load({"train": tmp_path}, parse(argv))
-    assert found.train["tokens"][:] == [["Ada", "sat", "in", "Rome"], ["she", "sat"]]
-    assert found.train["tags"][:] == [["B-PER", "O", "O", "B-LOC"], ["O", "O"]]
+    loaded = word_tags.load({"train": tmp_path}, parse(argv))
+    assert loaded.train["tokens"][:] == [["Ada", "sat", "in", "Rome"], ["she", "sat"]]
+    assert loaded.train["tags"][:] == [["B-PER", "O", "O", "B-LOC"], ["O", "O"]]

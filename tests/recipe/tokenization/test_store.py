@@ -32,7 +32,7 @@ def tokenizers(kind: str, tiny_model: Path) -> Any:
         made.split_special_tokens = True
     if kind == "of its own":
 
-        class Own(type(made)):  # type: ignore[misc]
+        class Custom(type(made)):  # type: ignore[misc]
             def _encode_plus(self, text: Any, *given: Any, **options: Any) -> Any:
                 def shorter(one: Any) -> Any:
                     return one[:-1] if len(one) > 60 else one
@@ -42,7 +42,7 @@ def tokenizers(kind: str, tiny_model: Path) -> Any:
 
             _batch_encode_plus = _encode_plus if hasattr(made, "_batch_encode_plus") else None
 
-        made.__class__ = Own
+        made.__class__ = Custom
     return made
 
 
@@ -66,18 +66,18 @@ def test_tokens_are_those_of_the_library(kind: str, pairs: bool, tiny_model: Pat
     columns: dict[str, list[Any]] = {"text": [text() for _ in range(100)]}
     if pairs:
         columns["text_pair"] = [text() for _ in range(100)]
-    columns["label"] = [at % 3 for at in range(100)]
+    columns["label"] = [index % 3 for index in range(100)]
     split = datasets.Dataset.from_dict(columns).shuffle(seed=0).select(range(90))
     tokenizer = tokenizers(kind, tiny_model)
-    found = module.samples(split, tokenizer, 12)
-    expected = Samples.of(module.tokenise(split, tokenizers(kind, tiny_model), 12))
+    actual = module.samples(split, tokenizer, 12)
+    expected = Samples.from_dataset(module.tokenise(split, tokenizers(kind, tiny_model), 12))
     for name in ("token_ids", "starts", "labels", "types"):
-        one, other = getattr(found, name), getattr(expected, name)
+        one, other = getattr(actual, name), getattr(expected, name)
         assert (one is None) == (other is None), name
         if one is not None:
             assert one.dtype == other.dtype and np.array_equal(one, other), name
-    assert found.fingerprint() == expected.fingerprint()
-    assert found.lengths.max() <= 12
+    assert actual.fingerprint() == expected.fingerprint()
+    assert actual.lengths.max() <= 12
 
 
 def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> None:

@@ -80,7 +80,7 @@ def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> N
               "input_ids": IDS.remove_columns("label")}  # fmt: skip
     split, tokenizer = splits[kind], causal_kit.make_tokenizer()
     longest = 60 if kind == "messages" else LONGEST
-    found = documents.tokenise("train", split, tokenizer, longest, long_texts)
+    actual = documents.tokenise("train", split, tokenizer, longest, long_texts)
     end = tokenizer.eos_token_id
     expected: list[tuple[list[int], list[bool]]] = []
     for row in split:
@@ -108,9 +108,11 @@ def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> N
             piece = slice(first, first + longest)
             if any(learned[piece][1:]):
                 expected.append((ids[piece], [False, *learned[piece][1:]]))
-    assert [found.tokens(at).tolist() for at in range(len(found))] == [ids for ids, _ in expected]
-    assert found.learned.tolist() == [mark for _, marks in expected for mark in marks]
-    assert found.labels.tolist() == [sum(marks) for _, marks in expected]
+    assert [actual.tokens(index).tolist() for index in range(len(actual))] == [
+        ids for ids, _ in expected
+    ]
+    assert actual.learned.tolist() == [mark for _, marks in expected for mark in marks]
+    assert actual.labels.tolist() == [sum(marks) for _, marks in expected]
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
@@ -120,7 +122,7 @@ def test_words_to_mask_are_those_of_each_row(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     given, truncates = Options(whole_word_masking=whole_words), long_texts == "truncate"
-    found = masked_texts.tokenise("train", TEXTS, tokenizer, LONGEST, given, truncates)
+    actual = masked_texts.tokenise("train", TEXTS, tokenizer, LONGEST, given, truncates)
     never = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     expected: list[tuple[list[int], list[int]]] = []
     for row in TEXTS["text"]:
@@ -137,8 +139,10 @@ def test_words_to_mask_are_those_of_each_row(
                 back.append(NEVER if word is None else back[-1] + 1 if goes_on else 0)
             whole = [tokenizer.cls_token_id, *ids[piece], tokenizer.sep_token_id]
             expected.append((whole, [NEVER, *back, NEVER]))
-    assert [found.tokens(at).tolist() for at in range(len(found))] == [ids for ids, _ in expected]
-    assert found.back.tolist() == [number for _, back in expected for number in back]
+    assert [actual.tokens(index).tolist() for index in range(len(actual))] == [
+        ids for ids, _ in expected
+    ]
+    assert actual.back.tolist() == [number for _, back in expected for number in back]
 
 
 TAGGING = words.Tagging(names=("O", "B-X", "I-X"), all_pieces=True, long_texts=None)

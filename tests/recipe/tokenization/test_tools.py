@@ -43,7 +43,7 @@ def read(folder: Path, *rows: dict[str, Any]) -> list[Any]:
         (folder / channel / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     channels = {name: folder / name for name in ("train", "validation")}
     texts = language_modeling.load(channels, Hyperparameters(), TASKS["causal-lm"])
-    assert "not read" not in "\n".join(texts.found), "of which tools are a part"
+    assert "not read" not in "\n".join(texts.notes), "of which tools are a part"
     return [json.loads(text) for text in texts.train["messages"]]
 
 

@@ -41,12 +41,12 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmpfs: Mount, kind: str) -> Non
     save_checkpoint(folder, 1, WRITERS[kind])
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(folder, 2, WRITERS[kind])
-    said = str(caught.value)
+    message = str(caught.value)
     for words in (str(folder), "about 0.3 MB; 0.2 MB were free", "save_total_limit"):
-        assert words in said
-    found = checkpoints.newest(folder)
-    assert found is not None
-    assert found.path.name == "checkpoint-1"
+        assert words in message
+    newest = checkpoints.newest(folder)
+    assert newest is not None
+    assert newest.path.name == "checkpoint-1"
     assert [path.name for path in folder.iterdir()] == ["checkpoint-1"], "room is given back"
 
 
@@ -90,13 +90,13 @@ def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
     last = job.errors.strip().splitlines()[-1]
     for words in ("CheckpointError", str(saved), "It takes about 0.", "MB were free", "Free space"):
         assert words in last
-    found = checkpoints.newest(saved)
-    assert found is not None
+    newest = checkpoints.newest(saved)
+    assert newest is not None
     assert not list(saved.glob(".*"))
 
     widened(saved, 10_000)
     assert job.run().codes == {1}
-    assert f"resuming from {found.path}" in job.log
+    assert f"resuming from {newest.path}" in job.log
     last = job.errors.strip().splitlines()[-1]
     for words in ("OutputError", "The model cannot be written", str(model), "volume size"):
         assert words in last

@@ -24,7 +24,7 @@ from tests.support.packed_batches import (
 )
 
 
-def without_dropout(_: str) -> Any:
+def make_model(_: str) -> Any:
     torch.manual_seed(0)
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return BertForSequenceClassification(BertConfig(**SMALL, **none))
@@ -45,22 +45,22 @@ def test_kernels_that_replace_a_forward_pass_are_refused() -> None:
 def test_buffers_are_sent_where_a_step_changes_them() -> None:
     small = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "num_labels": 2}
     assert distribution.has_changing_buffers(ResNetForImageClassification(ResNetConfig(**small)))
-    assert not distribution.has_changing_buffers(without_dropout("bert"))
-    own = torch.nn.Module()
-    own.register_buffer("mean", torch.zeros(2), persistent=False)
-    assert not distribution.has_changing_buffers(own)
-    own.register_buffer("sum", torch.zeros(2))
-    assert distribution.has_changing_buffers(own)
+    assert not distribution.has_changing_buffers(make_model("bert"))
+    module = torch.nn.Module()
+    module.register_buffer("mean", torch.zeros(2), persistent=False)
+    assert not distribution.has_changing_buffers(module)
+    module.register_buffer("sum", torch.zeros(2))
+    assert distribution.has_changing_buffers(module)
 
 
 class Group:
     """Other processes that take so long for a step, one of which is asked to stop in one of its."""
 
     def __init__(self, asked_at: int = 10**9) -> None:
-        self.asked_at, self.step, self.asked = asked_at, 0, 0
+        self.asked_at, self.step, self.polls = asked_at, 0, 0
 
     def all_reduce(self, flags: Tensor, **_: Any) -> None:
-        self.asked += 1
+        self.polls += 1
         flags[0] = max(int(flags[0]), int(self.step >= self.asked_at))
 
 
@@ -81,9 +81,9 @@ def test_a_stop_is_agreed_on_in_time(
         now[0] += seconds
         stopped, _ = asking._agreed("step")
     assert 100 <= group.step < 100 + most
-    assert group.step / most <= group.asked <= group.step / most + 8
+    assert group.step / most <= group.polls <= group.step / most + 8
     # A batch of an evaluation may take longer than all of them: they ask after the first.
-    asked, group.asked_at = group.asked, 0
+    polls, group.asked_at = group.polls, 0
     now[0] += 30
     assert asking._agreed("evaluation")[0]
-    assert group.asked == asked + 1
+    assert group.polls == polls + 1

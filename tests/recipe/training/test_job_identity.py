@@ -73,15 +73,15 @@ def test_a_hyperparameter_counts_until_it_is_declared_without_effect() -> None:
 
 def arguments(given: Hyperparameters, tmp_path: Path) -> TrainingArguments:
     device = Device(kind="cpu", bf16=False, reason="", processes=1, threads=1)
-    places = from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
-    return trainer_arguments.make(given, places, device, distribution.Distribution())
+    folders = from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    return trainer_arguments.make(given, folders, device, distribution.Distribution())
 
 
 def job(tmp_path: Path, *argv: str) -> dict[str, object]:
     given = parse(argv)
-    found = job_identity.decisive(given, arguments(given, tmp_path))
-    assert json.loads(json.dumps(found)) == found
-    return found
+    actual = job_identity.decisive(given, arguments(given, tmp_path))
+    assert json.loads(json.dumps(actual)) == actual
+    return actual
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def run(
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "name",
-    [each if each in WATCHED else pytest.param(each, marks=pytest.mark.long) for each in CASES],
+    [case if case in WATCHED else pytest.param(case, marks=pytest.mark.long) for case in CASES],
 )
 def test_nothing_is_computed_in_float64(name: str, tmp_path: Path) -> None:
     """TorchNeuron would silently compute it in float32."""
@@ -118,9 +118,9 @@ def test_the_process_group_is_started_before_anything_is_seeded(
     monkeypatch.setattr(training_run.device, "join", lambda kind, _: calls.append(kind))
     monkeypatch.setattr(training_run, "set_seed", lambda seed: calls.append("seed"))
     monkeypatch.setattr(detection, "find", find)
-    places = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    folders = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     with pytest.raises(Stopped):
-        training_run.run(Hyperparameters(), places, {})
+        training_run.run(Hyperparameters(), folders, {})
     assert calls == ["cpu"]
 
 
@@ -128,8 +128,8 @@ def test_the_process_group_is_started_before_anything_is_seeded(
 @pytest.mark.parametrize(
     "name",
     [
-        each if each == "text-classification" else pytest.param(each, marks=pytest.mark.long)
-        for each in CASES
+        case if case == "text-classification" else pytest.param(case, marks=pytest.mark.long)
+        for case in CASES
     ],
 )
 def test_every_task_keeps_the_rules(name: str, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_two_processes_agree_through_a_group_called_neuron(
             folder, reviews(40), *arguments, *COMPILED, "--batch_size", size, processes=processes
         )
         assert done.returncode == 0, done.stderr
-        assert [each["graphs"] for each in seen] == [2] * processes, seen
+        assert [case["graphs"] for case in seen] == [2] * processes, seen
         weights.append(load_file(folder / "model" / "model.safetensors"))
     alone, together = weights
     for name, weight in alone.items():
@@ -195,7 +195,7 @@ def test_processes_that_do_not_reduce_are_refused_before_they_train(
 def test_the_device_neuron_is_chosen_by_transformers_own_support(tmp_path: Path) -> None:
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").write_text(STAND_IN)
-    asked = f"""
+    program = f"""
 import sys
 sys.path[:0] = [{str(CODE)!r}, {str(tmp_path)!r}]
 import torch_neuronx
@@ -211,7 +211,7 @@ made = trainer_arguments.make(given, there, chosen, shared)
 print(chosen.kind, made.device, made.bf16, made.optim.value, made.torch_compile_backend)
 """
     done = subprocess.run(
-        [sys.executable, "-c", asked],
+        [sys.executable, "-c", program],
         env={**os.environ, "USE_TORCH_XLA": "0"},
         capture_output=True,
         text=True,

@@ -29,7 +29,7 @@ ARGV = ("--batch_size", "8", "--epochs", "1", "--lr", "1e-3", "--bf16", "False")
 @pytest.fixture
 def job(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job of eight steps. Its report takes longer than its training."""
-    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    monkeypatch.setattr(report, "write_report", lambda *given: None)
     rows = [{"text": text, "label": label} for text, label in reviews(64)]
     channels = {
         "train": write(tmp_path / "in", rows),
@@ -98,9 +98,9 @@ def test_without_checkpoints_the_model_is_left_too(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop(job, "--save_strategy", "no")
-    said = capsys.readouterr().out
-    assert "nothing is saved: save_strategy=no" in said
-    assert "A partial model: training stopped after step 2 of 8, and the weights" in said
+    output = capsys.readouterr().out
+    assert "nothing is saved: save_strategy=no" in output
+    assert "A partial model: training stopped after step 2 of 8, and the weights" in output
     assert job.weights
 
 

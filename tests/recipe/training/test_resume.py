@@ -104,7 +104,7 @@ def test_a_stop_during_an_evaluation_repeats_it(
     assert "stopped at step 6 of 12; checkpoint saved in" in job.log
     assert "eval_loss" not in job.log
     assert job.finish().files == whole.finish().files
-    scores = [re.findall(r"step=6 .*'eval_loss': ([^,}]+)", each.log) for each in (whole, job)]
+    scores = [re.findall(r"step=6 .*'eval_loss': ([^,}]+)", folder.log) for folder in (whole, job)]
     assert len(scores[0]) == 1
     assert scores[0] == scores[1]
 
@@ -164,16 +164,16 @@ def test_a_stop_ends_processes_of_which_one_does_not_listen_yet(late: int) -> No
 def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
     tmp_path: Path, tiny_model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places: list[set[int]] = []
+    addresses: list[set[int]] = []
     take = Resumable._snapshot
 
     def taken(trainer: Resumable, copies: bool) -> Snapshot:
-        found = take(trainer, copies)
+        actual = take(trainer, copies)
         if copies:
-            states = (found.optimizer or {})["state"].values()
-            tensors = [*found.weights.values(), *(each["exp_avg"] for each in states)]
-            places.append({each.data_ptr() for each in tensors})
-        return found
+            states = (actual.optimizer or {})["state"].values()
+            tensors = [*actual.weights.values(), *(folder["exp_avg"] for folder in states)]
+            addresses.append({folder.data_ptr() for folder in tensors})
+        return actual
 
     def slowly(self: Snapshot, folder: Path, write: Any = Snapshot.write) -> None:
         time.sleep(0.2)  # steps go on, and the next copy is asked for
@@ -181,22 +181,22 @@ def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
 
     monkeypatch.setattr(Resumable, "_snapshot", taken)
     monkeypatch.setattr(Snapshot, "write", slowly)
-    for name, beside in (("beside", True), ("within", False)):
-        monkeypatch.setattr(Resumable, "_fits_in_memory", lambda self, fits=beside: fits)
+    for name, in_background in (("beside", True), ("within", False)):
+        monkeypatch.setattr(Resumable, "_fits_in_memory", lambda self, fits=in_background: fits)
         argv = ("--max_steps", "5", "--save_strategy", "steps", "--save_steps", "1",
                 "--save_total_limit", "9", "--lr", "1e-3")  # fmt: skip
         run(tmp_path / name, tiny_model, {"train": data}, *argv)
-    assert len(places) == 4, "the last step's is written in the step"
-    assert places[0] == places[1] == places[2] == places[3]
+    assert len(addresses) == 4, "the last step's is written in the step"
+    assert addresses[0] == addresses[1] == addresses[2] == addresses[3]
     seen = set()
     for step in range(1, 6):
         both = [
             tmp_path / name / "checkpoints" / f"checkpoint-{step}" for name in ("beside", "within")
         ]
-        one, other = ((each / "model.safetensors").read_bytes() for each in both)
+        one, other = ((folder / "model.safetensors").read_bytes() for folder in both)
         assert one == other
         seen.add(one)
-        moments, theirs = (torch.load(each / "optimizer.pt")["state"] for each in both)
+        moments, theirs = (torch.load(folder / "optimizer.pt")["state"] for folder in both)
         for number, state in moments.items():
             assert all(torch.equal(value, theirs[number][key]) for key, value in state.items())
     assert len(seen) == 5
@@ -207,9 +207,9 @@ def test_checkpoints_are_whole_and_few(trained: Job) -> None:
         "checkpoint-14",
         "checkpoint-15",
     ]
-    found = checkpoints.newest(trained.checkpoints)
-    assert found is not None
-    assert (found.path.name, found.finished) == ("checkpoint-15", True)
+    newest = checkpoints.newest(trained.checkpoints)
+    assert newest is not None
+    assert (newest.path.name, newest.finished) == ("checkpoint-15", True)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "no manifest"])
@@ -230,9 +230,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_line(
         file.unlink()
     else:
         (tmp_path / "checkpoint-2" / checkpoints.MANIFEST).unlink()
-    found = checkpoints.newest(tmp_path)
-    assert found is not None
-    assert found.path.name == "checkpoint-1"
+    newest = checkpoints.newest(tmp_path)
+    assert newest is not None
+    assert newest.path.name == "checkpoint-1"
     line = capsys.readouterr().out
     name = checkpoints.MANIFEST if damage == "no manifest" else "optimizer.pt"
     assert "checkpoint-2 is damaged" in line

@@ -46,24 +46,24 @@ def test_it_learns_and_metrics_json_says_so(trained: Job) -> None:
 
 def test_the_regexes_read_its_real_output(trained: Job) -> None:
     lines = trained.log.splitlines()
-    found: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     for definition in metrics.metric_definitions():
         for line in lines:
             if match := re.search(definition["Regex"], line):
-                found.setdefault(definition["Name"], []).append(float(match.group(1)))
+                results.setdefault(definition["Name"], []).append(float(match.group(1)))
     values = trained.metrics
-    assert len(found["eval_accuracy"]) == 3
-    assert found["eval_loss"][-1] == pytest.approx(values["eval_loss"], rel=1e-5)
-    assert found["loss"][-1] < found["loss"][0]
-    assert 4e-3 < max(found["learning_rate"]) <= 5e-3
+    assert len(results["eval_accuracy"]) == 3
+    assert results["eval_loss"][-1] == pytest.approx(values["eval_loss"], rel=1e-5)
+    assert results["loss"][-1] < results["loss"][0]
+    assert 4e-3 < max(results["learning_rate"]) <= 5e-3
     assert "'learning_rate': 0.0000" in trained.log, "no small number to read"
     for regexes in circulating.REGEXES.values():
         for name, regex in regexes:
             where = rf"^  {name} = (\S+)" if "=" in regex else rf"^metric .*'{name}': ([^,}}]+)"
-            said = re.findall(where, trained.log, re.MULTILINE)
-            assert circulating.read(trained.log, regex) == list(map(float, said)), regex
+            matches = re.findall(where, trained.log, re.MULTILINE)
+            assert circulating.read(trained.log, regex) == list(map(float, matches)), regex
     others = {f"eval_{name}" for name in metrics.OTHER_SCORES}
-    named = set(metrics.metric_names()) - set(found) - others
+    named = set(metrics.metric_names()) - set(results) - others
     assert {name for name in named if not name.startswith("test_")} == set()
 
 
@@ -165,7 +165,7 @@ def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
     trained: Job, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    monkeypatch.setattr(report, "write_report", lambda *given: None)
     start = tmp_path / "start"
     shutil.copytree(trained.model, start)
     # The same model with its labels the other way round, as another image may have saved it.
@@ -181,16 +181,16 @@ def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
     data = write_reviews(tmp_path / "in" / "test.csv", 20).parent
     job = Job(tmp_path, {"test": data, "model": start}, ("--do_train", "False"))
     assert job.run_here("--do_predict", "True")["eval_accuracy"] == 1.0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     rows = [
         json.loads(line) for line in (job.output / "predictions.jsonl").read_text().splitlines()
     ]
     assert [row["true"] for row in rows] == [label for _, label in reviews(20)]
     assert all(row["label"] == row["true"] and row["score"] > 0.5 for row in rows)
     assert not job.files
-    decided = {line.split(" ")[0] for line in said.splitlines()}
+    decided = {line.split(" ")[0] for line in output.splitlines()}
     assert "evaluation" in decided and not {"batch", "steps", "schedule"} & decided
-    assert "'loss'" not in said and "20 predictions for the evaluation data" in said
+    assert "'loss'" not in output and "20 predictions for the evaluation data" in output
     (data / "test.csv").rename(data / "data.csv")
     assert job.run_here("--do_eval", "True")["eval_accuracy"] == 1.0
     with pytest.raises(RecipeError, match="do_train=False"):

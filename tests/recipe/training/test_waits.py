@@ -35,16 +35,16 @@ class Waits(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.notes: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
         # By a mask, of which it must know how many places are True.
         by_mask = name in ("index", "index_put_", "index_put") and any(
-            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
+            arg is not None and arg.dtype in (torch.bool, torch.uint8) for arg in args[1]
         )
         if name.startswith(self.NAMES) or by_mask:
-            self.found.append(name)
+            self.notes.append(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -55,7 +55,7 @@ class Quiet(TrainerCallback):
         self.waits, self.counts = waits, {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.counts[state.global_step] = len(self.waits.found)
+        self.counts[state.global_step] = len(self.waits.operations)
 
 
 @pytest.mark.timeout(120)
@@ -67,7 +67,7 @@ class Quiet(TrainerCallback):
 def test_no_step_waits_for_the_device(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    monkeypatch.setattr(report, "write_report", lambda *given: None)
     data, arguments = make(name, tmp_path)
     waits = Waits()
     quiet = Quiet(waits)
@@ -89,5 +89,5 @@ def test_no_step_waits_for_the_device(
     monkeypatch.setattr(engines, "build", build)
     Job(tmp_path / "base", {"train": data}, (*arguments, *ARGUMENTS)).run_here()
     expected = OF_THE_LIBRARY.get(name, 0) * BATCHES * 4
-    assert quiet.counts[6] - quiet.counts[2] == expected, waits.found
-    assert waits.found.count("_local_scalar_dense") >= 1, "it counts nothing"
+    assert quiet.counts[6] - quiet.counts[2] == expected, waits.operations
+    assert waits.operations.count("_local_scalar_dense") >= 1, "it counts nothing"

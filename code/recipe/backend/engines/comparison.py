@@ -48,7 +48,7 @@ def fault(
             _values(exact(**batch_of([row], len(row.ids))), names, [row])  # each output of a row
             for row in rows
         ]
-        wanted = [values[place] for place in range(len(names)) for values in alone]
+        wanted = [values[index] for index in range(len(names)) for values in alone]
         batch = batch_of(rows, max(len(row.ids) for row in rows))
         for dtype, forward in forwards.items():
             values = _values(forward(**batch), names, rows)

@@ -72,7 +72,7 @@ def converted(model: PreTrainedModel, inputs: Sequence[str], longest: int) -> Fo
         raise refused(why_not)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="openvino-") as name:
-        names = _in_fork(model, inputs, longest, Path(name))
+        names = _convert_in_fork(model, inputs, longest, Path(name))
         forward = Forward(Path(name), inputs, names, model, longest)
     version = importlib.metadata.version("openvino")
     log(f"engine: OpenVINO {version}, converted in {time.monotonic() - began:.1f} s")
@@ -95,7 +95,7 @@ def _unfit(model: PreTrainedModel) -> str:
     return ""
 
 
-def _in_fork(
+def _convert_in_fork(
     model: PreTrainedModel, inputs: Sequence[str], longest: int, folder: Path
 ) -> Sequence[str]:
     """Convert a model in a fork, into `folder`.

@@ -57,13 +57,13 @@ def convert(model: PreTrainedModel, inputs: Sequence[str], folder: Path) -> tupl
     example = {name: torch.ones((2, 8), dtype=torch.long) for name in inputs}
     with torch.no_grad():
         names = wanted_of(model(**example))
-    graph = openvino.convert_model(_Wanted(model, names).eval(), example_input=example)
+    graph = openvino.convert_model(_SelectedOutput(model, names).eval(), example_input=example)
     # In float16, its default, weights could overflow, or end as zero.
     openvino.save_model(graph, folder / FILE, compress_to_fp16=False)
     return names
 
 
-class _Wanted(torch.nn.Module):
+class _SelectedOutput(torch.nn.Module):
     """A model of which only what is read is given."""
 
     def __init__(self, model: PreTrainedModel, names: tuple[str, ...]) -> None:
@@ -175,7 +175,7 @@ class Forward:
         with self._lock:
             values = self._request.infer(taken, share_inputs=True)
             output = {
-                name: torch.from_numpy(values[place]) for place, name in enumerate(self._names)
+                name: torch.from_numpy(values[index]) for index, name in enumerate(self._names)
             }
         if (states := output.get("last_hidden_state")) is not None:
             output["last_hidden_state"] = states.to(self._dtype)

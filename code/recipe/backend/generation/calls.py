@@ -61,7 +61,7 @@ def padded(
     }
 
 
-def set_seed(seed: int | None, place: int) -> None:
+def set_seed(seed: int | None, index: int) -> None:
     """Seed torch for the inputs of a request from `place` on.
 
     Inputs of a request that do not fit into one call have different seeds, so that equal ones do
@@ -70,4 +70,4 @@ def set_seed(seed: int | None, place: int) -> None:
     if seed is None:
         torch.seed()  # forked workers would otherwise all draw the same
     else:
-        torch.manual_seed((seed + place) % 2**64 if place else seed)
+        torch.manual_seed((seed + index) % 2**64 if index else seed)

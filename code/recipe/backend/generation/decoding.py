@@ -38,7 +38,7 @@ class Completion:
 
     prompt: int
     """The position of its prompt in the request."""
-    place: int
+    index: int
     """Its position among the texts of that prompt."""
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
@@ -187,10 +187,10 @@ class Watch(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
         """Return which texts are finished, shape (texts,)."""
         rows = self.penalties.logprobs
-        for place, number in enumerate(input_ids[:, -1].tolist()):
-            writer = self.writers[place]
+        for index, number in enumerate(input_ids[:, -1].tolist()):
+            writer = self.writers[index]
             if not writer.written.finish:
-                writer.take(number, None if rows is None else rows[place])
+                writer.take(number, None if rows is None else rows[index])
                 if self.report is not None:
                     self.report(writer.written)
         done = [bool(writer.written.finish) for writer in self.writers]

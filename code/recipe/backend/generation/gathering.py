@@ -25,7 +25,7 @@ _MUCH_LONGER = 4
 class Source:
     """An input of a request, in tokens."""
 
-    place: int
+    index: int
     """Its position in the request."""
     ids: list[int]
 
@@ -87,13 +87,13 @@ class Gathering:
     ) -> list[Written]:
         """Return what is generated for the inputs of a request, given as all of its pieces."""
         written = {
-            source.place: result
+            source.index: result
             for piece in request
-            for source, result in zip(piece.inputs, self._of_piece(piece, write), strict=True)
+            for source, result in zip(piece.inputs, self._generate_piece(piece, write), strict=True)
         }
-        return [written[place] for place in sorted(written)]
+        return [written[index] for index in sorted(written)]
 
-    def _of_piece(self, piece: Piece[Input], write: Write[Input, Written]) -> list[Written]:
+    def _generate_piece(self, piece: Piece[Input], write: Write[Input, Written]) -> list[Written]:
         """Return what is generated for a piece; generate it alone if its group fails."""
         if piece.group is None and self._has_to_wait(piece):
             try:

@@ -41,7 +41,7 @@ def may_merge(loaded: LoadedModel) -> bool:
     vocabulary = embeddings_of(model)
     # Tokens from the whole vocabulary, rarely special ones. One token is shorter than the
     # convolutions of Mamba, which transformers 4 computes over the padding.
-    long = [(7 + 31 * place) % vocabulary for place in range(14)]
+    long = [(7 + 31 * index) % vocabulary for index in range(14)]
     prompts = [long[:1], long[:5], long]
 
     def scores(rows: list[list[int]]) -> torch.Tensor:
@@ -122,7 +122,7 @@ def write(
     if end is not None and (prompts[0].is_chat or not ends):
         ends.append(end)
     texts = [
-        [Completion(prompt.place, place) for place in range(settings.sequences)]
+        [Completion(prompt.index, index) for index in range(settings.sequences)]
         for prompt in prompts
     ]
     follows = report is not None or settings.logprobs
@@ -134,7 +134,7 @@ def write(
     inputs = calls.padded(loaded, [prompt.ids for prompt in prompts])
     penalties = Penalties(inputs["input_ids"].shape[1], settings)
     if settings.do_sample:
-        calls.set_seed(settings.seed, prompts[0].place)
+        calls.set_seed(settings.seed, prompts[0].index)
     with torch.inference_mode():
         model.generate(
             **inputs,

@@ -85,8 +85,8 @@ class Prompts:
         prompts: list[Prompt] = []
         cut: list[int] = []
         read = written = 0
-        for place, source in enumerate(inputs.values):
-            prompts.append(self._prompt(source, place, settings, cut, may_continue=may_continue))
+        for index, source in enumerate(inputs.values):
+            prompts.append(self._prompt(source, index, settings, cut, may_continue=may_continue))
             read += len(prompts[-1].ids)
             written += settings.sequences * prompts[-1].new
             bounds.hold(Bound.READ, read)
@@ -100,7 +100,7 @@ class Prompts:
     def _prompt(
         self,
         source: Any,
-        place: int,
+        index: int,
         settings: GenerationSettings,
         cut: list[int],
         *,
@@ -139,12 +139,12 @@ class Prompts:
             ids = [tokenizer.bos_token_id]
         kept, new = self._fit(len(ids), settings, is_whole=is_whole)
         if kept < len(ids):
-            cut.append(place)
+            cut.append(index)
             if isinstance(text, str):
                 ids = encode(text, truncation=True, max_length=kept)["input_ids"]
             else:
                 ids = ids[-kept:]
-        return Prompt(place, ids, settings, new, is_chat, continues)
+        return Prompt(index, ids, settings, new, is_chat, continues)
 
     def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:
         """Return a conversation as the chat template writes it.
@@ -173,25 +173,29 @@ class Prompts:
         except (TemplateError, TypeError, ValueError) as error:
             raise BadRequest(f"The model's chat template refuses the messages: {error}") from error
 
-        def is_read(place: int, **otherwise: str) -> bool:
+        def is_read(position: int, **otherwise: str) -> bool:
             """Return whether the text changes with a part of a message."""
-            other = [*messages[:place], {**messages[place], **otherwise}, *messages[place + 1 :]]
+            other = [
+                *messages[:position],
+                {**messages[position], **otherwise},
+                *messages[position + 1 :],
+            ]
             try:
                 return text_of(other) != text
             except (TemplateError, TypeError, ValueError):
                 return True
 
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             turns.pause()
-            if "name" in message and not is_read(place, name=f"{message['name']}-"):
+            if "name" in message and not is_read(index, name=f"{message['name']}-"):
                 raise BadRequest(
-                    f"The model's chat template ignores the name of messages[{place}]. Remove it,"
+                    f"The model's chat template ignores the name of messages[{index}]. Remove it,"
                     " or put it into the content.",
-                    f"messages[{place}]",
+                    f"messages[{index}]",
                 )
-            if message["content"].strip() not in text and not is_read(place, content="-"):
+            if message["content"].strip() not in text and not is_read(index, content="-"):
                 raise BadRequest(
-                    f"The model's chat template ignores messages[{place}], of role"
+                    f"The model's chat template ignores messages[{index}], of role"
                     f" {message['role']!r}. Remove it, or give it a role that the template reads."
                 )
         return text

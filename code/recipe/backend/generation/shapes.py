@@ -63,7 +63,7 @@ def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) 
     entries = [[entry(text) for text in texts] for texts in answer]
     shown = Answers(entries, answer.truncated, answer.single)
     shown.unfinished = [
-        place for place, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
+        index for index, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
     ]
     return shown
 

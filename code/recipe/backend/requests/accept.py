@@ -31,12 +31,12 @@ def preferred(
     """
     entries = list(_entries(header or ANY, spellings or {}))
     ranked = []
-    for place, offer in enumerate(offers):
+    for index, offer in enumerate(offers):
         ranges = (offer, f"{offer.partition('/')[0]}/*", ANY)
         matches = (entry for name in ranges for entry in entries if entry[0] == name)
         _, weight, position = next(matches, ("", 0.0, 0))
         if weight > 0:
-            ranked.append((-weight, position, place, offer))
+            ranked.append((-weight, position, index, offer))
     return [offer for *_, offer in sorted(ranked)]
 
 
@@ -48,7 +48,7 @@ def best(header: str) -> str:
 
 def _entries(header: str, spellings: Mapping[str, str]) -> Iterator[tuple[str, float, int]]:
     """Yield type or range, weight and position of each entry. An invalid weight counts as 1."""
-    for place, entry in enumerate(parse_http_list(header)):
+    for index, entry in enumerate(parse_http_list(header)):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))
         if name:
             weights = [value.partition("=")[2] for value in parameters if value.startswith("q=")]
@@ -56,4 +56,4 @@ def _entries(header: str, spellings: Mapping[str, str]) -> Iterator[tuple[str, f
                 weight = min(1.0, max(0.0, float(weights[0]))) if weights else 1.0
             except ValueError:
                 weight = 1.0
-            yield spellings.get(name, name), weight, place
+            yield spellings.get(name, name), weight, index

@@ -112,13 +112,13 @@ def _as_json(value: Any) -> str:
 def _pieces(value: Any) -> Iterator[str]:
     """Yield a value as JSON in pieces, with pauses between the pieces of a long one."""
     if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
-        for place, (name, part) in enumerate(value.items()):
-            yield f"{', ' if place else '{'}{json.dumps(str(name), ensure_ascii=False)}: "
+        for index, (name, part) in enumerate(value.items()):
+            yield f"{', ' if index else '{'}{json.dumps(str(name), ensure_ascii=False)}: "
             yield from _pieces(part)
         yield "}"
     elif isinstance(value, list) and any(map(_holds_list, value)):
-        for place, part in enumerate(value):
-            yield ", " if place else "["
+        for index, part in enumerate(value):
+            yield ", " if index else "["
             yield from _pieces(part)
             turns.pause()
         yield "]"

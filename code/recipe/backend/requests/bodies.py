@@ -131,7 +131,7 @@ def parsed(body: bytes) -> Any:
         raise BadRequest(f"The body is not valid JSON: {error}. {EXAMPLE}") from error
 
 
-def of_document(document: object) -> Request:
+def read_document(document: object) -> Request:
     """Read a JSON document: an input, a list of inputs, or an object with the inputs and their
     parameters, which are in `parameters` or next to the inputs.
 
@@ -226,7 +226,7 @@ def _read_json_lines(body: bytes) -> Request:
             continue
         groups.append(None)
         try:
-            request = of_document(parsed(line))
+            request = read_document(parsed(line))
             if not request.inputs:
                 raise BadRequest("The list of inputs is empty.")
         except BadRequest as error:
@@ -249,7 +249,7 @@ def _read_json_lines(body: bytes) -> Request:
 def _read_csv(body: bytes, header: Any = None) -> Request:
     """Read the rows of a CSV body, with or without a header, cut by any delimiter of training data.
 
-    If the model's configuration names the columns that it was trained on, `Request.by_columns`
+    If the model's configuration names the columns that it was trained on, `Request.read_columns`
     reads the rows again by these names. So rows without a known column are refused later, by
     `Request.read`.
 
@@ -262,7 +262,7 @@ def _read_csv(body: bytes, header: Any = None) -> Request:
     text = text_of(body)
     tables = {mark: _rows_of(text, mark) for mark in _DELIMITERS if mark == "," or mark in text}
 
-    def by_columns(names: Sequence[str]) -> Request | None:
+    def read_columns(names: Sequence[str]) -> Request | None:
         columns = [plain(name) for name in names]
         for rows in tables.values():
             cells = [plain(cell) for cell in rows[0]] if rows else []
@@ -271,10 +271,10 @@ def _read_csv(body: bytes, header: Any = None) -> Request:
             if len(cells) == 1 and header is None and (rows[0] != list(names) or len(rows) == 1):
                 continue  # It may be a text.
             parts = dict(zip(("text", "text_pair"), columns, strict=False))
-            return _of_rows(rows, parts if len(parts) > 1 else columns[0], cells)
+            return _row_inputs(rows, parts if len(parts) > 1 else columns[0], cells)
         return None
 
-    return replace(_read_usual_columns(tables, header), by_columns=by_columns)
+    return replace(_read_usual_columns(tables, header), read_columns=read_columns)
 
 
 def _rows_of(text: str, delimiter: str) -> list[list[str]]:
@@ -307,7 +307,7 @@ def _read_usual_columns(tables: Mapping[str, list[list[str]]], header: Any) -> R
         is_table = len(cells) > 1 and (mark == "," or {len(row) for row in others} == {len(cells)})
         if is_table and (form or name):
             parts = {part: part for part in sorted(form)} if form else name
-            return _of_rows(others, parts, cells)
+            return _row_inputs(others, parts, cells)
         if is_table and mark != "," and header is None and len(others) > 1:
             message = (
                 f"Each row has {len(cells)} fields between {mark!r}. Name the column of texts in a"
@@ -323,14 +323,14 @@ def _read_usual_columns(tables: Mapping[str, list[list[str]]], header: Any) -> R
         )
         return _request_of([message] * len(rows))
     if first and (is_known or header == "present"):
-        return _of_rows(rows, first, [first])
+        return _row_inputs(rows, first, [first])
     if header == "present" and rows:
         message = f"The header {','.join(rows[0])[:60]!r} names no column of texts: name it text."
         return _request_of([message] * len(rows))
-    return _of_rows(rows, None, [])
+    return _row_inputs(rows, None, [])
 
 
-def _of_rows(
+def _row_inputs(
     rows: Sequence[Sequence[str]], columns: Mapping[str, str] | str | None, header: Sequence[str]
 ) -> Request:
     """Return the inputs of a table's rows.
@@ -398,7 +398,7 @@ def _read_plain(body: bytes) -> Request:
 
 
 _READERS: Mapping[str, Callable[[bytes], Request]] = {
-    JSON: lambda body: of_document(parsed(body)),
+    JSON: lambda body: read_document(parsed(body)),
     JSON_LINES: _read_json_lines,
     CSV: _read_csv,
     TEXT: _read_plain,

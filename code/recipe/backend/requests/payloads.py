@@ -100,7 +100,7 @@ class Request:
     groups: Sequence[int | None] = ()
     """Of records, how many inputs each has in a list; None for one outside of a list. Empty if none
     has a list."""
-    by_columns: Callable[[Sequence[str]], Request | None] | None = None
+    read_columns: Callable[[Sequence[str]], Request | None] | None = None
     """Reads a CSV body again by columns of these names; returns None if its header lacks one."""
     route: str = ""
     """The route of the API (OpenAI, TEI, TGI) to which the body belongs; empty for other bodies."""
@@ -166,16 +166,16 @@ class Request:
         Raises:
             BadRequest: All records are invalid, or an input that is not a record is.
         """
-        table = self.by_columns(columns) if columns and self.by_columns is not None else None
+        table = self.read_columns(columns) if columns and self.read_columns is not None else None
         source = table or self
         faults, values = dict(source.faults), []
-        for place, value in zip(_valid(source.inputs, source.faults), source.inputs, strict=True):
+        for index, value in zip(_valid(source.inputs, source.faults), source.inputs, strict=True):
             try:
                 values.append(reader(value))
             except BadRequest as error:
                 if not self.records:
                     raise
-                faults[place] = str(error)
+                faults[index] = str(error)
         if not values:
             raise BadRequest(faults[min(faults)] if faults else f"There is no text. {EXAMPLE}")
         return Inputs(values, faults)
@@ -183,7 +183,7 @@ class Request:
 
 def _valid(values: Sequence[Any], faults: Mapping[int, str]) -> list[int]:
     """Return the positions of valid inputs in the answer."""
-    return [place for place in range(len(values) + len(faults)) if place not in faults]
+    return [index for index in range(len(values) + len(faults)) if index not in faults]
 
 
 @dataclass(frozen=True)
@@ -206,15 +206,15 @@ class Inputs:
         Raises:
             BadRequest: There is such an input, and it is not one of several records.
         """
-        empty = {place for place, ids in enumerate(tokens) if not ids}
+        empty = {index for index, ids in enumerate(tokens) if not ids}
         if not empty:
             return self
-        places = _valid(self.values, self.faults)
+        indices = _valid(self.values, self.faults)
         message = "has no token: it is empty, or has nothing that the model's tokenizer knows"
         if not request.records or len(empty) == len(self.values):
-            raise BadRequest(f"Input {places[min(empty)] + 1} {message}.")
-        faults = {places[place]: f"The input {message}." for place in empty}
-        kept = [text for place, text in enumerate(self.values) if place not in empty]
+            raise BadRequest(f"Input {indices[min(empty)] + 1} {message}.")
+        faults = {indices[index]: f"The input {message}." for index in empty}
+        kept = [text for index, text in enumerate(self.values) if index not in empty]
         return replace(self, values=kept, faults={**self.faults, **faults})
 
 
@@ -321,17 +321,17 @@ class Answers(list[Any]):
         return self[0] if self.single else list(self)
 
 
-def by_records(prediction: Any, prepared: Prepared) -> Any:
+def restore_records(prediction: Any, prepared: Prepared) -> Any:
     """Return `prediction` with an entry for each record: an error instead of an invalid one, and a
     list for one with a list of inputs."""
     faults, groups = prepared.inputs.faults, prepared.request.groups
     if not isinstance(prediction, Answers) or not (faults or groups):
         return prediction
-    places = _valid(prediction, faults)
+    indices = _valid(prediction, faults)
     entries = {
-        place: {"error": {"code": "bad_request", "message": message}}
-        for place, message in faults.items()
-    } | dict(zip(places, prediction, strict=True))
+        index: {"error": {"code": "bad_request", "message": message}}
+        for index, message in faults.items()
+    } | dict(zip(indices, prediction, strict=True))
     groups = groups or [None] * len(entries)
     records = [record for record, size in enumerate(groups) for _ in range(size or 1)]
     inputs = iter(range(len(entries)))
@@ -340,10 +340,10 @@ def by_records(prediction: Any, prepared: Prepared) -> Any:
             entries[next(inputs)] if size is None else [entries[next(inputs)] for _ in range(size)]
             for size in groups
         ],
-        sorted({records[places[place]] for place in prediction.truncated}),
+        sorted({records[indices[index]] for index in prediction.truncated}),
     )
-    woven.unfinished = sorted({records[places[place]] for place in prediction.unfinished})
-    woven.failed = sorted({records[place] for place in faults})
+    woven.unfinished = sorted({records[indices[index]] for index in prediction.unfinished})
+    woven.failed = sorted({records[index] for index in faults})
     return woven
 
 

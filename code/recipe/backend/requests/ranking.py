@@ -23,13 +23,13 @@ class Ranking(Inputs):
         """Return `[{"index", "score"}, ...]` with the best first, or the scores alone."""
         if not self.ranked:
             return Answers(scores, prepared.truncated)
-        order = sorted(range(len(scores)), key=lambda place: -scores[place])
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
         texts = prepared.parameters.get("return_text")
         return Answers(
             [
-                {"index": place, "score": scores[place]}
-                | ({"text": self.texts[place]} if texts else {})
-                for place in order
+                {"index": index, "score": scores[index]}
+                | ({"text": self.texts[index]} if texts else {})
+                for index in order
             ],
             prepared.truncated,
         )

@@ -14,14 +14,14 @@ import torch
 from transformers import AutoModel, GenerationConfig
 
 from recipe.backend.saved.origin import Origin
-from recipe.compat import in_precision
+from recipe.compat import dtype_argument
 from recipe.compat.new_weights import check_layers, unread
 from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
 
 
 def refuse_partial(
-    weights: Mapping[str, Any], places: Mapping[str, Any], others: Mapping[str, Any]
+    weights: Mapping[str, Any], adapter_weights: Mapping[str, Any], others: Mapping[str, Any]
 ) -> None:
     """Raise ModelError if some weights of an adapter would not take effect in a model.
 
@@ -30,12 +30,12 @@ def refuse_partial(
         places: The adapter's weights in the model.
         others: Other weights of the model, for which the file may have values.
     """
-    if missing := sorted(set(places) - set(weights)):
+    if missing := sorted(set(adapter_weights) - set(weights)):
         raise ModelError(
             f"it lacks weights for {listed(missing, 3)}.",
             "Give the whole folder that peft wrote, with the base that it was trained on.",
         )
-    if surplus := sorted(set(weights) - set(places) - set(others)):
+    if surplus := sorted(set(weights) - set(adapter_weights) - set(others)):
         raise ModelError(
             f"the base has no place for its {listed(surplus, 3)}.",
             "Give the base that it was trained on.",
@@ -56,33 +56,33 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     base = origin.base or origin.adapter["base_model_name_or_path"]
     config = origin.config()
     if origin.base:
-        _fit_labels(config, origin.place)
+        _fit_labels(config, origin.location)
     try:
         model, report = architecture.from_pretrained(
-            base, config=config, output_loading_info=True, **in_precision(dtype), **origin.options
+            base, config=config, output_loading_info=True, **dtype_argument(dtype), **origin.options
         )
     except OSError as error:
         raise ModelError(
-            f"{origin.place} contains an adapter, and its base {base!r} cannot be read: "
+            f"{origin.location} contains an adapter, and its base {base!r} cannot be read: "
             f"{str(error).splitlines()[0]}",
             "Train with lora_save=merged, or provide the base there.",
         ) from error
-    if (Path(origin.place) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(origin.place)
+    if (Path(origin.location) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(origin.location)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
-            adapted: Any = PeftModel.from_pretrained(model, origin.place)
-        weights = load_peft_weights(origin.place, device="cpu")
-        places = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        refuse_partial(weights, places, adapted.state_dict())
+            adapted: Any = PeftModel.from_pretrained(model, origin.location)
+        weights = load_peft_weights(origin.location, device="cpu")
+        adapter_weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        refuse_partial(weights, adapter_weights, adapted.state_dict())
         if fault := tied(adapted):
             raise ModelError(f"{fault}.", "Train without adapters of these layers.")
         merged = adapted.merge_and_unload()
     except (*UNLOADABLE, ModelError, AttributeError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, ModelError) else why_unloadable(error)
         raise ModelError(
-            f"The adapter {origin.place} cannot be merged into its base {base}: {reason}",
+            f"The adapter {origin.location} cannot be merged into its base {base}: {reason}",
             "Give the whole folder that peft wrote, with the base that it was trained on.",
         ) from error
     # A head that is in neither of them would be random.
@@ -92,7 +92,7 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         check_layers(str(base), merged, lacking)
     elif lacking:
         raise ModelError(
-            f"Neither the adapter {origin.place} nor its base {base} has {listed(lacking, 3)}.",
+            f"Neither the adapter {origin.location} nor its base {base} has {listed(lacking, 3)}.",
             "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",
         )
     return merged

@@ -33,7 +33,7 @@ _ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 class Origin:
     """Where a model comes from, and how it is loaded."""
 
-    place: str
+    location: str
     """A folder, or a name on the Hugging Face Hub."""
     options: Mapping[str, Any]
     """Arguments for every `from_pretrained`."""
@@ -82,7 +82,7 @@ class Origin:
     @property
     def adapter(self) -> dict[str, Any]:
         """Return the settings of a LoRA adapter; empty for other models."""
-        path = Path(self.place) / ADAPTER
+        path = Path(self.location) / ADAPTER
         settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return settings
 
@@ -100,26 +100,26 @@ class Origin:
 
     def _read_json(self, name: str) -> Any:
         """Return the content of a JSON file of the folder or the Hub; None if there is none."""
-        if Path(self.place).is_dir():
-            path: str | None = str(Path(self.place) / name)
+        if Path(self.location).is_dir():
+            path: str | None = str(Path(self.location) / name)
         else:
-            path = _on_hub(self.place, name, self.options)
+            path = _find_on_hub(self.location, name, self.options)
         return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
 
     def config(self) -> Any:
         """Return the model's configuration."""
         try:
-            return AutoConfig.from_pretrained(self.base or self.place, **self.options)
+            return AutoConfig.from_pretrained(self.base or self.location, **self.options)
         except ValueError as error:
             if "trust_remote_code" not in str(error):
                 raise
             raise ModelError(
-                f"The model {self.place!r} has Python code, which loading would run.",
+                f"The model {self.location!r} has Python code, which loading would run.",
                 "Set HF_TRUST_REMOTE_CODE=true if you trust it.",
             ) from error
         except OSError as error:
             raise ModelError(
-                f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
+                f"The model {self.location!r} cannot be read: {str(error).splitlines()[0]}",
                 "Without a connection to the Hub, pack the model into model.tar.gz, or set "
                 "HF_MODEL_ID to the path of its folder.",
             ) from error
@@ -132,16 +132,16 @@ class Origin:
                 all texts alike.
         """
         try:
-            place = self.place
-            if self.base and not any((Path(place) / name).is_file() for name in _TOKENIZERS):
-                place = self.base
-            tokenizer = AutoTokenizer.from_pretrained(place, **self.options)
+            location = self.location
+            if self.base and not any((Path(location) / name).is_file() for name in _TOKENIZERS):
+                location = self.base
+            tokenizer = AutoTokenizer.from_pretrained(location, **self.options)
         except UNLOADABLE as error:
             raise ModelError(
-                f"The tokenizer of {place} cannot be loaded: {why_unloadable(error)}",
+                f"The tokenizer of {location} cannot be loaded: {why_unloadable(error)}",
                 _TOKENIZER_REMEDY,
             ) from error
-        refuse_empty(tokenizer, place)
+        refuse_empty(tokenizer, location)
         return cast("PreTrainedTokenizerBase", tokenizer)
 
 
@@ -160,12 +160,12 @@ def refuse_pointers(folder: Path) -> None:
         )
 
 
-def _on_hub(place: str, name: str, options: Mapping[str, Any]) -> str | None:
+def _find_on_hub(location: str, name: str, options: Mapping[str, Any]) -> str | None:
     """Return the path of a file downloaded from the Hub; None if it is not available."""
     silent = {f"_raise_exceptions_for_{absence}": False for absence in _ABSENCES}
     options = {key: value for key, value in options.items() if key != "trust_remote_code"}
     try:
-        path: str | None = cached_file(place, name, **silent, **options)
+        path: str | None = cached_file(location, name, **silent, **options)
     except OSError:
         return None
     return path
@@ -186,20 +186,20 @@ def _base_of(
     base = str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
     root = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
     last = Path(base).name
-    places = [adapter / base, adapter / last, root / "additional-model-data-sources" / last]
+    paths = [adapter / base, adapter / last, root / "additional-model-data-sources" / last]
     if named:
-        places = [Path(named)]
+        paths = [Path(named)]
     elif not base:
-        places = []
-    for place in places:
-        if (place / "config.json").is_file():
-            log(f"adapter: {adapter} is merged into its base {place}")
-            return str(place)
+        paths = []
+    for path in paths:
+        if (path / "config.json").is_file():
+            log(f"adapter: {adapter} is merged into its base {path}")
+            return str(path)
     name = named or base
-    if _HUB_NAME.fullmatch(name) and _on_hub(name, "config.json", options):
+    if _HUB_NAME.fullmatch(name) and _find_on_hub(name, "config.json", options):
         log(f"adapter: {adapter} is merged into its base {name}")
         return name
-    looked = "".join(f" There is no model in {place}." for place in dict.fromkeys(places))
+    looked = "".join(f" There is no model in {folder}." for folder in dict.fromkeys(paths))
     raise ModelError(
         f"{adapter} contains an adapter of peft, whose {ADAPTER} names the base model {base!r}."
         f" That cannot be read.{looked}",
@@ -234,11 +234,11 @@ def _advice(folder: Path) -> str:
     )
 
 
-def refuse_empty(tokenizer: Any, place: str) -> None:
+def refuse_empty(tokenizer: Any, location: str) -> None:
     """Raise ModelError for an empty tokenizer, or one without files in the folder `place`."""
     files = set(tokenizer.vocab_files_names.values())
     # transformers 5 saves tokenizer.json alone, which some classes (GPT-2's, Funnel's) do not list.
-    places = [Path(place) / file for file in (*files, "tokenizer.json")]
-    lacks_files = Path(place).is_dir() and not any(path.is_file() for path in places)
+    paths = [Path(location) / file for file in (*files, "tokenizer.json")]
+    lacks_files = Path(location).is_dir() and not any(path.is_file() for path in paths)
     if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise ModelError(f"{place} has no tokenizer.", _TOKENIZER_REMEDY)
+        raise ModelError(f"{location} has no tokenizer.", _TOKENIZER_REMEDY)

@@ -9,7 +9,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from recipe.backend.saved import adapter_files
 from recipe.backend.saved.origin import Origin
-from recipe.compat import in_precision
+from recipe.compat import dtype_argument
 from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
@@ -24,20 +24,20 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         return adapter_files.merged(origin, architecture, dtype)
     try:
         model, report = architecture.from_pretrained(
-            origin.place, **in_precision(dtype), output_loading_info=True, **origin.options
+            origin.location, **dtype_argument(dtype), output_loading_info=True, **origin.options
         )
     except UNLOADABLE as error:
         raise ModelError(
-            f"The model {origin.place} cannot be loaded: {why_unloadable(error)}",
+            f"The model {origin.location} cannot be loaded: {why_unloadable(error)}",
             "It needs config.json, complete weights (best in model.safetensors) and its tokenizer.",
         ) from error
     missing = unread(report)
     if architecture is AutoModel:
         # Vectors are means of hidden states, so the pooler may be missing.
-        check_layers(origin.place, model, missing)
+        check_layers(origin.location, model, missing)
     elif missing:
         raise ModelError(
-            f"The model {origin.place} lacks {len(missing)} weights of {type(model).__name__}"
+            f"The model {origin.location} lacks {len(missing)} weights of {type(model).__name__}"
             f" ({', '.join(missing[:3])}).",
             "Check that its files are complete, and that HF_TASK is what it was trained for.",
         )
@@ -56,7 +56,7 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
     ]
     if broken:
         raise ModelError(
-            f"{len(broken)} weights of the model {origin.place} contain NaN or infinity "
+            f"{len(broken)} weights of the model {origin.location} contain NaN or infinity "
             f"({', '.join(broken[:3])}).",
             "Its training diverged, or its file is damaged: use an earlier checkpoint.",
         )

@@ -93,7 +93,7 @@ class Buckets:
         start = 0
         while start < len(order):
             bucket = self.bucket(lengths[order[start]], len(order))
-            fitting = sum(lengths[place] <= bucket.length for place in order[start:])
+            fitting = sum(lengths[index] <= bucket.length for index in order[start:])
             bucket = self.bucket(bucket.length, fitting)
             yield order[start : start + min(fitting, bucket.rows)]
             start += min(fitting, bucket.rows)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recipe.backend.padded_rows import pad_rows, token_values, values_from_padded
-from recipe.backend.rows import Pooling, Reading, TokenRow, Values, Wanted
+from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, Values
 from recipe.backend.saved.origin import Origin
 from recipe.backend.static.buckets import NAME, Bucket, Buckets
 from recipe.backend.tolerances import tolerance_of
@@ -82,7 +82,9 @@ class Programs:
         """
         return self._buckets.cuts(lengths)
 
-    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Wanted) -> Values:
+    def values(
+        self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: OutputKind
+    ) -> Values:
         """Compute the rows of one call, on the CPU in float32."""
         bucket = self._buckets.bucket(max(len(row.ids) for row in rows), len(rows))
         values = list(self._call(bucket, rows))
@@ -103,10 +105,10 @@ class Programs:
             batch[TYPE_IDS] = torch.zeros_like(batch[IDS])
         if self._inputs.pools:
             batch[POOLED] = batch[MASK].clone()
-            for place, row in enumerate(filled):
+            for index, row in enumerate(filled):
                 if row.keep is not None:
-                    batch[POOLED][place] = 0
-                    batch[POOLED][place, row.keep] = 1
+                    batch[POOLED][index] = 0
+                    batch[POOLED][index, row.keep] = 1
         with self._lock:
             on_device = {name: tensor.to(self._device) for name, tensor in batch.items()}
             # Copy all rows, since slicing would need a program for each number of texts.
@@ -212,7 +214,7 @@ def origin_for(kind: str, origin: Origin) -> Origin:
     return replace(origin, options={**origin.options, **ATTENTION})
 
 
-def move(model: PreTrainedModel, kind: str, reading: Wanted) -> None:
+def move(model: PreTrainedModel, kind: str, reading: OutputKind) -> None:
     """Move a model, and the modules that read it, to a device that compiles each shape."""
     for module in (model, *(reading.modules if isinstance(reading, Pooling) else ())):
         cast("torch.nn.Module", module).to(kind)
@@ -236,7 +238,7 @@ def compiled(call: Callable[Given, Computed], kind: str, count: int) -> Callable
 
 
 def call_of(
-    model: PreTrainedModel, inputs: Collection[str], reading: Wanted
+    model: PreTrainedModel, inputs: Collection[str], reading: OutputKind
 ) -> Callable[[Batch], Tensor]:
     """Return the function of a program: a model's forward, and the values that are read.
 

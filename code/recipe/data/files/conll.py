@@ -74,13 +74,15 @@ def read_conll(path: Path, encoding: str) -> Part:
         width = len(rows[0][1])
         # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
-        is_counted = numbers and numbers == [str(at) for at in range(1, len(numbers) + 1)]
+        is_counted = numbers and numbers == [
+            str(column_index) for column_index in range(1, len(numbers) + 1)
+        ]
         words_like_tags += all(TAG.fullmatch(cells[0]) for _, cells in rows)
         count, counted = count + 1, counted + bool(is_counted)
         several += len(rows) > 1
         named += len(rows) > 1 and len({cells[0] for _, cells in rows}) == 1
-        for at, known_kinds in zip((-2, -1), kinds, strict=True):
-            known_kinds.update(cells[at][2:] for _, cells in rows if TAG.fullmatch(cells[at]))
+        for index, known_kinds in zip((-2, -1), kinds, strict=True):
+            known_kinds.update(cells[index][2:] for _, cells in rows if TAG.fullmatch(cells[index]))
     kind = pa.list_(pa.string())
     if not count:
         return Part(path=path, format="CoNLL", table=pa.table({TOKENS: pa.array([], kind)}))
@@ -110,8 +112,8 @@ def read_conll(path: Path, encoding: str) -> Part:
             if is_universal:
                 some = [[row for row in rows if row[1][0].isdigit()] for rows in some]
             yield pa.table({
-                name: pa.array([[cells[at] for _, cells in rows] for rows in some], kind)
-                for name, at in names.items()
+                name: pa.array([[cells[column_index] for _, cells in rows] for rows in some], kind)
+                for name, column_index in names.items()
             })  # fmt: skip
 
     table = spooled(pa.schema([(name, kind) for name in names]), tables())
@@ -146,7 +148,7 @@ def _names(width: int, is_counted: bool, is_universal: bool, is_nested: bool) ->
     first = 1 if width > 2 and is_counted else 0
     others = range(first + 1, width)
     last = f"column_{width}" if is_nested else "tags"
-    known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), last]
+    known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
     known = _OF_2003 if len(others) == 3 else known
     return dict(zip([TOKENS, *known], [first, *others], strict=True))
 

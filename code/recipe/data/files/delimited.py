@@ -277,17 +277,17 @@ def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]
     # An empty line is no row, and Arrow counts it as one.
     if block.startswith((b"\n", b"\r")) or b"\n\n" in block or b"\n\r" in block:
         raise NotPlain
-    found = np.frombuffer(block, np.uint8)
-    breaks = np.flatnonzero(found == ord("\n"))
+    octets = np.frombuffer(block, np.uint8)
+    breaks = np.flatnonzero(octets == ord("\n"))
     if not quoted or b'"' not in block:
         return breaks, breaks
-    quotes = np.flatnonzero(found == ord('"'))
+    quotes = np.flatnonzero(octets == ord('"'))
     opening, closing = quotes[::2], quotes[1::2]
     # The characters before an opening quote and after a closing one; a doubled quote is both.
     around = np.zeros(256, dtype=bool)
     around[[ord(delimiter), ord("\n"), ord("\r"), ord('"')]] = True
-    before = found[opening[opening > 0] - 1]
-    behind = found[closing[closing < len(found) - 1] + 1]
+    before = octets[opening[opening > 0] - 1]
+    behind = octets[closing[closing < len(octets) - 1] + 1]
     if not around[before].all() or not around[behind].all() or (before == ord("\r")).any():
         raise NotPlain
     # A row ends where all quotes are closed.
@@ -357,7 +357,7 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     if has_header is False:
         return None
     # Columns without a name get the names that pandas gives them.
-    names = [cell.strip() or f"Unnamed: {at}" for at, cell in enumerate(rows[0])]
+    names = [cell.strip() or f"Unnamed: {index}" for index, cell in enumerate(rows[0])]
     known = set(map(normalized, names))
     is_certain = has_header if isinstance(has_header, bool) else bool(has_header & {*names})
     if len(names) == 1 and not is_certain:
@@ -369,7 +369,7 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
         below = [set(column) for column in zip(*others, strict=True)]
         repeated = any(name in values for name, values in zip(names, below, strict=False))
         # pandas calls columns without names 0, 1, 2.
-        are_positions = names == [str(at) for at in range(len(names))] and not all(
+        are_positions = names == [str(index) for index in range(len(names))] and not all(
             is_number(cell) for row in others[:1] for cell in row
         )
         is_row = repeated or len(set(names)) < len(names) or any(map(is_number, names))

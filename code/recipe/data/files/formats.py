@@ -89,7 +89,7 @@ def format_of(path: Path) -> Format:
     return next(file_format for file_format in FORMATS if file_format.is_one(path))
 
 
-def of_table(path: Path, name: str, table: pa.Table) -> Part:
+def part_from_table(path: Path, name: str, table: pa.Table) -> Part:
     """Return a table that was read elsewhere as a part, like `read`."""
     table = usual_types(path, table)
     features = datasets.Features.from_arrow_schema(table.schema)
@@ -427,11 +427,13 @@ def _flat(part: Part) -> Part:
         flat = table.flatten()
         # A column that exists already keeps its name.
         kept = [
-            at for at, name in enumerate(flat.column_names) if name not in flat.column_names[:at]
+            position
+            for position, name in enumerate(flat.column_names)
+            if name not in flat.column_names[:position]
         ]
         table = flat.select(kept)
-    for at, field in enumerate(table.schema):
-        column = table.column(at)
+    for index, field in enumerate(table.schema):
+        column = table.column(index)
         if pa.types.is_dictionary(field.type):
             column = pc.cast(column, field.type.value_type)
         if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
@@ -439,6 +441,6 @@ def _flat(part: Part) -> Part:
                 column = pc.cast(column, pa.large_string())
             except pa.ArrowInvalid:
                 continue
-        if column is not table.column(at):
-            table = table.set_column(at, field.name, column)
+        if column is not table.column(index):
+            table = table.set_column(index, field.name, column)
     return part if table is part.table else dataclasses.replace(part, table=table)

@@ -179,7 +179,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     first = next(begun, _Block([], [] if name == "jsonl" else None))
     head = _objects_of(path, first, 0)[:1]
     if any(_METADATA in key for key in itertools.chain(*head)) or ".manifest" in path.suffixes:
-        name, read = "Ground Truth manifest", _of_ground_truth(path, read)
+        name, read = "Ground Truth manifest", _ground_truth_reader(path, read)
         begun = read()
         first = next(begun, first)
     # What was begun is gone on with; it is read again where types turn out to be others.
@@ -196,13 +196,13 @@ def _part(path: Path, name: str, read: Read) -> Part:
                 starts.append(np.asarray(block.lines, np.int64))
 
     try:
-        made = records.of_blocks(objects)
+        made = records.concat_blocks(objects)
     except UnicodeEncodeError as error:
-        of_rows = ((block, at) for block in read() for at in range(len(block.values)))
+        of_rows = ((block, index) for block in read() for index in range(len(block.values)))
         where = next(
-            f"row {row}" if block.lines is None else f"line {block.lines[at]}"
-            for row, (block, at) in enumerate(of_rows)
-            if _SURROGATE.search(json.dumps(block.values[at], ensure_ascii=False))
+            f"row {row}" if block.lines is None else f"line {block.lines[index]}"
+            for row, (block, index) in enumerate(of_rows)
+            if _SURROGATE.search(json.dumps(block.values[index], ensure_ascii=False))
         )
         raise DataError(
             f"{path} {where} holds half of a surrogate pair (an escape such as \\ud83d alone).",
@@ -224,25 +224,30 @@ def _objects_of(path: Path, block: _Block, first: int) -> list[dict[str, Any]]:
         DataError: one is no object.
     """
     objects = []
-    for at, value in enumerate(block.values):
+    for index, value in enumerate(block.values):
         # As spaCy's examples have it: a text and what is said of it.
         if isinstance(value, list) and [type(item) for item in value] == [str, dict]:
             value = {TEXT: value[0], **value[1]}
         if not isinstance(value, dict):
             raise DataError(
-                f"{_place(path, block, at, first)} is no object but {json.dumps(value)[:60]}.",
+                f"{_row_location(path, block, index, first)} is no object but "
+                f"{json.dumps(value)[:60]}.",
                 'Write each row as {"text": "...", "label": "..."}.',
             )
         objects.append(value)
     return objects
 
 
-def _place(path: Path, block: _Block, at: int, first: int) -> str:
+def _row_location(path: Path, block: _Block, index: int, first: int) -> str:
     """Where a row of a block stands, whose first row is number `first`, for messages."""
-    return f"{path} row {first + at}" if block.lines is None else f"{path} line {block.lines[at]}"
+    return (
+        f"{path} row {first + index}"
+        if block.lines is None
+        else f"{path} line {block.lines[index]}"
+    )
 
 
-def _of_ground_truth(path: Path, read: Read) -> Read:
+def _ground_truth_reader(path: Path, read: Read) -> Read:
     """Return what reads the rows of an augmented manifest: its source as `text`, each attribute by
     its class names.
 
@@ -265,8 +270,8 @@ def _labelled(path: Path, block: _Block, first: int) -> list[Any]:
         DataError: one holds no text, or labels spans of it.
     """
     rows = []
-    for at, record in enumerate(_objects_of(path, block, first)):
-        where = _place(path, block, at, first)
+    for index, record in enumerate(_objects_of(path, block, first)):
+        where = _row_location(path, block, index, first)
         if "source" not in record and "source-ref" in record:
             raise DataError(
                 f"{where} holds no text but where one lies: {record['source-ref']}.",

@@ -41,7 +41,7 @@ class Part:
     table: pa.Table
     lines: Sequence[int] | npt.NDArray[Any] | None = None
     """Line of each row in the file, from 1; None for binary formats."""
-    places: Sequence[str] | None = None
+    locations: Sequence[str] | None = None
     """Where each row stands, where that is no line: a sheet's row, a file of a folder."""
     rows: npt.NDArray[Any] | None = None
     """The number of each row in the file, from 0, where some are left out; None too where lines or
@@ -55,18 +55,18 @@ class Part:
 
     def where(self, row: int) -> str:
         """Return the place of row number `row` (from 0), for messages: `train.csv line 7`."""
-        if self.places is not None:
-            return f"{self.path} {self.places[row]}"
+        if self.locations is not None:
+            return f"{self.path} {self.locations[row]}"
         if self.lines is None:
             return f"{self.path} row {row if self.rows is None else self.rows[row]}"
         return f"{self.path} line {self.lines[row]}"
 
     def with_column(self, name: str, values: pa.Array) -> Part:
         """Return the part with a column replaced, or added as the last one."""
-        at = self.table.schema.get_field_index(name)
-        new = at < 0
+        index = self.table.schema.get_field_index(name)
+        new = index < 0
         table = self.table
-        table = table.append_column(name, values) if new else table.set_column(at, name, values)
+        table = table.append_column(name, values) if new else table.set_column(index, name, values)
         return dataclasses.replace(self, table=table)
 
     def named(self, column: str, names: Sequence[str]) -> Part:
@@ -100,12 +100,12 @@ class Part:
             self,
             table=spooled(self.table.schema, chosen()),
             lines=None if self.lines is None else np.asarray(self.lines)[numbers],
-            places=None if self.places is None else [self.places[row] for row in numbers],
+            locations=None if self.locations is None else [self.locations[row] for row in numbers],
             rows=self._numbers(numbers),
         )
 
     def _numbers(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        if self.lines is not None or self.places is not None:
+        if self.lines is not None or self.locations is not None:
             return None
         return rows if self.rows is None else self.rows[rows]
 
@@ -120,7 +120,7 @@ class Part:
                     self,
                     table=pa.Table.from_batches([batch]),
                     lines=None if self.lines is None else self.lines[rows],
-                    places=None if self.places is None else self.places[rows],
+                    locations=None if self.locations is None else self.locations[rows],
                     rows=self._numbers(np.arange(rows.start, rows.stop)),
                 ),
             )
@@ -169,11 +169,11 @@ def usual_types(path: Path, table: pa.Table) -> pa.Table:
     """
     if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
         raise DataError(f"{path} has two columns called {twice[0]!r}.", "Rename one.")
-    for at, of_column in enumerate(table.schema):
+    for index, of_column in enumerate(table.schema):
         kind = _usual(of_column.type)
         if kind == of_column.type:
             continue
-        column = table.column(at)
+        column = table.column(index)
         try:
             if isinstance(of_column.type, pa.BaseExtensionType):
                 storage = [chunk.storage for chunk in column.chunks]
@@ -185,7 +185,7 @@ def usual_types(path: Path, table: pa.Table) -> pa.Table:
                 "read.",
                 "Write it as strings, numbers, or lists or structs of these; or leave it out.",
             ) from error
-        table = table.set_column(at, of_column.with_type(kind), column)
+        table = table.set_column(index, of_column.with_type(kind), column)
     return table
 
 

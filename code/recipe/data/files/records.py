@@ -31,14 +31,14 @@ class Records:
     row: these are written as JSON."""
 
 
-def of_blocks(blocks: Blocks) -> Records:
+def concat_blocks(blocks: Blocks) -> Records:
     """All records as one table, as `pyarrow.array` of all values of a column would make it; values
     that have no type in common as texts, JSON but for strings.
 
     Raises:
         UnicodeEncodeError: a text holds half of a surrogate pair.
     """
-    seen, rows, schema, is_alike = _Seen(), Spool(), None, True
+    seen, rows, schema, is_alike = _ColumnTypes(), Spool(), None, True
     try:
         for block in blocks():
             arrays = seen.add(block)
@@ -47,12 +47,12 @@ def of_blocks(blocks: Blocks) -> Records:
             if schema is None and arrays is not None:
                 schema = pa.schema([(name, array.type) for name, array in arrays.items()])
             if arrays is not None and schema is not None and [*arrays] == schema.names:
-                like = [
+                schemas = [
                     pa.nulls(len(block), kind) if pa.types.is_null(array.type) else array
                     for array, kind in zip(arrays.values(), schema.types, strict=True)
                 ]
-                if [array.type for array in like] == schema.types:
-                    rows.add(pa.table(like, schema=schema))
+                if [array.type for array in schemas] == schema.types:
+                    rows.add(pa.table(schemas, schema=schema))
                     continue
             is_alike = False
             rows.close()
@@ -66,7 +66,7 @@ def of_blocks(blocks: Blocks) -> Records:
     return Records(table, {name: row for name, row in seen.containers.items() if name in strings})
 
 
-class _Seen:
+class _ColumnTypes:
     """What columns there are, and of which types."""
 
     def __init__(self) -> None:
@@ -85,9 +85,13 @@ class _Seen:
         for name, kinds in self._kinds.items():
             values = [record.get(name) for record in block]
             if name not in self.containers:
-                is_one = (at for at, value in enumerate(values) if isinstance(value, (list, dict)))
-                if (at := next(is_one, None)) is not None:
-                    self.containers[name] = self._rows + at
+                is_one = (
+                    position
+                    for position, value in enumerate(values)
+                    if isinstance(value, (list, dict))
+                )
+                if (index := next(is_one, None)) is not None:
+                    self.containers[name] = self._rows + index
             if kinds is None:
                 continue
             try:

@@ -116,10 +116,10 @@ def _read_folders(folder: Path, files_of_class: Mapping[str, Sequence[Path]]) ->
             "may be a text, or each line.",
             "Write a CSV with the columns text and label.",
         )
-    texts, labels, places = zip(*rows, strict=True)
+    texts, labels, locations = zip(*rows, strict=True)
     table = {TEXT: pa.array(texts, pa.large_string()), LABEL: pa.array(labels, pa.string())}
     kind = f"txt (a folder is a class, a text is a file: {len(rows)} files)"
-    return Part(path=folder, format=kind, table=pa.table(table), places=places)
+    return Part(path=folder, format=kind, table=pa.table(table), locations=locations)
 
 
 def _read(path: Path) -> str:

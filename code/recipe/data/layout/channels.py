@@ -124,7 +124,7 @@ def _inside(
     sources_here = sources.scan(path)
     notes += sources_here.describe(name)
     root = path if path.is_dir() else path.parent
-    assigned = splits.by_names(root, sources_here.data, of_channel, requested)
+    assigned = splits.assign_by_names(root, sources_here.data, of_channel, requested)
     for card in sources_here.cards:
         _check_card(card, assigned.files)
     notes += assigned.notes
@@ -149,14 +149,15 @@ def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
         return
     trained: set[str] = set()
     for name, of_split in patterns.items():
-        for said, globs in of_split.items():
+        for card_split, globs in of_split.items():
             listed_here = {path for pattern in globs if "://" not in pattern
                            for path in card.parent.glob(pattern)}  # fmt: skip
             for split, paths in files.items():
                 both = [path for path in paths if path in listed_here]
-                if both and split_of(str(said)) not in (split, None):
+                if both and split_of(str(card_split)) not in (split, None):
                     raise DataError(
-                        f"{card} calls {both[0]} {said} data, and the names of files and channels "
+                        f"{card} calls {both[0]} {card_split} data, and the names of files and "
+                        "channels "
                         f"{split} data.",
                         "Give each split in a channel of its own (train, test), without the card.",
                     )

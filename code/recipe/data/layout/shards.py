@@ -37,7 +37,7 @@ class Hosts:
         """Return each host once, in the order of their first processes."""
         return list(dict.fromkeys(self.of_processes))
 
-    def each(self, value: Value) -> list[Value]:
+    def gather(self, value: Value) -> list[Value]:
         """Return `value` of each host. If channels are sharded, all processes call it together."""
         if not self.sharded:
             return [value]
@@ -51,7 +51,7 @@ class Hosts:
         Raises:
             DataError: channels are sharded, and no host has one.
         """
-        first = next((other for other in self.each(value) if other is not None), None)
+        first = next((other for other in self.gather(value) if other is not None), None)
         if first is None and self.sharded:
             raise DataError("No host has training data.", "Give rows to train on.")
         return first
@@ -82,7 +82,7 @@ ONE = Hosts()
 """For jobs of one host, or whose hosts all have the same data."""
 
 
-def of_job(environ: Mapping[str, str] = os.environ) -> Hosts:
+def job_hosts(environ: Mapping[str, str] = os.environ) -> Hosts:
     """Return the hosts of this process's job; if there are several, all processes call it together.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, plain, split_of
-from recipe.errors import DataError, listed, near
+from recipe.errors import DataError, did_you_mean, listed
 
 ORDER = tuple(SPLITS)
 TRAIN = ORDER[0]
@@ -24,7 +24,7 @@ class Assigned:
     """What was left out and why, one sentence each."""
 
 
-def by_names(
+def assign_by_names(
     root: Path, paths: Sequence[Path], of_channel: str | None, requested: Sequence[str]
 ) -> Assigned:
     """Return the files of each split.
@@ -43,7 +43,7 @@ def by_names(
             names training data.
     """
     notes: list[str] = []
-    paths = _of_configurations(root, paths, requested, notes)
+    paths = _configuration_files(root, paths, requested, notes)
     named = {path: _split_of_path(root, path) for path in paths}
     present = {split for split in named.values() if split is not None}
     unnamed = [path for path, split in named.items() if split is None]
@@ -82,12 +82,12 @@ def by_names(
 def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
     """Position and split of each folder, and of the file, that names one split."""
     named_parts = []
-    for at, part in enumerate(path.relative_to(root).parts):
+    for index, part in enumerate(path.relative_to(root).parts):
         key, is_partition, value = part.partition("=")
         if is_partition and plain(key) not in SPLIT_COLUMNS:
             continue
         if split := split_of(value if is_partition else part):
-            named_parts.append((at, split))
+            named_parts.append((index, split))
     return named_parts
 
 
@@ -101,7 +101,7 @@ def _split_of_path(root: Path, path: Path) -> str | None:
     if not named:
         return None
     *outer, (_, innermost) = named
-    kept = next((at for at, split in outer if split != TRAIN), None)
+    kept = next((index for index, split in outer if split != TRAIN), None)
     if innermost == TRAIN and kept is not None:
         folder = path.relative_to(root).parts[kept]
         raise DataError(
@@ -112,7 +112,7 @@ def _split_of_path(root: Path, path: Path) -> str | None:
     return innermost
 
 
-def _of_configurations(
+def _configuration_files(
     root: Path, paths: Sequence[Path], requested: Sequence[str], notes: list[str]
 ) -> Sequence[Path]:
     """Return the files of the requested configurations, or of the only one.
@@ -122,7 +122,7 @@ def _of_configurations(
     of_path = {}
     for path in paths:
         parts = path.relative_to(root).parts
-        first = next((at for at, _ in _named_parts(root, path)), len(parts) - 1)
+        first = next((index for index, _ in _named_parts(root, path)), len(parts) - 1)
         of_path[path] = "/".join(
             part for part in parts[:first] if "=" not in part and part != "data"
         )
@@ -133,7 +133,7 @@ def _of_configurations(
                 raise DataError(
                     f"dataset_config_name has value {name!r}, but {root} has "
                     f"{'the folders ' + ', '.join(known) if known else 'no folders'}.",
-                    near(name, known) or "Name one of them, or leave it out.",
+                    did_you_mean(name, known) or "Name one of them, or leave it out.",
                 )
         kept = [path for path in paths if of_path[path] in requested]
     else:

@@ -186,14 +186,14 @@ def _chat(body: Mapping[str, Any]) -> Request:
     if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise BadRequest("max_tokens and max_completion_tokens mean the same: give one of them.")
     settings = _settings(body, default=_CHAT_TOKENS)
-    messages = [_message(place, message) for place, message in enumerate(body["messages"])]
+    messages = [_message(index, message) for index, message in enumerate(body["messages"])]
     form = TextsForm(body=body, settings=settings, writer=ChatChoices())
     streams = {"stream": True} if body.get("stream") else {}
     return Request(inputs=[messages], parameters=streams, settings=settings, form=form)
 
 
-def _message(place: int, message: Any) -> dict[str, Any]:
-    key = f"messages[{place}]"
+def _message(index: int, message: Any) -> dict[str, Any]:
+    key = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise BadRequest(
             f"{key} is {json.dumps(message)[:60]}: give"

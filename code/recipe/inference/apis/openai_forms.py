@@ -35,7 +35,7 @@ class ShownText:
     def show(self, piece: str, *, is_last: bool) -> str:
         """Add a generated piece, and return the text that can be shown now."""
         self.held += piece
-        safe = cut = _before(self.held, self.stops)
+        safe = cut = _first_stop(self.held, self.stops)
         self.is_over = cut < len(self.held) or is_last
         if not self.is_over:
             for stop in self.stops:
@@ -46,10 +46,10 @@ class ShownText:
         return shown
 
 
-def _before(text: str, stops: Sequence[str]) -> int:
+def _first_stop(text: str, stops: Sequence[str]) -> int:
     """Return the position of the first stop text, or the length of the text without one."""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return min(places, default=len(text))
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return min(positions, default=len(text))
 
 
 class ChatChoices:
@@ -106,7 +106,7 @@ class TextsForm:
         copies = self.body.get("n", 1) // self.settings.sequences
         for prompt, texts in enumerate(prediction):
             for text in (text for text in texts for _ in range(copies)):
-                shown = text.text[: _before(text.text, self.settings.stop)]
+                shown = text.text[: _first_stop(text.text, self.settings.stop)]
                 choice = self.writer.choice(shown, prompt)
                 choices.append(_entry(len(choices), choice, _REASONS.get(text.finish, "stop")))
                 generated += len(text.tokens)
@@ -135,7 +135,7 @@ class TextsForm:
 
         for written in texts:
             generated += copies
-            first = (written.prompt * self.settings.sequences + written.place) * copies
+            first = (written.prompt * self.settings.sequences + written.index) * copies
             for index in range(first, first + copies):
                 if index not in choices:
                     choices[index] = ShownText(self.settings.stop)
@@ -179,14 +179,14 @@ class EmbeddingsForm:
         data = [
             {
                 "object": "embedding",
-                "index": place,
+                "index": position,
                 "embedding": (
                     base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
                     if is_packed
                     else vector
                 ),
             }
-            for place, vector in enumerate(prediction)
+            for position, vector in enumerate(prediction)
         ]
         usage = {"prompt_tokens": prepared.tokens, "total_tokens": prepared.tokens}
         name = served_name()

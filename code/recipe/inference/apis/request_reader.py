@@ -69,15 +69,15 @@ def route_of(document: dict[str, Any]) -> str:
     return named[0] if named else ""
 
 
-def in_form(prediction: Any, prepared: Prepared) -> Any:
+def format_answer(prediction: Any, prepared: Prepared) -> Any:
     """Return a task's answer in the form of the request's API, or an exception unchanged."""
     request = prepared.request
     if isinstance(prediction, Exception):
         return prediction
     if request.route in routes.TGI:
-        return tgi.in_form(prediction)
+        return tgi.format_answer(prediction)
     if request.form is None:
-        return payloads.by_records(prediction, prepared)
+        return payloads.restore_records(prediction, prepared)
     try:
         return request.form(prediction, prepared)
     except BadRequest as error:

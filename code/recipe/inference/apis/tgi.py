@@ -21,14 +21,14 @@ def read(path: str, document: Any) -> Request:
         raise BadRequest('Send {"inputs": "a text", "parameters": {...}}.', "inputs")
     if set(document) - {"inputs", "parameters", "stream"}:
         raise BadRequest(f"{path} takes inputs and parameters only.")
-    request = bodies.of_document({name: document[name] for name in document if name != "stream"})
+    request = bodies.read_document({name: document[name] for name in document if name != "stream"})
     if request.streams:
         raise BadRequest(f"{GENERATE_STREAM} streams: leave stream out.", "stream")
     streams = {"stream": True} if path == GENERATE_STREAM else {}
     return replace(request, parameters={"return_full_text": False, **request.parameters, **streams})
 
 
-def in_form(prediction: Any) -> Document | EventStream:
+def format_answer(prediction: Any) -> Document | EventStream:
     """Return the only text as an object, or events of its tokens."""
     if isinstance(prediction, Iterator):
         return EventStream(prediction)

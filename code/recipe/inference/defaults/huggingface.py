@@ -165,10 +165,10 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
         # transformers' pipelines would compile a program for the length of each text.
         return TaskPipeline(task, registry.load(model_dir, {**environ, "HF_TASK": task}))
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
-    with checksums.verified(origin.place):
+    with checksums.verified(origin.location):
         if task not in SERVED:
             return pipelines.Foreign.load(origin, task, precise).pipeline
-        return pipelines.around(task, loading.load(origin, targets["pt"][0], precise))
+        return pipelines.wrap_pipeline(task, loading.load(origin, targets["pt"][0], precise))
 
 
 class TaskPipeline:

@@ -138,13 +138,13 @@ def read_numbers(text: str) -> np.ndarray[Any, Any]:
     if not rows:
         raise BadRequest("The CSV has no row.")
     numbers = []
-    for place, row in enumerate(rows, 1):
+    for index, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
             raise BadRequest(
-                f"Row {place} of the CSV has {len(row)} fields, the first {len(rows[0])}."
+                f"Row {index} of the CSV has {len(row)} fields, the first {len(rows[0])}."
             )
         try:
             numbers.append([float(cell) for cell in row])
         except ValueError as error:
-            raise BadRequest(f"Row {place} of the CSV does not hold numbers: {error}.") from error
+            raise BadRequest(f"Row {index} of the CSV does not hold numbers: {error}.") from error
     return np.squeeze(np.array(numbers, dtype=np.float32))

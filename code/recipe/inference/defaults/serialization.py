@@ -124,21 +124,23 @@ def to_json(value: Any) -> bytes:
             return dumps(plain(value), ensure_ascii=True).encode()
     except (ValueError, RecursionError) as error:
         with contextlib.suppress(RecursionError):
-            if place := unwritable(plain(value)):
-                raise Unencodable(place) from error
+            if location := unwritable(plain(value)):
+                raise Unencodable(location) from error
         raise Unencodable(f"The prediction cannot be written as JSON: {error}.") from error
 
 
-def unwritable(value: Any, place: str = "prediction") -> str:
+def unwritable(value: Any, location: str = "prediction") -> str:
     """Return a message about the first NaN or infinity; '' if there is none."""
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{place} is {value}, which JSON does not support."
+        return f"{location} is {value}, which JSON does not support."
     entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         entries = value.items()
     elif isinstance(value, list):
         entries = enumerate(value)
-    return next(filter(None, (unwritable(part, f"{place}[{key!r}]") for key, part in entries)), "")
+    return next(
+        filter(None, (unwritable(part, f"{location}[{key!r}]") for key, part in entries)), ""
+    )
 
 
 def plain(value: Any, rounded: bool = False) -> Any:

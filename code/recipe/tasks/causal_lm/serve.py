@@ -25,7 +25,7 @@ from recipe.errors import ModelError
 from recipe.tasks.causal_lm.spec import SPECS
 
 
-def check_template(tokenizer: Any, place: str) -> None:
+def check_template(tokenizer: Any, location: str) -> None:
     """Raise ModelError if a tokenizer's chat template is not a template: no chat could be answered.
 
     Args:
@@ -38,7 +38,7 @@ def check_template(tokenizer: Any, place: str) -> None:
             tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
     except TemplateSyntaxError as error:
         raise ModelError(
-            f"The chat template of {place} cannot be read (line {error.lineno}): {error}.",
+            f"The chat template of {location} cannot be read (line {error.lineno}): {error}.",
             "Correct it in chat_template.jinja or tokenizer_config.json, or leave it out.",
         ) from error
     except (TemplateError, TypeError, ValueError) as error:
@@ -60,7 +60,7 @@ class Generator(ServedTask):
     def load(cls, origin: Origin) -> Generator:
         """Load the causal language model that `origin` names."""
         loaded = loading.load(origin, AutoModelForCausalLM)
-        check_template(loaded.tokenizer, origin.place)
+        check_template(loaded.tokenizer, origin.location)
         if loaded.positions < UNBOUNDED:
             # The tokenizer's limit is that of its training texts.
             loaded = replace(loaded, max_length=loaded.positions)

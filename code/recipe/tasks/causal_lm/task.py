@@ -47,7 +47,7 @@ class _NextTokens(TokenLosses):
         return DocumentLayout(texts, learned_in(batches))
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        packed_decoders.take_documents(model)
+        packed_decoders.patch_forward_for_documents(model)
 
 
 NEXT_TOKENS: Objective = _NextTokens()
@@ -65,7 +65,7 @@ class CausalLm(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
         self.data = language_modeling.load(channels, self.hyperparameters, TASKS["causal-lm"])
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         """Return the model as it was saved."""

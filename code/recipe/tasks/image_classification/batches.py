@@ -36,7 +36,7 @@ class PictureSamples(Samples):
     drawn_with: tuple[int, int] | None = None
     """Seed and epoch; None without augmentation."""
 
-    def in_epoch(self, seed: int, epoch: int) -> PictureSamples:
+    def draw_epoch(self, seed: int, epoch: int) -> PictureSamples:
         """Return the images as this epoch crops and mirrors them."""
         return dataclasses.replace(self, drawn_with=(seed, epoch))
 
@@ -88,8 +88,8 @@ class FixedPictures:
         """pixel_values [size, 3, height, width] in float32."""
         assert isinstance(samples, PictureSamples)
         pixels = np.zeros((self.size, 3, self.height, self.width), dtype=np.uint8)
-        for at, row in enumerate(rows.tolist()):
-            pixels[at] = samples.picture(row)
+        for index, row in enumerate(rows.tolist()):
+            pixels[index] = samples.picture(row)
         values = torch.from_numpy(pixels).float().mul_(self.scale)
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return {"pixel_values": values.sub_(mean).div_(std)}
@@ -98,6 +98,6 @@ class FixedPictures:
         """Return the size of each."""
         return f"of {self.width} x {self.height} pixels"
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the pictures of all rows."""
         return self.size

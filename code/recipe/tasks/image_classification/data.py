@@ -21,12 +21,12 @@ from recipe.data.held_out import DataSets
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
-from recipe.data.reading import by_column
+from recipe.data.reading import split_by_column
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
-PLACE, BYTES, FILE = "place", "bytes", "file"
+LOCATION, BYTES, FILE = "place", "bytes", "file"
 """The columns of an image: its place for messages; its bytes, or the file that holds them."""
 
 
@@ -52,7 +52,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
         alone = others == [name] and not any(split_of(n) == "train" for n in data)
         of_channel = split_of(name) or ("train" if alone else None)
         with problems.noted():
-            for split, part in _of_channel(path, of_channel, settings, notes):
+            for split, part in _channel_parts(path, of_channel, settings, notes):
                 if of_channel in (None, split) or not any(split_of(n) == split for n in data):
                     parts.setdefault(split, []).append(part)
     problems.check()
@@ -79,7 +79,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
             strange = next((row for row, name in enumerate(names) if name not in known.ids), None)
             if strange is not None:
                 raise DataError(
-                    f"{part.table[PLACE][strange]} has the label {names[strange]!r}, which is in "
+                    f"{part.table[LOCATION][strange]} has the label {names[strange]!r}, which is "
+                    "in "
                     f"the {split} data but not in the training data.",
                     "Give training pictures of that class, or remove it.",
                 )
@@ -96,11 +97,11 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
     return Pictures(
         **uses,
         labels=known,
-        found=[*notes, rule, f"{len(known.names)} labels: {shown}"],
+        notes=[*notes, rule, f"{len(known.names)} labels: {shown}"],
     )
 
 
-def _of_channel(
+def _channel_parts(
     path: Path, of_channel: str | None, settings: DataSettings, notes: list[str]
 ) -> list[tuple[str, Part]]:
     """Return the parts of a channel with their splits: from its tables, else from its folders."""
@@ -116,21 +117,21 @@ def _of_channel(
     if not tables:
         return _folders(path, pictures, of_channel, notes)
     root = path if path.is_dir() else path.parent
-    assigned = splits.by_names(root, tables, of_channel, [])
+    assigned = splits.assign_by_names(root, tables, of_channel, [])
     notes += assigned.notes
     problems = Problems()
     parts: list[tuple[str, Part]] = []
     for split, files in assigned.files.items():
         for file in files:
             with problems.noted():
-                for own_split, part in by_column(
+                for own_split, part in split_by_column(
                     split,
                     formats.read(file, header=settings.names_in_header),
                     False,
                     all_named_columns(settings),
                     notes,
                 ):
-                    parts.append((own_split, _of_table(part, settings, notes)))
+                    parts.append((own_split, _table_images(part, settings, notes)))
     problems.check()
     used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
     if left_out := sum(str(picture) not in used for picture in pictures):
@@ -177,18 +178,20 @@ def _folders(
     for split, files in by_split.items():
         paths = pa.array([str(path) for path in files], pa.large_string())
         table = {
-            PLACE: paths,
+            LOCATION: paths,
             BYTES: pa.nulls(len(files), pa.large_binary()),
             FILE: paths,
             LABEL: pa.array([path.parent.name for path in files], pa.large_string()),
         }
-        places = [str(path.relative_to(root)) for path in files]
+        locations = [str(path.relative_to(root)) for path in files]
         kind = "folders of pictures"
-        parts.append((split, Part(path=root, format=kind, table=pa.table(table), places=places)))
+        parts.append(
+            (split, Part(path=root, format=kind, table=pa.table(table), locations=locations))
+        )
     return parts
 
 
-def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
+def _table_images(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     """Return the images that a table holds or names, without rows that have no label.
 
     Raises:
@@ -212,9 +215,9 @@ def _of_table(part: Part, settings: DataSettings, notes: list[str]) -> Part:
         files = _files(part, kept, stem)
     if len(kept) and kept.null_count < len(kept):
         notes.append(f"{part.path}: pictures in column {stem!r}, labels in column {column!r}")
-    places = [file or part.where(row) for row, file in enumerate(files)]
+    locations = [file or part.where(row) for row, file in enumerate(files)]
     table = pa.table({
-        PLACE: pa.array(places, pa.large_string()),
+        LOCATION: pa.array(locations, pa.large_string()),
         BYTES: kept,
         FILE: pa.array(files, pa.large_string()),
         LABEL: part.table[column],

@@ -30,7 +30,7 @@ def load(source: Source, labels: Labels, settings: ModelSettings) -> tuple[PreTr
         settings,
         reader=AutoImageProcessor,
         num_labels=len(labels.names),
-        id2label=labels.by_id,
+        id2label=labels.names_by_id,
         label2id=labels.ids,
         ignore_mismatched_sizes=True,
     )

@@ -35,7 +35,7 @@ from recipe.tasks.image_classification import data as pictures
 from recipe.tasks.image_classification import model as models
 from recipe.tasks.image_classification import tokens as pixels
 from recipe.tasks.image_classification.batches import CROP, FLIP, FixedPictures
-from recipe.tasks.image_classification.data import PLACE
+from recipe.tasks.image_classification.data import LOCATION
 from recipe.tasks.image_classification.spec import Options
 
 AUGMENTATIONS: Mapping[str, frozenset[str]] = {
@@ -63,7 +63,7 @@ class _Classes(Objective):
         return FixedPictures(size, height, width, scale, mean, std)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return losses.of_samples(logits, labels, smoothing)
+        return losses.sample_losses(logits, labels, smoothing)
 
     def class_weights(
         self, requested: str | None, samples: Samples, model: PreTrainedModel
@@ -88,7 +88,7 @@ class ImageClassification(Task):
         self.check_best(SCORES)
         self.objective = _Classes()
         self.data = pictures.load(channels, self.hyperparameters)
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Any:
         """Return the model with a head for the labels, and its image processor."""
@@ -119,7 +119,7 @@ class ImageClassification(Task):
             title="Image classifier",
             pipeline="image-classification",
             purpose=f"classify images by {len(self.data.labels.names)} labels: {names}",
-            metrics=model_card.of_labels(self.data.labels, (PLACE,)).metrics,
+            metrics=model_card.describe_classifier(self.data.labels, (LOCATION,)).metrics,
             headline=("accuracy", "f1_macro", "loss"),
         )
 
@@ -137,9 +137,9 @@ class ImageClassification(Task):
         name, split = judged_split(self.data)
         outputs, true = scores.last
         assert self.data.labels.problem == SINGLE
-        places = cast("list[str]", split[PLACE][:])
+        locations = cast("list[str]", split[LOCATION][:])
         return Predictions(
-            split=name, labels=self.data.labels, outputs=outputs, true=true, texts=places
+            split=name, labels=self.data.labels, outputs=outputs, true=true, texts=locations
         )
 
 

@@ -17,7 +17,7 @@ from recipe.data.files.image_files import Unreadable, picture
 from recipe.errors import DataError, ModelError, Problems
 from recipe.storage import claims
 from recipe.tasks.image_classification.batches import PictureSamples
-from recipe.tasks.image_classification.data import BYTES, FILE, PLACE
+from recipe.tasks.image_classification.data import BYTES, FILE, LOCATION
 
 _SPARE = 1 << 28  # bytes
 
@@ -110,7 +110,7 @@ def _fill(pixels: Any, split: datasets.Dataset, processor: Any) -> None:
                 opened = picture(sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE]))
             except Unreadable as error:
                 raise DataError(
-                    f"{sample[PLACE]}: {error}", "Remove it, or save it anew."
+                    f"{sample[LOCATION]}: {error}", "Remove it, or save it anew."
                 ) from error
             pixels[row] = _pixels(processor, opened)
     problems.check()

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipe.batching.batches import Batch, Beside, Samples
-from recipe.batching.document_batches import of_places
+from recipe.batching.batches import Batch, CompositeLayout, Samples
+from recipe.batching.document_batches import pad_positions
 from recipe.batching.packing import Rows
 
 BACK = "back"
@@ -91,7 +91,7 @@ class MaskedTexts(Samples):
             labels += np.bincount(owners, minlength=len(self))
         return labels, least
 
-    def in_epoch(self, seed: int, epoch: int) -> MaskedTexts:
+    def draw_epoch(self, seed: int, epoch: int) -> MaskedTexts:
         """Return the samples with what this epoch masks."""
         return dataclasses.replace(self, key=_key(1, seed, epoch))
 
@@ -99,24 +99,26 @@ class MaskedTexts(Samples):
         """Return which of the tokens at `source` (positions in `token_ids`) are masked, as
         positions in `source`, and what stands in their place."""
         back = self.back[source]
-        at = np.flatnonzero(back != NEVER)
-        at = at[_uniform(self.key, source[at] - back[at], 0) < self.masking.probability]
-        chosen = source[at]
+        indices = np.flatnonzero(back != NEVER)
+        indices = indices[
+            _uniform(self.key, source[indices] - back[indices], 0) < self.masking.probability
+        ]
+        chosen = source[indices]
         kind, which = _uniform(self.key, chosen, 1), _uniform(self.key, chosen, 2)
         random = (which * (self.masking.vocabulary - 1)).astype(np.int64)
         random += random >= self.masking.pad_id
         kept = np.where(kind < _REPLACED + _RANDOM, random, self.token_ids[chosen])
-        return at, np.where(kind < _REPLACED, self.masking.mask_id, kept)
+        return indices, np.where(kind < _REPLACED, self.masking.mask_id, kept)
 
     def weight(self, rows: Rows) -> int:
         """Return the number of masked tokens at `rows`, over which the loss is the mean; at least
         1, so that the loss of a step without any is 0."""
-        source, _, _ = self.places(rows)
+        source, _, _ = self.token_positions(rows)
         return max(1, len(self.masked(source)[0]))
 
     def room(self, rows: Rows) -> int:
         """Return a number of masked tokens of the samples at `rows` that is rarely exceeded."""
-        source, _, _ = self.places(rows)
+        source, _, _ = self.token_positions(rows)
         back, probability = self.back[source], self.masking.probability
         words, tokens = int((back == 0).sum()), int((back != NEVER).sum())
         spread = tokens / max(1, words) * np.sqrt(words * probability * (1 - probability))
@@ -145,7 +147,7 @@ def _uniform(key: int, positions: Rows, stream: int) -> npt.NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class MaskedLayout(Beside):
+class MaskedLayout(CompositeLayout):
     """A layout of masked texts."""
 
     learned: int
@@ -155,11 +157,11 @@ class MaskedLayout(Beside):
         """Return the tensors of the masked texts, with the places that are learned."""
         assert isinstance(samples, MaskedTexts)
         batch, first = self.laid(samples, rows)
-        source, owners, within = samples.places(rows)
-        at, instead = samples.masked(source)
-        places = (first[owners] + within)[at]
+        source, owners, within = samples.token_positions(rows)
+        indices, instead = samples.masked(source)
+        positions = (first[owners] + within)[indices]
         ids: Any = batch["input_ids"].flatten().numpy()
-        ids[places] = instead
+        ids[positions] = instead
         batch["input_ids"] = torch.from_numpy(ids).view(batch["input_ids"].shape)
-        targets = samples.token_ids[source[at]]
-        return batch | of_places(places, targets, owners[at], len(first), self.learned)
+        targets = samples.token_ids[source[indices]]
+        return batch | pad_positions(positions, targets, owners[indices], len(first), self.learned)

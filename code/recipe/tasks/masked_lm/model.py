@@ -58,7 +58,7 @@ def load(
     return lora.wrap(model, settings, (), None, trains_head=False), tokenizer
 
 
-def take_masked(model: Any) -> None:
+def patch_forward_for_masking(model: Any) -> None:
     """Let `model` also take batches of masked texts.
 
     Instead of logits, it then returns [samples, 2] in float32: the sum of the losses of a sample's
@@ -74,12 +74,12 @@ def take_masked(model: Any) -> None:
 def _forward(
     model: Any, family: Family | None, usual: Callable[..., Any], *args: Any, **inputs: Any
 ) -> Any:
-    places = inputs.pop("places", None)
-    if places is None:
+    positions = inputs.pop("places", None)
+    if positions is None:
         return usual(*args, **inputs)
     targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
     segments = inputs.get("segments")
-    head: Callable[[Tensor], Tensor] = packed_decoders.as_it_is
+    head: Callable[[Tensor], Tensor] = packed_decoders.identity_head
     if family is None:
         hidden = usual(**inputs).logits
     else:
@@ -88,6 +88,6 @@ def _forward(
             hidden = model.base_model(**inputs).last_hidden_state
         else:
             hidden = packed_encoders.states(model, family, inputs, segments)
-    chosen = hidden.flatten(0, 1)[places]
-    tokens = packed_decoders.of_tokens(chosen, head, targets, model.config.vocab_size)
+    chosen = hidden.flatten(0, 1)[positions]
+    tokens = packed_decoders.token_losses(chosen, head, targets, model.config.vocab_size)
     return MaskedLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))

@@ -30,13 +30,13 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) 
     rows = []
     for row in chosen.tolist():
         source = np.arange(texts.starts[row], texts.starts[row + 1])
-        at, _ = texts.masked(source)
+        indices, _ = texts.masked(source)
         ids = texts.tokens(row).astype(np.int64)
-        true = ids[at]
-        ids[at] = texts.masking.mask_id
+        true = ids[indices]
+        ids[indices] = texts.masking.mask_id
         masked_ids = torch.from_numpy(ids)[None].to(inner.device)
         logits = inner(input_ids=masked_ids, attention_mask=torch.ones_like(masked_ids)).logits[0]
-        predicted = logits[torch.from_numpy(at).to(inner.device)].argmax(-1).tolist()
+        predicted = logits[torch.from_numpy(indices).to(inner.device)].argmax(-1).tolist()
         shown = tokenizer.decode([token for token in ids.tolist() if token not in ends])
         rows.append((str(shown), _listed(tokenizer, predicted), _listed(tokenizer, true.tolist())))
     return Section(

@@ -42,11 +42,11 @@ class MaskFiller(ServedTask):
         loaded = loading.load(origin, AutoModelForMaskedLM)
         if loaded.tokenizer.mask_token_id is None:
             raise ModelError(
-                f"The tokenizer of {origin.place} has no mask token.",
+                f"The tokenizer of {origin.location} has no mask token.",
                 "Name another task in HF_TASK, or save the tokenizer that the model was trained "
                 "with.",
             )
-        return cls(loaded=loaded, pipeline=pipelines.around("fill-mask", loaded))
+        return cls(loaded=loaded, pipeline=pipelines.wrap_pipeline("fill-mask", loaded))
 
     def example(self, text: str) -> Request:
         return Request(inputs=[f"{self.loaded.tokenizer.mask_token} {text}"])
@@ -61,13 +61,13 @@ class MaskFiller(ServedTask):
         mask = self.loaded.tokenizer.mask_token_id
         prepared = self.loaded.encode(request, request.read(a_text, self.loaded.columns))
         rows = [
-            replace(row, keep=[place for place, token in enumerate(row.ids) if token == mask])
+            replace(row, keep=[index for index, token in enumerate(row.ids) if token == mask])
             for row in prepared.work
         ]
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             if not row.keep:
                 raise BadRequest(
-                    f"Input {place + 1} has no {self.loaded.tokenizer.mask_token} among its "
+                    f"Input {position + 1} has no {self.loaded.tokenizer.mask_token} among its "
                     f"first {self.loaded.max_length} tokens. Write it where a word is missing."
                 )
         targets = None
@@ -137,14 +137,14 @@ class MaskFiller(ServedTask):
             scores = scores[:, targets]
         top = scores.topk(min(count, scores.shape[-1]))
         filled = []
-        for place, values, numbers in zip(
+        for position, values, numbers in zip(
             masks, top.values.tolist(), top.indices.tolist(), strict=True
         ):
             entries = []
             for value, number in zip(values, numbers, strict=True):
                 turns.pause()
                 token = targets[number] if targets is not None else number
-                ids = [*row.ids[:place], token, *row.ids[place + 1 :]]
+                ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
                 # Of several masks the others stay to be seen.
                 sequence = tokenizer.decode(ids, skip_special_tokens=len(masks) == 1)
                 text = {"token": token, "token_str": tokenizer.decode([token])}

@@ -49,8 +49,8 @@ class _MaskedTokens(EncoderObjective, TokenLosses):
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:
-            packed_encoders.take_lengths(model)
-        masked_models.take_masked(model)
+            packed_encoders.patch_forward_for_lengths(model)
+        masked_models.patch_forward_for_masking(model)
 
 
 MASKED_TOKENS: Objective = _MaskedTokens()
@@ -67,7 +67,7 @@ class MaskedLm(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
         self.data = language_modeling.load(channels, self.hyperparameters, TASKS["masked-lm"])
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         """Return the model with its head for masked tokens."""

@@ -105,10 +105,14 @@ def pieces(words: store.Column, room: int, truncates: bool) -> Iterator[slice]:
     while start < count:
         left = count - start
         end = start + -(-left // -(-left // room))
-        at = end
-        while at < count and at > start + room // 2 and words[at] == words[at - 1] != _NO_WORD:
-            at -= 1
-        end = at if at == count or words[at] != words[at - 1] else end
+        position = end
+        while (
+            position < count
+            and position > start + room // 2
+            and words[position] == words[position - 1] != _NO_WORD
+        ):
+            position -= 1
+        end = position if position == count or words[position] != words[position - 1] else end
         yield slice(start, end)
         start = end
 
@@ -182,22 +186,22 @@ class _Reader:
         inner = np.fromiter((p.stop for some in cut for p in some), np.int64, len(owners)) - begins
         begins += starts[owners]
         of_pieces = np.cumsum(inner) - inner  # where each begins, without special tokens
-        places = np.repeat(begins - of_pieces, inner) + np.arange(int(inner.sum()))
+        positions = np.repeat(begins - of_pieces, inner) + np.arange(int(inner.sum()))
         # A piece's first token begins a word, whatever came before it.
-        kept_words = words[places]
-        goes_on = np.concatenate([[False], kept_words[1:] == kept_words[:-1]])[: len(places)]
+        kept_words = words[positions]
+        goes_on = np.concatenate([[False], kept_words[1:] == kept_words[:-1]])[: len(positions)]
         goes_on[of_pieces] = False
-        at = np.arange(len(places))
-        back = at - np.maximum.accumulate(np.where(goes_on, 0, at))
+        indices = np.arange(len(positions))
+        back = indices - np.maximum.accumulate(np.where(goes_on, 0, indices))
         back[kept_words == _NO_WORD] = NEVER
         # Special tokens around each piece.
         whole = inner + special
-        into = np.repeat(np.cumsum(whole) - whole + len(self.before) - of_pieces, inner) + at
+        into = np.repeat(np.cumsum(whole) - whole + len(self.before) - of_pieces, inner) + indices
         columns: dict[str, store.Column] = {
             TOKEN_IDS: np.empty(int(whole.sum()), np.int32),
             BACK: np.full(int(whole.sum()), NEVER, np.int16),
         }
-        columns[TOKEN_IDS][into], columns[BACK][into] = ids[places], back
+        columns[TOKEN_IDS][into], columns[BACK][into] = ids[positions], back
         firsts, ends = np.cumsum(whole) - whole, np.cumsum(whole)
         for offset, token in enumerate(self.before):
             columns[TOKEN_IDS][firsts + offset] = token

@@ -69,17 +69,17 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     problems.check()
     kind = _kind_of_answers([file for file in files if file.split == "train"])
     tables: dict[str, list[pa.Table]] = {}
-    found: list[str] = []
+    findings: list[str] = []
     for file in files:
         with problems.noted():
             table = spooled(_SCHEMA, _tables(file, kind))
             tables.setdefault(file.split, []).append(table)
             shown = f"{file.columns.describe()} ({kind})"
-            found.append(describe_files([file], f"{table.num_rows} rows", shown))
+            findings.append(describe_files([file], f"{table.num_rows} rows", shown))
     problems.check()
     built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
     splits, rule = held_out.assign(built, settings)
-    return DataSets(**splits, found=[*notes, *found, rule])
+    return DataSets(**splits, notes=[*notes, *findings, rule])
 
 
 def _check_columns(file: Read) -> None:
@@ -138,7 +138,7 @@ def _numbered_from(first: int) -> Callable[[_Row], int | None]:
 
 
 def _lettered(row: _Row) -> int | None:
-    letters = [chr(ord("A") + at) for at in range(len(row.choices))]
+    letters = [chr(ord("A") + index) for index in range(len(row.choices))]
     return _position(letters, row.answer.upper())
 
 

@@ -23,7 +23,7 @@ def pairs_of(context: str, question: str, choices: Sequence[str]) -> list[tuple[
     return [(context, f"{question} {choice}") for choice in choices]
 
 
-def take_rows(model: Any) -> None:
+def patch_forward_for_choices(model: Any) -> None:
     """Let `model` take [rows, tokens], each row a choice, and return logits [rows, 1].
 
     transformers gives it [samples, choices, tokens], all samples with equally many choices.
@@ -49,5 +49,5 @@ class ScorerOfChoices:
     def from_pretrained(*args: Any, **options: Any) -> Any:
         """Return the model as AutoModelForMultipleChoice does, maybe with its loading report."""
         loaded = AutoModelForMultipleChoice.from_pretrained(*args, **options)
-        take_rows(loaded[0] if isinstance(loaded, tuple) else loaded)
+        patch_forward_for_choices(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded

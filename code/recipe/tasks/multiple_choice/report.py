@@ -48,11 +48,11 @@ class ChosenAnswers:
     def sections(self) -> list[Section]:
         """Return accuracy by the place of the right choice, and the surest wrong answers."""
         right = self.chosen == self.true
-        places = [
-            [str(place), f"{right[at].mean():.1%}", f"{(self.chosen == place).mean():.1%}",
-             str(int(at.sum()))]
-            for place in range(self.probabilities.shape[1])
-            if (at := self.true == place).any()
+        positions = [
+            [str(position), f"{right[mask].mean():.1%}", f"{(self.chosen == position).mean():.1%}",
+             str(int(mask.sum()))]
+            for position in range(self.probabilities.shape[1])
+            if (mask := self.true == position).any()
         ]  # fmt: skip
         sure = self.probabilities.max(axis=1)
         wrong = np.flatnonzero(~right)
@@ -64,7 +64,7 @@ class ChosenAnswers:
                 columns=section.numbers(
                     "place, from 0", "accuracy", "share of the answers", "count"
                 ),
-                rows=places,
+                rows=positions,
             ),
             Section(
                 title=f"Worst answers, {self.split} data",
@@ -78,5 +78,8 @@ class ChosenAnswers:
     def _shown(self, row: int, probability: float) -> list[str]:
         sample = self.data[row]
         question = f"{sample[CONTEXT]} {sample[QUESTION]}".strip()
-        texts = (question, *(sample[CHOICES][at] for at in (self.true[row], self.chosen[row])))
+        texts = (
+            question,
+            *(sample[CHOICES][index] for index in (self.true[row], self.chosen[row])),
+        )
         return [*map(section.beginning, texts), f"{probability:.1%}"]

@@ -56,7 +56,7 @@ class Chooser(ServedTask):
         bounds.hold(Bound.ANSWER, 2 * rows)
         prepared, truncated, read = [], [], 0
         limit = self.loaded.max_length
-        for place, question in enumerate(inputs.values):
+        for index, question in enumerate(inputs.values):
             pairs = pairs_of(*question)
             prepared.append(self._rows(pairs))
             read += sum(len(row.ids) for row in prepared[-1])
@@ -65,7 +65,7 @@ class Chooser(ServedTask):
                 len(row.ids) == limit and self.loaded.is_longer(pair, limit)
                 for row, pair in zip(prepared[-1], pairs, strict=True)
             ):
-                truncated.append(place)
+                truncated.append(index)
         sizes = [len(row.ids) for some in prepared for row in some]
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=prepared

@@ -34,7 +34,7 @@ from recipe.tasks.base import (
 )
 from recipe.tasks.multiple_choice import data as questions
 from recipe.tasks.multiple_choice.data import ANSWER, CHOICES, CONTEXT, QUESTION
-from recipe.tasks.multiple_choice.model import pairs_of, take_rows
+from recipe.tasks.multiple_choice.model import pairs_of, patch_forward_for_choices
 from recipe.tasks.multiple_choice.report import ChosenAnswers
 from recipe.tokenization import texts as text_tokens
 
@@ -58,9 +58,9 @@ class Choices(EncoderObjective):
         return super().packs(model) and model.config.model_type in self.packable
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        take_rows(model)
+        patch_forward_for_choices(model)
         super().prepare(model, packed)
-        ranking_losses.take_groups(model)
+        ranking_losses.patch_forward_for_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         return functional.cross_entropy(_scores(logits, labels), labels[:, 0], reduction="none")
@@ -77,9 +77,9 @@ class Choices(EncoderObjective):
 
 def _scores(logits: Tensor, labels: Tensor) -> Tensor:
     """Return logits [samples, most] in float32, minus infinity where there is no choice."""
-    places = torch.arange(logits.shape[1], device=logits.device)
+    positions = torch.arange(logits.shape[1], device=logits.device)
     # A batch's place without a sample keeps one choice, so that its loss is finite.
-    return logits[..., 0].float().masked_fill(places >= labels[:, 1:].clamp(min=1), -torch.inf)
+    return logits[..., 0].float().masked_fill(positions >= labels[:, 1:].clamp(min=1), -torch.inf)
 
 
 class MultipleChoice(Task):
@@ -91,7 +91,7 @@ class MultipleChoice(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("accuracy",))
         self.data = questions.load(channels, self.hyperparameters)
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
         self.objective = Choices()
 
     def load(self, source: Source) -> Model:
@@ -116,10 +116,10 @@ class MultipleChoice(Task):
         texts = text_tokens.samples(_pairs(split), tokenizer, max_length)
         answers = np.asarray(split[ANSWER][:], dtype=np.int64)
         counts = np.asarray([len(choices) for choices in split[CHOICES]], dtype=np.int64)
-        places = np.arange(counts.max(initial=0))
+        positions = np.arange(counts.max(initial=0))
         starts = np.cumsum(counts) - counts
-        members = np.where(places < counts[:, None], starts[:, None] + places, -1)
-        return Groups.of_texts(texts, members, np.stack([answers, counts], axis=1))
+        members = np.where(positions < counts[:, None], starts[:, None] + positions, -1)
+        return Groups.from_texts(texts, members, np.stack([answers, counts], axis=1))
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each question with each choice."""

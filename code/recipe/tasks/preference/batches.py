@@ -33,7 +33,7 @@ class AnswerPairs(Samples):
     """The row of each pair in the data."""
 
     @classmethod
-    def of_documents(cls, documents: Documents, rows: Rows) -> AnswerPairs:
+    def from_documents(cls, documents: Documents, rows: Rows) -> AnswerPairs:
         """Return the pairs of documents 0 and 1, 2 and 3, ..., of these rows."""
         labels = np.full((len(rows), 4), np.nan, dtype=np.float32)
         labels[:, 2:] = documents.labels.reshape(-1, 2)
@@ -56,7 +56,7 @@ class AnswerPairs(Samples):
     def chosen(self) -> Documents:
         """Return the chosen document of each pair."""
         rows = 2 * np.arange(len(self))
-        source, _, _ = self.documents.places(rows)
+        source, _, _ = self.documents.token_positions(rows)
         starts = np.concatenate([[0], np.cumsum(self.documents.lengths[rows])])
         learned = self.documents.learned[source]
         counts = self.documents.labels[rows]
@@ -90,7 +90,7 @@ class AnswerLayout(DocumentLayout):
         """Return the shapes of the documents."""
         return f"with two answers each {super().describe()}"
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the tokens computed for both documents."""
         assert isinstance(samples, AnswerPairs)
-        return super().places(samples.documents, samples.both(rows))
+        return super().computed_tokens(samples.documents, samples.both(rows))

@@ -96,14 +96,14 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     built = {split: held_out.data_set([table]) for split, table in whole.items()}
     shown = reading.columns.describe()
     shown += "" if PROMPT in reading.columns else "; the prompt is what both answers begin with"
-    found = [
-        describe_files(reading.of(split), f"{len(rows)} pairs", shown)
+    findings = [
+        describe_files(reading.files_of(split), f"{len(rows)} pairs", shown)
         for split, rows in built.items()
     ]
     uses, rule = held_out.assign_groups(built, PROMPT, settings)
     return Preferences(
         **uses,
-        found=[*notes, *found, rule.replace("queries", "prompts")],
+        notes=[*notes, *findings, rule.replace("queries", "prompts")],
         are_talks=are_talks,
     )
 
@@ -145,7 +145,11 @@ def _usable(part: Part, columns: Selection) -> _Usable:
             for row, (prompt, *answers, tie) in enumerate(rows, first):
                 if talks and CHOSEN not in talks:
                     answers = [[{"role": "assistant", "content": text}] for text in answers]
-                parted = of_talks(prompt, *answers) if talks else of_texts(prompt, *answers)
+                parted = (
+                    conversation_triple(prompt, *answers)
+                    if talks
+                    else text_triple(prompt, *answers)
+                )
                 parted = TIE if tie == "tie" else parted
                 if isinstance(parted, str):
                     count, first_such = left_out.get(parted, (0, row))
@@ -236,7 +240,7 @@ def _is_talk(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
 
 
-def of_texts(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
+def text_triple(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
     """Return a row of texts with its prompt, or the reason why it cannot be used.
 
     If the prompt is None, it is the common beginning of both answers: up to "Assistant:" in a
@@ -261,7 +265,7 @@ def of_texts(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
     return chosen[:end], chosen[end:], rejected[end:]
 
 
-def of_talks(
+def conversation_triple(
     prompt: list[Message] | str | None, chosen: list[Message] | None, rejected: list[Message] | None
 ) -> Triple | str:
     """Return a row of conversations with its prompt, or the reason why it cannot be used.

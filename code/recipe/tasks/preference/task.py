@@ -50,7 +50,7 @@ _SCORES = ("reward_accuracy", "reward_margin")
 Array = npt.NDArray[Any]
 
 
-class Preferring(Objective):
+class PreferenceObjective(Objective):
     """The objective: the increase in log-probability of chosen answers over that of rejected
     ones."""
 
@@ -75,7 +75,7 @@ class Preferring(Objective):
         return AnswerLayout(texts, learned_in(documents))
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        packed_decoders.take_documents(model)
+        packed_decoders.patch_forward_for_documents(model)
         # Summed over the tokens of an answer, the noise of dropout would exceed what is learned.
         for name, module in model.named_modules():
             if isinstance(module, nn.Dropout) and "lora_dropout" not in name:
@@ -84,7 +84,7 @@ class Preferring(Objective):
                 module.attention_dropout = 0.0
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return losses.of_preferences(
+        return losses.preference_losses(
             -logits[..., 0].float() - labels[:, :2],
             labels[:, 2:],
             self._kind,
@@ -148,7 +148,7 @@ class Preference(Task):
     """Which of two answers to a prompt is better."""
 
     options: Options
-    objective: Preferring
+    objective: PreferenceObjective
     data: preferences.Preferences
 
     def read(self, channels: Mapping[str, Path]) -> None:
@@ -168,16 +168,16 @@ class Preference(Task):
                 "Leave it out, or give loss_type=sigmoid or robust.",
             )
         self.data = preferences.load(channels, hyperparameters)
-        self.train, self.found = self.data.train, self.data.found
-        self.objective = Preferring(kind, self.options.beta, smoothing)
+        self.train, self.notes = self.data.train, self.data.notes
+        self.objective = PreferenceObjective(kind, self.options.beta, smoothing)
         if self._rate_is_high():
-            self.found.append(self._of_rate())
+            self.notes.append(self._rate_note())
 
     def _rate_is_high(self) -> bool:
         given = self.hyperparameters
         return given.lora_r is None and (given.learning_rate or 0) > _HIGH_RATE
 
-    def _of_rate(self) -> str:
+    def _rate_note(self) -> str:
         rate = self.hyperparameters.learning_rate
         return (
             f"learning_rate={rate:g} is high for preferences, where all weights are trained: 5e-7 "
@@ -216,7 +216,7 @@ class Preference(Task):
         """Return some rows as they were read, and a learning rate that is too high."""
         yield from super().findings()
         if self._rate_is_high():
-            yield Finding(level=WARNING, what="learning rate", detail=self._of_rate())
+            yield Finding(level=WARNING, what="learning rate", detail=self._rate_note())
 
     def shown(self, row: Mapping[str, Any]) -> str:
         """Return a prompt and both answers."""

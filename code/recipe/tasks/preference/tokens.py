@@ -71,7 +71,7 @@ def tokenise(
     rows = made[_ROW][::2]
     left_out = np.setdiff1d(np.arange(len(split)), rows)
     both = Documents(made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[LEARNED])
-    pairs = AnswerPairs.of_documents(both, rows)
+    pairs = AnswerPairs.from_documents(both, rows)
     chosen, rejected = (int(count) for count in pairs.labels[:, 2:].sum(axis=0, dtype=np.int64))
     line = f"{name}: {len(pairs)} pairs, {len(pairs.token_ids)} tokens, {chosen} of them of chosen "
     line += f"answers and {rejected} of rejected ones"
@@ -115,7 +115,7 @@ def _documents_of(
     """Return two documents for each pair that can be learned from."""
     all_ids: list[list[int]] = []
     all_learned: list[list[bool]] = []
-    of_documents: list[tuple[int, bool, bool]] = []
+    from_documents: list[tuple[int, bool, bool]] = []
     encoded = _encoded(reader, tokenizer, are_talks, batch, rows)
     for row, (both, guessed) in zip(rows, encoded, strict=True):
         cut = [(ids[:max_length], learned[:max_length]) for ids, learned in both]
@@ -126,8 +126,8 @@ def _documents_of(
             all_ids.append(ids)
             # The first token has no token before it from which it could be predicted.
             all_learned.append([False, *learned[1:]])
-            of_documents.append((row, len(whole) > max_length, guessed))
-    of_all = np.array(of_documents, np.int64).reshape(-1, 3)
+            from_documents.append((row, len(whole) > max_length, guessed))
+    of_all = np.array(from_documents, np.int64).reshape(-1, 3)
     return {
         TOKEN_IDS: store.flat(all_ids, np.int32),
         LEARNED: store.flat(all_learned, bool),
@@ -171,11 +171,11 @@ def _encoded(
                         "several, of which one document can hold only the last"
                     )
                 written += documents_of_answer
-    encoded = chat.in_tokens(reader.following, written)
+    encoded = chat.encode_conversations(reader.following, written)
     for two in zip(encoded[::2], encoded[1::2], strict=True):
         pair = [(talk.ids, talk.learned) for talk in two]
         guessed = any(talk.is_guessed for talk in two)
         if guessed:
             shared = common_prefix(*(ids for ids, _ in pair))
-            pair = [(ids, [at >= shared for at in range(len(ids))]) for ids, _ in pair]
+            pair = [(ids, [index >= shared for index in range(len(ids))]) for ids, _ in pair]
         yield pair, guessed

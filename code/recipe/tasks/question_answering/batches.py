@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recipe.batching.batches import Batch, Beside
+from recipe.batching.batches import Batch, CompositeLayout
 from recipe.batching.packing import Rows
 from recipe.batching.samples import Samples
 
@@ -34,7 +34,7 @@ class Windows(Samples):
 
 
 @dataclass(frozen=True)
-class WindowLayout(Beside):
+class WindowLayout(CompositeLayout):
     """A layout of windows."""
 
     tokens: int

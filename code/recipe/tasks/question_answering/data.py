@@ -82,7 +82,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
             notes.append(f"{split} data: some questions share an id: they are numbered instead.")
         built[split] = held_out.data_set([table])
         count = f"{table.num_rows} questions ({_unanswered(built[split])} without an answer)"
-        findings.append(describe_files(reading.of(split), count))
+        findings.append(describe_files(reading.files_of(split), count))
     uses, rule = held_out.assign(built, settings)
     unanswered = _unanswered(uses["train"])
     if unanswered == len(uses["train"]):
@@ -90,7 +90,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
             "No question of the training data has an answer.",
             'Give answers as {"text": ["Ada"], "answer_start": [0]}.',
         )
-    return Questions(**uses, has_unanswerable=unanswered > 0, found=[*notes, *findings, rule])
+    return Questions(**uses, has_unanswerable=unanswered > 0, notes=[*notes, *findings, rule])
 
 
 def _unanswered(split: datasets.Dataset) -> int:
@@ -118,14 +118,14 @@ def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
                     raise _wrong(part, row, f"has {len(texts)} answers and {len(starts)} starts")
                 right = []
                 for text, start in zip(texts, starts, strict=True):
-                    place = _place(context, text, start)
-                    if place is None:
+                    position = _answer_start(context, text, start)
+                    if position is None:
                         what = f"has the answer {str(text)[:60]!r}, which does not begin at "
                         count = len(re.findall(f"(?={re.escape(str(text))})", context))
                         what += f"{start!r} and occurs {count} times in its context"
                         raise _wrong(part, row, what)
-                    mended += place != start
-                    right.append(place)
+                    mended += position != start
+                    right.append(position)
                 yield str(number if name is None else name), question, context, texts, right
 
     def tables() -> Iterator[pa.Table]:
@@ -139,14 +139,14 @@ def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
     return table, mended
 
 
-def _place(context: str, text: Any, start: Any) -> int | None:
+def _answer_start(context: str, text: Any, start: Any) -> int | None:
     """Return where an answer begins: at `start`, or at the only place where its text occurs."""
     if not isinstance(text, str) or not text.strip():
         return None
     if isinstance(start, int) and start >= 0 and context.startswith(text, start):
         return start
-    place = context.find(text)
-    return place if 0 <= place == context.rfind(text) else None
+    position = context.find(text)
+    return position if 0 <= position == context.rfind(text) else None
 
 
 def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:

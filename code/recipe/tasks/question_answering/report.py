@@ -97,7 +97,8 @@ def find(
     it.
 
     Args:
-        outputs: [windows, 1 + 2 * tokens], as `recipe.models.token_heads.take_spans` has them.
+        outputs: [windows, 1 + 2 * tokens], as `recipe.models.token_heads.patch_forward_for_spans`
+            has them.
         rows: The questions, by the numbers in the windows' labels.
         may_be_none: Whether a question may have no answer.
     """
@@ -120,7 +121,11 @@ def find(
             candidates += _spans(start, end, begins, ends)
         candidates.sort(reverse=True)
         score, begin, stop = candidates[0] if candidates else (-np.inf, 0, 0)
-        others = [rival_score for rival_score, *at in candidates if tuple(at) != (begin, stop)]
+        others = [
+            rival_score
+            for rival_score, *span_ends in candidates
+            if tuple(span_ends) != (begin, stop)
+        ]
         rival = nothing if may_be_none else max(others, default=score)
         is_none = not candidates or (may_be_none and nothing > score)
         answers.append(
@@ -206,7 +211,7 @@ class FoundAnswers:
                 rows=[
                     [
                         answer.question,
-                        _around(answer),
+                        _answer_context(answer),
                         " | ".join(dict.fromkeys(answer.true)) or "(none)",
                         answer.text or "(none)",
                         f"{answer.f1:.0%}",
@@ -217,7 +222,7 @@ class FoundAnswers:
         ]
 
 
-def _around(answer: Answer) -> str:
+def _answer_context(answer: Answer) -> str:
     """Return the part of the context around the answer."""
     start = max(0, answer.start - _SHOWN_CHARS // 2)
     shown = answer.context[start : start + _SHOWN_CHARS]

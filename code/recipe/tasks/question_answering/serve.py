@@ -63,7 +63,7 @@ class QuestionAnswerer(ServedTask):
         loaded = loading.load(origin, AutoModelForQuestionAnswering)
         if not loaded.tokenizer.is_fast:
             raise ModelError(
-                f"The tokenizer of {origin.place} has no places of tokens in a text.",
+                f"The tokenizer of {origin.location} has no places of tokens in a text.",
                 "Save a fast tokenizer (tokenizer.json) beside the model.",
             )
         return cls(loaded=loaded)
@@ -209,9 +209,9 @@ class QuestionAnswerer(ServedTask):
                 begins, ends = window.encoding.offsets[first][0], window.encoding.offsets[last][1]
                 words = [window.encoding.token_to_word(token) for token in (first, last)]
                 if by_words and None not in words:
-                    places = [window.encoding.word_to_chars(word, sequence) for word in words]
-                    if None not in places:
-                        begins, ends = places[0][0], places[1][1]
+                    positions = [window.encoding.word_to_chars(word, sequence) for word in words]
+                    if None not in positions:
+                        begins, ends = positions[0][0], positions[1][1]
                 text = context[begins:ends]
                 known = answers.get(text.lower())
                 if known is None or (is_judged and known["score"] < score):

@@ -25,7 +25,7 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     TokenLosses,
-    by_name,
+    named_splits,
     text_layout,
 )
 from recipe.tasks.question_answering import data as questions
@@ -56,8 +56,8 @@ class Spans(EncoderObjective, TokenLosses):
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:
-            packed_encoders.take_lengths(model)
-        token_heads.take_spans(model)
+            packed_encoders.patch_forward_for_lengths(model)
+        token_heads.patch_forward_for_spans(model)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         return self._score
@@ -72,7 +72,7 @@ class QuestionAnswering(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(found_answers.SCORES)
         self.data = questions.load(channels, self.hyperparameters)
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
         self.objective: Objective = Spans(self._score)
         self._windows: dict[str, Windows] = {}
         self._last: tuple[str, list[Answer]] | None = None
@@ -132,7 +132,7 @@ class QuestionAnswering(Task):
                 "The questions that the model is judged by lie on several hosts.",
                 "Give every host all of that channel (FullyReplicated).",
             )
-        split = by_name(self.data)[name]
+        split = named_splits(self.data)[name]
         outputs = np.asarray(prediction.predictions)
         may_be_none = self.data.has_unanswerable
         answers = found_answers.find(outputs, self._windows[name], list(split), may_be_none)
@@ -169,7 +169,7 @@ class QuestionAnswering(Task):
         if self._last is None:
             return None
         name, answers = self._last
-        return FoundAnswers(split=name, ids=by_name(self.data)[name][ID][:], answers=answers)
+        return FoundAnswers(split=name, ids=named_splits(self.data)[name][ID][:], answers=answers)
 
 
 TASK = QuestionAnswering

@@ -101,27 +101,27 @@ def _windows_of(
     )
     of_context = 1 if asks_first else 0
     all_begins, all_ends, labels, is_cut = [], [], [], []
-    for window, at in enumerate(encoded["overflow_to_sample_mapping"]):
-        owners, places = encoded.sequence_ids(window), encoded["offset_mapping"][window]
+    for window, sample in enumerate(encoded["overflow_to_sample_mapping"]):
+        owners, offsets = encoded.sequence_ids(window), encoded["offset_mapping"][window]
         in_text = [owner == of_context for owner in owners]
         begins = [
-            place[0] if is_there else NOWHERE
-            for place, is_there in zip(places, in_text, strict=True)
+            offset[0] if is_there else NOWHERE
+            for offset, is_there in zip(offsets, in_text, strict=True)
         ]
         ends = [
-            place[1] if is_there else NOWHERE
-            for place, is_there in zip(places, in_text, strict=True)
+            offset[1] if is_there else NOWHERE
+            for offset, is_there in zip(offsets, in_text, strict=True)
         ]
         ids = encoded[TOKEN_IDS][window]
         nowhere = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
         span = [nowhere, nowhere]
-        if batch[ANSWERS][at]:
-            first = batch[STARTS][at][0]
-            span = _span(begins, ends, first, first + len(batch[ANSWERS][at][0])) or span
+        if batch[ANSWERS][sample]:
+            first = batch[STARTS][sample][0]
+            span = _span(begins, ends, first, first + len(batch[ANSWERS][sample][0])) or span
         all_begins.append(begins)
         all_ends.append(ends)
-        labels.append([*span, rows[at], nowhere])
-        is_cut.append(cut[at])
+        labels.append([*span, rows[sample], nowhere])
+        is_cut.append(cut[sample])
     columns = {
         TOKEN_IDS: store.flat(encoded[TOKEN_IDS], np.int32),
         _BEGINS: store.flat(all_begins, np.int32),
@@ -138,9 +138,9 @@ def _windows_of(
 def _span(begins: Sequence[int], ends: Sequence[int], start: int, stop: int) -> list[int] | None:
     """Return the first and the last token of the characters `start` to `stop`; None if the window
     lacks some."""
-    inside = [at for at, begin in enumerate(begins) if begin != NOWHERE]
+    inside = [index for index, begin in enumerate(begins) if begin != NOWHERE]
     if not inside or begins[inside[0]] > start or ends[inside[-1]] < stop:
         return None
-    first = max(at for at in inside if begins[at] <= start)
-    last = min(at for at in inside if ends[at] >= stop)
+    first = max(index for index in inside if begins[index] <= start)
+    last = min(index for index in inside if ends[index] >= stop)
     return [first, max(first, last)]

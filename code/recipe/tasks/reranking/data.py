@@ -36,7 +36,7 @@ class Lists:
                 "Give negatives (a column called negative or negatives), or a number for each "
                 "query and text (a column called label): 0 for those that do not belong.",
             )
-        lists = spooled(SCHEMA, _by_query(rows))
+        lists = spooled(SCHEMA, _query_groups(rows))
         least, most = pc.min_max(pc.list_flatten(lists[SCORES])).as_py().values()
         if least < 0:
             raise DataError(
@@ -66,7 +66,7 @@ class Lists:
         return LISTS, lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
 
 
-def _by_query(rows: pa.Table) -> Iterator[pa.Table]:
+def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
     """The rows of each query together, in the order of the queries' first rows, each text once;
     some queries at a time."""
     of_batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(_AT_ONCE)]
@@ -79,7 +79,7 @@ def _by_query(rows: pa.Table) -> Iterator[pa.Table]:
         # Whole queries. Others of the same hash, if there ever are, come together and are told
         # apart here.
         end = int(ends[min(int(np.searchsorted(ends, start + _AT_ONCE)), len(ends) - 1)])
-        some = gathering.at(order[start:end]).to_pydict()
+        some = gathering.select(order[start:end]).to_pydict()
         start = end
         lists: dict[str, dict[str, float]] = {}
         for query, texts, scores in zip(*some.values(), strict=True):

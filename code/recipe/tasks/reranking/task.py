@@ -44,7 +44,7 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
 )
-from recipe.tasks.ranking_scores import Array, Found, JudgedLists
+from recipe.tasks.ranking_scores import Array, JudgedLists, SearchResults
 from recipe.tasks.reranking import data as reranking
 from recipe.tasks.reranking.spec import Options
 from recipe.tokenization import texts as text_tokens
@@ -53,18 +53,18 @@ _AT_ONCE = 10_000
 _SPLITS = ("evaluation", "test")
 
 
-class Relevant(EncoderObjective):
+class RankingObjective(EncoderObjective):
     """The objective: a score for each pair, alone or compared within its list."""
 
     def __init__(self, listwise: bool) -> None:
         self._listwise = listwise
         self.lists: dict[str, JudgedLists] = {}
-        self.last: tuple[str, Array, Found] | None = None
+        self.last: tuple[str, Array, SearchResults] | None = None
         """The last evaluation: its split, its scores, what was found with them."""
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         super().prepare(model, packed)
-        ranking_losses.take_groups(model)
+        ranking_losses.patch_forward_for_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         if logits.dim() == 3:
@@ -82,10 +82,10 @@ class Relevant(EncoderObjective):
         lists = self.lists[split]
         hits = ranking_scores.rank(scores, lists)
         self.last = split, scores, hits
-        loss = self._of_lists(scores, lists) if self._listwise else {}
-        return {**loss, **ranking_scores.of_lists(scores, lists, hits)}
+        loss = self._list_loss(scores, lists) if self._listwise else {}
+        return {**loss, **ranking_scores.list_scores(scores, lists, hits)}
 
-    def _of_lists(self, scores: Array, lists: JudgedLists) -> Mapping[str, float]:
+    def _list_loss(self, scores: Array, lists: JudgedLists) -> Mapping[str, float]:
         """Return the loss of an evaluation, in the place of that of its pairs."""
         losses = []
         for start, end in zip(lists.starts, lists.starts[1:], strict=False):
@@ -101,7 +101,7 @@ class Reranking(Task):
     """Scores of texts for a query, of rows (query, text, label) or of lists."""
 
     options: Options
-    objective: Relevant
+    objective: RankingObjective
     data: relevance.Relevance
 
     def read(self, channels: Mapping[str, Path]) -> None:
@@ -115,8 +115,8 @@ class Reranking(Task):
         )
         is_listwise = self.options.listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train, 0)
-        self.found = [*self.data.found, _describe(self.data.train, is_listwise)]
-        self.objective = Relevant(is_listwise)
+        self.notes = [*self.data.notes, _describe(self.data.train, is_listwise)]
+        self.objective = RankingObjective(is_listwise)
 
     def load(self, source: Source) -> Model:
         """Return the model with a head of one number."""
@@ -156,12 +156,12 @@ class Reranking(Task):
             self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
         if name != "train" or not self.options.listwise:
             return pairs
-        places = np.arange(counts.max())
-        is_there = places < counts[:, None]
-        members = np.where(is_there, starts[:-1, None] + places, -1)
+        positions = np.arange(counts.max())
+        is_there = positions < counts[:, None]
+        members = np.where(is_there, starts[:-1, None] + positions, -1)
         scores = np.where(is_there, pairs.labels[:, 0][members], 0)
         labels = np.stack([scores, is_there], axis=2).astype(np.float32)
-        return Groups.of_texts(pairs, members, labels)
+        return Groups.from_texts(pairs, members, labels)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         """Return the tokens of each pair of the rows, with special tokens."""

@@ -18,7 +18,7 @@ from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Requ
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
-from recipe.compat import UNBOUNDED, in_precision
+from recipe.compat import UNBOUNDED, dtype_argument
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.tasks.sentence_embedding.spec import SPECS
 from recipe.tokenization.encoding import cutting
@@ -48,25 +48,26 @@ class LibraryVectors(ServedTask):
         """
         import sentence_transformers
 
-        device, name, dtype = precision.of_library(environ, f"a {kind}")
+        device, name, dtype = precision.library_precision(environ, f"a {kind}")
         encoder_class = getattr(sentence_transformers, kind, None)
         if encoder_class is None:
             version = sentence_transformers.__version__
             raise ModelError(
-                f"{origin.place} is a {kind}, which sentence-transformers {version} does not have.",
+                f"{origin.location} is a {kind}, which sentence-transformers {version} does not "
+                "have.",
                 "Serve it by the image with the current transformers.",
             )
         try:
             model = encoder_class(
-                origin.place, device=device, model_kwargs=in_precision(dtype), **origin.options
+                origin.location, device=device, model_kwargs=dtype_argument(dtype), **origin.options
             )
         except (*UNLOADABLE, KeyError, TypeError) as error:
             raise ModelError(
-                f"The {kind} {origin.place} cannot be loaded: {why_unloadable(error)}",
+                f"The {kind} {origin.location} cannot be loaded: {why_unloadable(error)}",
                 "It needs every file that its save_pretrained wrote.",
             ) from error
         weights.refuse_broken(model, origin)
-        refuse_empty(model.tokenizer, origin.place)
+        refuse_empty(model.tokenizer, origin.location)
         turns.pause_before_calls(model[0])
         print(f"model: {kind} on {device} in {name}, by sentence-transformers", flush=True)
         return cls(kind, model.eval())
@@ -96,7 +97,7 @@ class LibraryVectors(ServedTask):
             bounds.hold_text(text)
         tokens = self.model.tokenizer(list(inputs.values), verbose=False)["input_ids"]
         lengths = [len(ids) for ids in tokens]
-        truncated = [place for place, n in enumerate(lengths) if n > self.max_length]
+        truncated = [index for index, n in enumerate(lengths) if n > self.max_length]
         loaded_model.refuse_uncut(request, truncated, self.max_length)
         sizes = [min(length, self.max_length) for length in lengths]
         bounds.hold(Bound.READ, read := sum(sizes))

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.compat import attend_fully, in_precision, new_weights
+from recipe.compat import attend_fully, dtype_argument, new_weights
 from recipe.console import say, say_row
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.models import lora, packed_encoders
@@ -63,7 +63,7 @@ def load(
             sentences: Any = SentenceTransformer(
                 source.name,
                 device="cpu",
-                model_kwargs=in_precision(torch.float32),
+                model_kwargs=dtype_argument(torch.float32),
                 trust_remote_code=settings.trust_remote_code,
             )
         except UNLOADABLE as error:
@@ -80,7 +80,7 @@ def load(
             "transformer followed by its pooling.",
             "Give such a model.",
         )
-    new_weights.check_layers(source.name, encoder, new_weights.of_encoder(encoder))
+    new_weights.check_layers(source.name, encoder, new_weights.missing_weights(encoder))
     attend_fully(encoder)
     is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
     why = "as the model has it" if is_saved else "no modules.json says another"
@@ -137,14 +137,14 @@ def packs(model: Any) -> bool:
     return family is not None and _mode(getattr(inner, AFTER)[0]) in _POOLS
 
 
-def take_texts(model: Any, parts: int) -> None:
+def patch_forward_for_texts(model: Any, parts: int) -> None:
     """Let `model` answer texts with their vectors, of packed batches and of padded ones.
 
     Args:
         parts: In how many parts the rows of a batch are computed, each once more for its gradients,
             so that memory is needed for one part at a time. Every batch has as many rows.
     """
-    packed_encoders.take_lengths(model)
+    packed_encoders.patch_forward_for_lengths(model)
     inner = lora.bare(model)
     # Looked up now, since changing the attention of a packed model also changes its type.
     family = packed_encoders.family_of(inner.config)
@@ -249,8 +249,8 @@ def save(
     delattr(inner, AFTER)
     vars(inner).pop("forward", None)  # that of its class comes back
     first = sentences[0]
-    place = "model" if "model" in dict(first.named_children()) else "auto_model"
-    setattr(first, place, inner)
+    encoder_name = "model" if "model" in dict(first.named_children()) else "auto_model"
+    setattr(first, encoder_name, inner)
     for number, module in enumerate(after, 1):
         sentences[number] = module
     sentences.max_seq_length = max_length

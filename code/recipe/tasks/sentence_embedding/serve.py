@@ -40,7 +40,7 @@ each text."""
 
 
 @dataclass(frozen=True)
-class Means:
+class MeanPooling:
     """The mean of a text's last hidden states, as sentence encoders are trained."""
 
     loaded: LoadedModel
@@ -82,7 +82,7 @@ class Embedder(ServedTask):
     """A saved encoder that answers texts with a vector for each."""
 
     served = SPECS[0].served["sentence-similarity"]
-    vectors: Means | SentenceVectors
+    vectors: MeanPooling | SentenceVectors
 
     @property
     def loaded_model(self) -> LoadedModel | None:
@@ -182,7 +182,7 @@ class TokenFeatures(ServedTask):
     @property
     def embedder(self) -> Embedder:
         """Return what answers clients' APIs, which know vectors only."""
-        return Embedder(Means(self.loaded))
+        return Embedder(MeanPooling(self.loaded))
 
     def prepare(self, request: Request) -> Prepared:
         if request.form is not None:
@@ -222,7 +222,7 @@ def load_vectors(origin: Origin) -> Embedder:
     has saved is computed as by that library."""
     if origin.sentence_modules:
         return Embedder(SentenceVectors.load(origin))
-    return Embedder(Means(loading.load(origin, AutoModel, reading=Reading.MEAN)))
+    return Embedder(MeanPooling(loading.load(origin, AutoModel, reading=Reading.MEAN)))
 
 
 def load_features(

@@ -45,7 +45,7 @@ from recipe.tasks.base import (
     text_layout,
 )
 from recipe.tasks.numbered_texts import Numbered
-from recipe.tasks.ranking_scores import Corpus, Found
+from recipe.tasks.ranking_scores import Corpus, SearchResults
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.sentence_embedding.spec import Options
 from recipe.tokenization import encoding
@@ -74,7 +74,7 @@ class _Judged:
     texts: Dataset
 
 
-class Alike(EncoderObjective):
+class EmbeddingObjective(EncoderObjective):
     """The objective: vectors of texts that belong together are alike."""
 
     couples_samples = True
@@ -86,7 +86,7 @@ class Alike(EncoderObjective):
         self.sizes: tuple[int, ...] = ()
         """Sizes of vectors that are learned; none for whole ones."""
         self.judged: dict[str, _Judged] = {}
-        self.last: tuple[str, Array, Found | None] | None = None
+        self.last: tuple[str, Array, SearchResults | None] | None = None
         """The last evaluation: its split, its vectors, what was found with them."""
 
     def packs(self, model: PreTrainedModel) -> bool:
@@ -108,21 +108,21 @@ class Alike(EncoderObjective):
         return laid_out
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        if self._at_once is not None and xla.in_use():
+        if self._at_once is not None and xla.is_used():
             raise HyperparameterError(
                 f"Hyperparameter mini_batch_size has value {self._at_once}, which is not computed "
                 "by torch-xla.",
                 "Leave it out, and lower per_device_train_batch_size.",
             )
-        sentence_encoder.take_texts(model, self._parts)
-        ranking_losses.take_groups(model)
+        sentence_encoder.patch_forward_for_texts(model, self._parts)
+        ranking_losses.patch_forward_for_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         if logits.dim() == 2:  # of an evaluation, whose loss is made of all its vectors
             return logits.new_zeros(len(logits), dtype=torch.float32)
-        return self._of_rows(logits, labels, across=True)
+        return self._row_losses(logits, labels, across=True)
 
-    def _of_rows(self, vectors: Tensor, labels: Tensor, across: bool) -> Tensor:
+    def _row_losses(self, vectors: Tensor, labels: Tensor, across: bool) -> Tensor:
         if self._kind == SCORED:
             return ranking_losses.cosent(vectors, labels, self.sizes, across)
         return ranking_losses.multiple_negatives(vectors, labels, self._scale, self.sizes, across)
@@ -136,15 +136,15 @@ class Alike(EncoderObjective):
         split = _SPLITS[int(np.asarray(prediction.label_ids)[0])]
         judged, known = self.judged[split], torch.from_numpy(vectors)
         losses = []
-        for span in ranking_scores.in_batches(len(judged.members), _CONTRASTED):
+        for span in ranking_scores.loss_spans(len(judged.members), _CONTRASTED):
             members = torch.from_numpy(judged.members[span])
             labels = torch.from_numpy(judged.labels[span])
-            of_rows = self._of_rows(known[members.clamp(min=0)], labels, across=False)
+            of_rows = self._row_losses(known[members.clamp(min=0)], labels, across=False)
             losses.append((float(of_rows.sum()), len(of_rows)))
         hits = None
         if judged.corpus is not None:
             hits = ranking_scores.search(vectors, judged.corpus)
-            scores = ranking_scores.of_search(hits, judged.corpus)
+            scores = ranking_scores.search_scores(hits, judged.corpus)
         else:
             cosines = _cosines(vectors, judged)
             scores, true = {}, judged.labels[:, 1]
@@ -164,7 +164,7 @@ class SentenceEmbedding(Task):
     """Vectors of texts, of pairs, triplets, queries with negatives, or pairs with scores."""
 
     options: Options
-    objective: Alike
+    objective: EmbeddingObjective
     data: relevance.Relevance
 
     def read(self, channels: Mapping[str, Path]) -> None:
@@ -176,7 +176,7 @@ class SentenceEmbedding(Task):
                 "Leave it out: adapters are merged.",
             )
         self.data = relevance.load(channels, hyperparameters, TASKS["sentence-embedding"], arrange)
-        self.train, self.found = self.data.train, [*self.data.found]
+        self.train, self.notes = self.data.train, [*self.data.notes]
         size = hyperparameters.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
             raise HyperparameterError(
@@ -186,13 +186,15 @@ class SentenceEmbedding(Task):
             )
         self.check_best(SIMILARITY if self.data.kind == SCORED else ranking_scores.RETRIEVAL)
         if self.data.kind == PAIRS:
-            self.found.append(
+            self.notes.append(
                 "loss: multiple negatives ranking; a row's negatives are all texts of the batch, "
                 "of all processes, but those of rows with a text in common (as NO_DUPLICATES)"
             )
         else:
-            self.found.append("loss: CoSENT, over all pairs of the batch, of all processes")
-        self.objective = Alike(self.data.kind, self.options.scale, self.options.mini_batch_size)
+            self.notes.append("loss: CoSENT, over all pairs of the batch, of all processes")
+        self.objective = EmbeddingObjective(
+            self.data.kind, self.options.scale, self.options.mini_batch_size
+        )
         self._prompts = ("", "")
         self._sentences: Any = None
         self._max_length = 0
@@ -224,7 +226,7 @@ class SentenceEmbedding(Task):
         labels = _labels(split, self.data.kind, texts)
         tokens = text_tokens.samples(texts.texts, tokenizer, max_length)
         if name == "train":
-            return Groups.of_texts(tokens, texts.members, labels)
+            return Groups.from_texts(tokens, texts.members, labels)
         self.objective.judged[name] = _Judged(
             members=texts.members,
             labels=labels,
@@ -366,12 +368,12 @@ def _corpus(numbered: Numbered) -> Corpus:
     for its in rows:
         belongs.setdefault(its[0], {}).setdefault(its[1])
     documents = np.asarray(sorted({number for its in rows for number in its[1:]}))
-    position = {int(number): at for at, number in enumerate(documents)}
+    position = {int(number): row for row, number in enumerate(documents)}
     known = numbered.identities
-    of_text = {int(known[number]): at for number, at in position.items()}
+    of_text = {int(known[number]): row for number, row in position.items()}
     same = [
-        at if (at := of_text.get(int(known[query]), -1)) >= 0
-        and int(documents[at]) not in belongs[query] else -1
+        index if (index := of_text.get(int(known[query]), -1)) >= 0
+        and int(documents[index]) not in belongs[query] else -1
         for query in belongs
     ]  # fmt: skip
     return Corpus(

@@ -24,7 +24,7 @@ from recipe.backend.rows import Pooling, TokenRow
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.static import programs as static
-from recipe.compat import UNBOUNDED, attend_fully, in_precision, new_weights, positions_of
+from recipe.compat import UNBOUNDED, attend_fully, dtype_argument, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.models import packed_encoders
@@ -83,14 +83,14 @@ class SentenceVectors:
         try:
             is_static = kind in static.DEVICES
             model = SentenceTransformer(
-                origin.place,
+                origin.location,
                 device="cpu" if is_static else kind,
-                model_kwargs={**in_precision(dtype), **(static.ATTENTION if is_static else {})},
+                model_kwargs={**dtype_argument(dtype), **(static.ATTENTION if is_static else {})},
                 **origin.options,
             )
         except UNLOADABLE as error:
             raise ModelError(
-                f"The sentence-transformers model {origin.place} cannot be loaded: "
+                f"The sentence-transformers model {origin.location} cannot be loaded: "
                 f"{why_unloadable(error)}",
                 "It needs every file that its save_pretrained wrote.",
             ) from error
@@ -98,21 +98,21 @@ class SentenceVectors:
         if isinstance(inner, PreTrainedModel):
             # RoBERTa's positions begin behind its padding: of 514 it has 512.
             model.max_seq_length = min(model.max_seq_length or UNBOUNDED, positions_of(inner))
-            new_weights.check_layers(origin.place, inner, new_weights.of_encoder(inner))
+            new_weights.check_layers(origin.location, inner, new_weights.missing_weights(inner))
             attend_fully(inner)
             if not is_static:
-                packed_encoders.take_lengths(inner)
+                packed_encoders.patch_forward_for_lengths(inner)
         # Dense layers are loaded apart, in float32.
         model = model.to(dtype).eval()
         weights.refuse_broken(model, origin)
         if not hasattr(model.tokenizer, "vocab_files_names"):
             reader = type(model.tokenizer).__name__
             raise ModelError(
-                f"The first module of {origin.place} reads texts by a {reader}.",
+                f"The first module of {origin.location} reads texts by a {reader}.",
                 "These handlers serve models that begin with a transformer: bring an inference.py.",
             )
         first = (origin.sentence_modules or [{}])[0].get("path", "")
-        refuse_empty(model.tokenizer, str(Path(origin.place) / first))
+        refuse_empty(model.tokenizer, str(Path(origin.location) / first))
         print(
             f"model: SentenceTransformer ({_names(model)}) on {kind} in {name}, "
             f"{model.max_seq_length} tokens at most",
@@ -126,7 +126,7 @@ class SentenceVectors:
         if (encoder := _encoder_of(model)) is not None:
             longest = int(min(model.max_seq_length or UNBOUNDED, positions_of(encoder)))
             loaded = loading.laid_out(
-                loading.around(encoder, model.tokenizer, longest),
+                loading.wrap_model(encoder, model.tokenizer, longest),
                 kind, AutoModel, Pooling(list(model)[1:]), environ,
             )  # fmt: skip
         elif is_static:
@@ -185,7 +185,7 @@ class SentenceVectors:
         inputs = inputs.with_tokens(request, token_ids)
         heads = [head for head, ids in zip(heads, token_ids, strict=True) if ids]
         lengths = [len(ids) for ids in token_ids if ids]
-        truncated = [place for place, length in enumerate(lengths) if length > limit]
+        truncated = [index for index, length in enumerate(lengths) if length > limit]
         loaded_model.refuse_uncut(request, truncated, limit)
         sizes = [min(limit, length) for length in lengths]
         return Prepared(
@@ -213,7 +213,7 @@ class SentenceVectors:
         """Return the vector [width] of each text, all with one request's prompt and side."""
         tokens = self._tokens(texts, parameters)
         if self.loaded is None:
-            return list(torch.cat([self._by_library(some) for some in tokens]).float().cpu())
+            return list(torch.cat([self._library_vectors(some) for some in tokens]).float().cpu())
         rows: list[TokenRow] = []
         prompt_length = None
         for some in tokens:
@@ -222,14 +222,14 @@ class SentenceVectors:
         return self.loaded.forward(rows, Pooling(list(self.model)[1:], prompt_length))
 
     @torch.inference_mode()
-    def _by_library(self, tokens: Mapping[str, Any]) -> torch.Tensor:
+    def _library_vectors(self, tokens: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of padded texts, as the library's `encode` computes them."""
         lengths = tokens["attention_mask"].sum(1)
         order, parts = lengths.argsort(), []
-        for places in order.split(BATCH):
-            longest = int(lengths[places].max())
+        for indices in order.split(BATCH):
+            longest = int(lengths[indices].max())
             batch = {
-                name: value[places][:, :longest].to(self.model.device)
+                name: value[indices][:, :longest].to(self.model.device)
                 if isinstance(value, torch.Tensor)
                 else value
                 for name, value in tokens.items()
@@ -256,10 +256,10 @@ class SentenceVectors:
         has_types = takes_types and TYPE_IDS in tokens
         rows = [
             TokenRow(
-                tokens["input_ids"][place][is_real].tolist(),
-                tokens[TYPE_IDS][place][is_real].tolist() if has_types else None,
+                tokens["input_ids"][index][is_real].tolist(),
+                tokens[TYPE_IDS][index][is_real].tolist() if has_types else None,
             )
-            for place, is_real in enumerate(tokens["attention_mask"].bool())
+            for index, is_real in enumerate(tokens["attention_mask"].bool())
         ]
         if "prompt_length" not in tokens or self.model[1].include_prompt:
             return rows

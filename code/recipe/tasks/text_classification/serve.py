@@ -193,7 +193,7 @@ def activation_of(config: Any, origin: Origin) -> str:
         name = str(named).rpartition(".")[2]
         if name not in known:
             raise ModelError(
-                f"The cross-encoder {origin.place} names the activation {named!r}.",
+                f"The cross-encoder {origin.location} names the activation {named!r}.",
                 f"These handlers have {', '.join(known)}; bring an inference.py for another one.",
             )
         if known[name]:

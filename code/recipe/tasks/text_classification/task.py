@@ -54,7 +54,7 @@ class _Classes(EncoderObjective):
         self._thresholds = thresholds
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return losses.of_samples(logits, labels, smoothing)
+        return losses.sample_losses(logits, labels, smoothing)
 
     def class_weights(
         self, requested: str | None, samples: Samples, model: PreTrainedModel
@@ -101,7 +101,7 @@ class TextClassification(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         hyperparameters = self.hyperparameters
         self.data = classification.load(channels, hyperparameters)
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
         self._tuned: Mapping[str, float] = {}
         self.check_best(SCORES_OF[self.data.labels.problem])
         smoothing = hyperparameters.passed.get("label_smoothing_factor")
@@ -169,7 +169,7 @@ class TextClassification(Task):
 
     def about(self) -> About:
         """Return what the model is for."""
-        about = model_card.of_labels(self.data.labels, self.data.text_columns)
+        about = model_card.describe_classifier(self.data.labels, self.data.text_columns)
         if not self._tuned:
             return about
         return dataclasses.replace(

@@ -17,7 +17,7 @@ import torch
 
 from recipe.batching import packing
 from recipe.batching.batches import Batch, Samples
-from recipe.batching.document_batches import NOT_LEARNED, of_places
+from recipe.batching.document_batches import NOT_LEARNED, pad_positions
 from recipe.batching.packing import Rows
 
 _SOURCES, _TARGETS = 4, 2
@@ -61,26 +61,26 @@ class PaddedPairs:
         """Return what the model takes, and what is learned."""
         assert isinstance(samples, Pairs)
         source_length, target_length = self._shape(samples, rows)
-        at, owners, within = samples.places(rows)
+        indices, owners, within = samples.token_positions(rows)
         sources = samples.sources[rows][owners]
         reads = within < sources
         ids = np.full((self.size, source_length), self.pad_id)
         mask = np.zeros_like(ids)
         # A row without a sample attends to one token: attention to none has no value.
         mask[:, 0] = 1
-        ids[owners[reads], within[reads]] = samples.token_ids[at[reads]]
+        ids[owners[reads], within[reads]] = samples.token_ids[indices[reads]]
         mask[owners[reads], within[reads]] = 1
         owners, within = owners[~reads], (within - sources)[~reads]
-        targets = samples.token_ids[at[~reads]].astype(np.int64)
+        targets = samples.token_ids[indices[~reads]].astype(np.int64)
         labels = np.full((self.size, target_length), NOT_LEARNED, dtype=np.int64)
         labels[len(rows) :, 0] = self.pad_id + 1  # of a row without a sample; its loss counts not
         labels[owners, within] = targets
-        places = owners * target_length + within
+        positions = owners * target_length + within
         return {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(mask),
             "decoder_input_ids": self.shift(torch.from_numpy(labels)),
-            **of_places(places, targets, owners, self.size, self.learned),
+            **pad_positions(positions, targets, owners, self.size, self.learned),
         }
 
     def _shape(self, samples: Pairs, rows: Rows) -> Lengths:
@@ -96,7 +96,7 @@ class PaddedPairs:
         shown = ", ".join(f"{source} and {target}" for source, target in self.shapes)
         return f"padded to {shown} tokens of source and target"
 
-    def places(self, samples: Samples, rows: Rows) -> int:
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the tokens of all rows."""
         assert isinstance(samples, Pairs)
         return self.size * sum(self._shape(samples, rows))

@@ -58,9 +58,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
             )
     uses, rule = held_out.assign(sets, settings)
     findings = [
-        describe_files(reading.of(split), f"{len(rows)} rows") for split, rows in sets.items()
+        describe_files(reading.files_of(split), f"{len(rows)} rows") for split, rows in sets.items()
     ]
-    return TextPairs(**uses, found=[*notes, *findings, rule])
+    return TextPairs(**uses, notes=[*notes, *findings, rule])
 
 
 def _refuse_several_languages(part: Part, source: str) -> None:
@@ -85,10 +85,10 @@ def _texts(file: Read, notes: list[str]) -> pa.Table:
         for first, batch in part.batches([source, target]):
             columns = [batch[name].to_pylist() for name in (source, target)]
             for name, cells in zip((source, target), columns, strict=True):
-                for at, cell in enumerate(cells):
+                for index, cell in enumerate(cells):
                     if isinstance(cell, (list, dict)):
                         raise DataError(
-                            f"{part.where(first + at)} has no text in column {name!r}, but "
+                            f"{part.where(first + index)} has no text in column {name!r}, but "
                             f"{str(cell)[:60]}.",
                             "Give texts.",
                         )

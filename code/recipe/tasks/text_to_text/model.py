@@ -62,7 +62,7 @@ def load(
         )
     known = getattr(config, "task_specific_params", None) or {}
     if prefix is None and config.model_type == "t5" and known:
-        shown = next((of["prefix"] for of in known.values() if of.get("prefix")), "")
+        shown = next((options["prefix"] for options in known.values() if options.get("prefix")), "")
         say(f"no source_prefix is given; the model was trained with such as {shown!r}")
     # What serves the model puts it before each text; other tasks' settings are those of its past.
     config.prefix = prefix
@@ -90,7 +90,7 @@ def _shifted(shift: Callable[..., Tensor], pad: int, start: int, labels: Tensor)
     return shift(labels, pad, start)
 
 
-def take_pairs(model: Any, smoothing: float) -> None:
+def patch_forward_for_pairs(model: Any, smoothing: float) -> None:
     """Let `model` also take batches of pairs.
 
     Instead of logits, it then returns [samples, 2] in float32: the sum of the losses of a target's
@@ -109,14 +109,14 @@ def take_pairs(model: Any, smoothing: float) -> None:
 def _forward(
     model: Any, usual: Callable[..., Any], smoothing: float, *args: Any, **inputs: Any
 ) -> Any:
-    places = inputs.pop("places", None)
-    if places is None:
+    positions = inputs.pop("places", None)
+    if positions is None:
         return usual(*args, **inputs)
     targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
     states, head, vocabulary = _states(model, usual, inputs)
-    chosen = states.flatten(0, 1)[places]
+    chosen = states.flatten(0, 1)[positions]
     share = smoothing if model.training else 0.0
-    tokens = packed_decoders.of_tokens(chosen, head, targets, vocabulary, share)
+    tokens = packed_decoders.token_losses(chosen, head, targets, vocabulary, share)
     return Seq2SeqLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
 
 
@@ -127,7 +127,7 @@ def _states(
     many tokens."""
     if model.config.model_type not in _HEADS or torch.compiler.is_compiling():
         logits = usual(**inputs, use_cache=False).logits
-        return logits, packed_decoders.as_it_is, logits.shape[-1]
+        return logits, packed_decoders.identity_head, logits.shape[-1]
     output = model.get_output_embeddings()
     captured: list[Tensor] = []
 

@@ -61,10 +61,10 @@ class Written:
     def sections(self) -> Sequence[Section]:
         """Return a table of some generated texts beside the targets."""
         chosen = np.linspace(0, len(self.rows) - 1, min(_SHOWN, len(self.rows))).astype(int)
-        rows = [self.rows[at] for at in chosen.tolist()]
+        rows = [self.rows[index] for index in chosen.tolist()]
         assert self.pairs.texts is not None
         examples = self.pairs.texts.select(rows)
-        texts = [self.texts[at] for at in chosen.tolist()]
+        texts = [self.texts[index] for index in chosen.tolist()]
         section = Section(
             title="Generated text, evaluation data",
             note=f"The scores are of {len(self.rows)} of {len(self.pairs)} rows.",
@@ -113,9 +113,9 @@ def _generated(
     longest = int(pairs.sources[rows].max())
     ids = np.full((len(rows), longest), tokenizer.pad_token_id)
     mask = np.zeros_like(ids)
-    for at, row in enumerate(rows.tolist()):
+    for index, row in enumerate(rows.tolist()):
         source = pairs.tokens(row)[: pairs.sources[row]]
-        ids[at, : len(source)], mask[at, : len(source)] = source, 1
+        ids[index, : len(source)], mask[index, : len(source)] = source, 1
     device = model.device
     return model.generate(
         input_ids=torch.from_numpy(ids).to(device),

@@ -134,7 +134,7 @@ class TextGenerator(ServedTask):
         inputs = inputs.with_tokens(request, token_ids)
         lengths = [len(ids) for ids, kept in zip(whole, token_ids, strict=True) if kept]
         token_ids = [ids for ids in token_ids if ids]
-        truncated = [place for place, count in enumerate(lengths) if count > limit]
+        truncated = [index for index, count in enumerate(lengths) if count > limit]
         loaded_model.refuse_uncut(request, truncated, limit)
         new = options.get("max_new_tokens") or options["max_length"]
         return Prepared(
@@ -246,7 +246,7 @@ class TextGenerator(ServedTask):
         if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
             # Penalties on tokens of the source would apply to its padding, too.
             size = 1
-        sources = [Source(place, ids) for place, ids in enumerate(token_ids)]
+        sources = [Source(index, ids) for index, ids in enumerate(token_ids)]
         alike: Any = object()
         # What is drawn for one text depends on what is drawn for its neighbours.
         if options.get("seed") is None:
@@ -277,7 +277,7 @@ class TextGenerator(ServedTask):
         arguments = {key: value for key, value in options.items() if key != "seed"}
         draws = bool(arguments.get("do_sample", model.generation_config.do_sample))
         if draws:
-            calls.set_seed(options.get("seed"), sources[0].place)
+            calls.set_seed(options.get("seed"), sources[0].index)
         rows = [source.ids for source in sources]
         output = model.generate(
             **calls.padded(self.loaded, rows, side="right"),

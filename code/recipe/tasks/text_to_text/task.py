@@ -62,13 +62,13 @@ class _TextPairs(TokenLosses):
         return PaddedPairs(shapes, size, pad_id, models.shift_of(model), learned)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        models.take_pairs(model, self._smoothing)
+        models.patch_forward_for_pairs(model, self._smoothing)
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return ROUGE, BLEU and chrF; nothing if weights are sharded or XLA is in use."""
         if not self._generates:
             return {}
-        if trainer.is_fsdp_enabled or xla.in_use():
+        if trainer.is_fsdp_enabled or xla.is_used():
             if not self._has_said:
                 why = "its weights are sharded" if trainer.is_fsdp_enabled else "XLA is in use"
                 say(f"predict_with_generate: nothing is written in evaluations, since {why}")
@@ -104,7 +104,7 @@ class TextToText(Task):
             language=hyperparameters.target_lang,
         )
         self.data = text_pairs.load(channels, hyperparameters)
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         """Return the model with its languages and prefix set."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recipe.batching.batches import Batch, Beside
-from recipe.batching.document_batches import NOT_LEARNED, of_places
+from recipe.batching.batches import Batch, CompositeLayout
+from recipe.batching.document_batches import NOT_LEARNED, pad_positions
 from recipe.batching.packing import Rows
 from recipe.batching.samples import Samples
 
@@ -42,7 +42,7 @@ class TaggedSamples(Samples):
 
 
 @dataclass(frozen=True)
-class TagLayout(Beside):
+class TagLayout(CompositeLayout):
     """A layout of tagged samples."""
 
     learned: int
@@ -53,15 +53,15 @@ class TagLayout(Beside):
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return the tensors of the texts, with the places that are learned."""
         batch, first = self.laid(samples, rows)
-        return batch | _places(samples, rows, first, self.learned, self.words)
+        return batch | _tag_positions(samples, rows, first, self.learned, self.words)
 
 
-def _places(samples: Samples, rows: Rows, first: Rows, learned: int, words: int) -> Batch:
+def _tag_positions(samples: Samples, rows: Rows, first: Rows, learned: int, words: int) -> Batch:
     assert isinstance(samples, TaggedSamples)
-    source, owner, within = samples.places(rows)
-    at = np.flatnonzero(samples.tags[source] != NOT_LEARNED)
-    source, owner, within = source[at], owner[at], within[at]
-    batch = of_places(first[owner] + within, samples.tags[source], owner, len(first), learned)
+    source, owner, within = samples.token_positions(rows)
+    indices = np.flatnonzero(samples.tags[source] != NOT_LEARNED)
+    source, owner, within = source[indices], owner[indices], within[indices]
+    batch = pad_positions(first[owner] + within, samples.tags[source], owner, len(first), learned)
     # Tokens that are not judged go to a slot behind the last word, which is cut off.
     slots = np.full(len(batch["places"]), words, dtype=np.int64)
     heads = np.flatnonzero(samples.heads[source])

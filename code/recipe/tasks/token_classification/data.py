@@ -85,13 +85,13 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     for split, files in sentences.items():
         count = f"{sum(file.sentences for file in files)} sentences of "
         count += f"{sum(file.words for file in files)} words"
-        findings.append(describe_files(reading.of(split), count))
+        findings.append(describe_files(reading.files_of(split), count))
     uses, rule = held_out.assign(built, settings)
     return Tagged(
         **uses,
         names=names,
         are_entities=are_entities,
-        found=[*notes, *findings, rule, summary],
+        notes=[*notes, *findings, rule, summary],
     )
 
 
@@ -284,13 +284,14 @@ def _tags(
             "Give a tag for each word.",
         )
     tag_names: list[str | None] = []
-    for at, tag in enumerate(cell):
+    for index, tag in enumerate(cell):
         if tag == UNTAGGED:
             tag_names.append(None)
         elif names is not None and isinstance(tag, int):
             if not 0 <= tag < len(names):
                 raise DataError(
-                    f"{part.where(row)} has the tag {tag} for word {at} ({words[at]!r}), and the "
+                    f"{part.where(row)} has the tag {tag} for word {index} ({words[index]!r}), "
+                    "and the "
                     f"column {columns[1]!r} has {len(names)} classes, 0 to {len(names) - 1}.",
                     "Correct the row, or give -100 for a word without a tag.",
                 )
@@ -299,7 +300,7 @@ def _tags(
             tag_names.append(str(tag).strip())
         else:
             raise DataError(
-                f"{part.where(row)} has {tag!r} as the tag of word {at} ({words[at]!r}).",
+                f"{part.where(row)} has {tag!r} as the tag of word {index} ({words[index]!r}).",
                 "Give a name, a number, or -100 for a word without a tag.",
             )
     return tag_names

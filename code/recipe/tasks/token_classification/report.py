@@ -36,7 +36,7 @@ class Sentence:
 
     number: int
     """Of its row in the data."""
-    said: list[str]
+    predicted: list[str]
     """The predicted tag of each word."""
     sure: list[float]
     """The probability of each."""
@@ -45,14 +45,17 @@ class Sentence:
     @property
     def wrong(self) -> list[bool]:
         """Return whether the tag of each word is not the true one."""
-        return [said != true for said, true in zip(self.said, self.true, strict=True)]
+        return [
+            predicted != true for predicted, true in zip(self.predicted, self.true, strict=True)
+        ]
 
 
 def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Sentence]:
     """Return the predictions for whole sentences, combined from those for their windows.
 
     Args:
-        outputs: [windows, 1 + 3 * words], as `recipe.models.token_heads.take_tags` has them.
+        outputs: [windows, 1 + 3 * words], as `recipe.models.token_heads.patch_forward_for_tags`
+            has them.
         labels: [windows, 2]: learned tokens, and the number of the sentence.
     """
     words = (outputs.shape[1] - 1) // 3
@@ -62,12 +65,15 @@ def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Se
         judged = true[row] >= 0
         one = Sentence(
             number=number,
-            said=[names[int(label)] for label in predicted[row][judged]],
+            predicted=[names[int(label)] for label in predicted[row][judged]],
             sure=sure[row][judged].tolist(),
             true=[names[int(label)] for label in true[row][judged]],
         )
         if sentences and sentences[-1].number == number:
-            for kept, more in ((sentences[-1].said, one.said), (sentences[-1].true, one.true)):
+            for kept, more in (
+                (sentences[-1].predicted, one.predicted),
+                (sentences[-1].true, one.true),
+            ):
                 kept.extend(more)
             sentences[-1].sure.extend(one.sure)
         else:
@@ -80,7 +86,7 @@ def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float
     accuracy of words; of other tags the accuracy, and means of F1 over tags."""
     true, predicted = (
         [sentence.true for sentence in sentences],
-        [sentence.said for sentence in sentences],
+        [sentence.predicted for sentence in sentences],
     )
     flat = [tag for row in true for tag in row], [tag for row in predicted for tag in row]
     right = sum(one == other for one, other in zip(*flat, strict=True))
@@ -125,11 +131,14 @@ class TaggedAnswers:
             row: dict[str, Any] = {"row": sentence.number}
             if self.words is not None:
                 row["tokens"] = list(self.words[sentence.number])
-            row |= {"tags": sentence.said, "scores": [round(sure, 6) for sure in sentence.sure]}
+            row |= {
+                "tags": sentence.predicted,
+                "scores": [round(sure, 6) for sure in sentence.sure],
+            }
             if self.are_entities:
                 row["entities"] = [
                     {"label": kind, "start": first, "end": last + 1}
-                    for kind, first, last in entities_of(sentence.said)
+                    for kind, first, last in entities_of(sentence.predicted)
                 ]
             yield {**row, "true": sentence.true}
 
@@ -137,7 +146,7 @@ class TaggedAnswers:
         """Return the scores of each kind, the confusion of words, the worst mistakes."""
         if not self.sentences:
             return []
-        tags = {tag for sentence in self.sentences for tag in (*sentence.true, *sentence.said)}
+        tags = {tag for sentence in self.sentences for tag in (*sentence.true, *sentence.predicted)}
         kinds = sorted({self._kind(tag) for tag in tags}, key=lambda kind: (kind == OUTSIDE, kind))
         sections_shown = [self._scores()]
         if len(kinds) <= _MOST_IN_MATRIX:
@@ -146,7 +155,9 @@ class TaggedAnswers:
                 numbers[self._kind(tag)] for sentence in self.sentences for tag in sentence.true
             ]
             predicted = [
-                numbers[self._kind(tag)] for sentence in self.sentences for tag in sentence.said
+                numbers[self._kind(tag)]
+                for sentence in self.sentences
+                for tag in sentence.predicted
             ]
             counts = confusion(np.array(true), np.array(predicted), len(kinds))
             draw = functools.partial(figures.confusion, counts, kinds)
@@ -160,7 +171,7 @@ class TaggedAnswers:
     def _scores(self) -> Section:
         true, predicted = (
             [sentence.true for sentence in self.sentences],
-            [sentence.said for sentence in self.sentences],
+            [sentence.predicted for sentence in self.sentences],
         )
         if self.are_entities:
             report: Any = classification_report
@@ -175,8 +186,8 @@ class TaggedAnswers:
             names = sorted({*flat[0], *flat[1]})
             by_tag = precision_recall_fscore_support(*flat, labels=names, zero_division=0)
             rows = [
-                [name, *(f"{scores[at]:.3f}" for scores in by_tag[:3]), f"{by_tag[3][at]}"]
-                for at, name in enumerate(names)
+                [name, *(f"{scores[index]:.3f}" for scores in by_tag[:3]), f"{by_tag[3][index]}"]
+                for index, name in enumerate(names)
             ]
         what = "Entities" if self.are_entities else "Tags"
         return Section(
@@ -190,13 +201,16 @@ class TaggedAnswers:
     def _mistakes(self) -> Section:
         """Return the sentences in which the model is most sure and wrong, worst first."""
         ranked = sorted(
-            (-max(sure for sure, is_wrong in zip(one.sure, one.wrong, strict=True) if is_wrong), at)
-            for at, one in enumerate(self.sentences)
+            (
+                -max(sure for sure, is_wrong in zip(one.sure, one.wrong, strict=True) if is_wrong),
+                position,
+            )
+            for position, one in enumerate(self.sentences)
             if any(one.wrong)
         )
         rows = []
-        for badness, at in ranked[:_MISTAKES]:
-            sentence = self.sentences[at]
+        for badness, index in ranked[:_MISTAKES]:
+            sentence = self.sentences[index]
             start = max(0, sentence.wrong.index(True) - _SHOWN_WORDS // 2)
             shown = slice(start, start + _SHOWN_WORDS)
             words = [f"word {n}" for n in range(len(sentence.true))]
@@ -204,11 +218,17 @@ class TaggedAnswers:
                 words = list(self.words[sentence.number])
             text = " ".join(words[shown]) if self.words is not None else f"row {sentence.number}"
             rows.append(
-                [text, *(self._told(tags, words, shown) for tags in (sentence.true, sentence.said)),
-                 f"{-badness:.0%}"]
-            )  # fmt: skip
+                [
+                    text,
+                    *(
+                        self._tagged_text(tags, words, shown)
+                        for tags in (sentence.true, sentence.predicted)
+                    ),
+                    f"{-badness:.0%}",
+                ]
+            )
         total = sum(len(sentence.true) for sentence in self.sentences)
-        counts = Counter(sentence.said == sentence.true for sentence in self.sentences)
+        counts = Counter(sentence.predicted == sentence.true for sentence in self.sentences)
         return Section(
             title=f"Worst mistakes, {self.split} data",
             note=f"{counts[False]} of {len(self.sentences)} sentences ({total} words) have one.",
@@ -216,7 +236,7 @@ class TaggedAnswers:
             rows=rows,
         )
 
-    def _told(self, tags: Sequence[str], words: Sequence[str], shown: slice) -> str:
+    def _tagged_text(self, tags: Sequence[str], words: Sequence[str], shown: slice) -> str:
         if not self.are_entities:
             pairs = list(zip(words, tags, strict=True))[shown]
             return " ".join(f"{word}/{tag}" for word, tag in pairs)

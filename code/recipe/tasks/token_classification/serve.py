@@ -39,7 +39,7 @@ class Tagger(ServedTask):
     def load(cls, origin: Origin) -> Tagger:
         """Return the token classifier that `origin` names."""
         loaded = loading.load(origin, AutoModelForTokenClassification)
-        pipeline = pipelines.around("token-classification", loaded)
+        pipeline = pipelines.wrap_pipeline("token-classification", loaded)
         # It is called for each window of a text.
         pipeline.gather_pre_entities = _pausing(pipeline.gather_pre_entities)
         return cls(loaded=loaded, pipeline=pipeline)
@@ -65,7 +65,7 @@ class Tagger(ServedTask):
                 bounds.hold_windows(tokenizer, text, limit - specials, shared)
             of_text = []
             for chunk in self.pipeline.preprocess(text, **before):
-                of_text.append(_without_padding(chunk))
+                of_text.append(_strip_padding(chunk))
                 turns.pause()
             chunks.append(of_text)
             rows += len(of_text)
@@ -75,8 +75,8 @@ class Tagger(ServedTask):
         truncated = []
         if "stride" not in request.parameters:
             truncated = [
-                place
-                for place, (text, (chunk,)) in enumerate(zip(inputs.values, chunks, strict=True))
+                index
+                for index, (text, (chunk,)) in enumerate(zip(inputs.values, chunks, strict=True))
                 if chunk["input_ids"].shape[1] >= limit
                 and (
                     self.loaded.is_longer(text, limit)
@@ -158,7 +158,7 @@ class Tagger(ServedTask):
         return entities
 
 
-def _without_padding(chunk: dict[str, Any]) -> dict[str, Any]:
+def _strip_padding(chunk: dict[str, Any]) -> dict[str, Any]:
     """Return a window of a text without its padding, which stands before it or behind it."""
     kept = chunk["attention_mask"][0].bool()
     if bool(kept.all()):

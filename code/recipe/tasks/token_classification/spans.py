@@ -109,22 +109,22 @@ def words_of(
         within += any(_is_in_word(text, edge) for edge in (start, stop))
         kept.append(Span(start, stop, span.label))
         end = stop
-    for entity_text, span in _said(value):
+    for entity_text, span in _recorded_texts(value):
         if text[span.start : span.end].strip() != entity_text.strip():
             what = f"has a span {span.start} to {span.end}, which holds"
             held = text[span.start : span.end]
             raise _wrong(part, row, f"{what} {held!r} and not {entity_text!r}, as is said of it")
     words: list[str] = []
     tags: list[str] = []
-    at = 0
+    offset = 0
     for span in kept:
-        between = _WORD.findall(text[at : span.start])
+        between = _WORD.findall(text[offset : span.start])
         named = _WORD.findall(text[span.start : span.end])
         words += [*between, *named]
         tags += ["O"] * len(between)
         tags += [f"B-{span.label}", *([f"I-{span.label}"] * (len(named) - 1))]
-        at = span.end
-    rest = _WORD.findall(text[at:])
+        offset = span.end
+    rest = _WORD.findall(text[offset:])
     return [*words, *rest], [*tags, *(["O"] * len(rest))], (trimmed, within)
 
 
@@ -154,12 +154,14 @@ def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
     notes.append(f"{what}, which is cut there.")
 
 
-def _said(value: Any) -> Sequence[tuple[str, Span]]:
+def _recorded_texts(value: Any) -> Sequence[tuple[str, Span]]:
     """Return what records say that their spans hold."""
     texts_and_spans: list[tuple[str, Span]] = []
     for annotation in json.loads(value) if isinstance(value, str) else value:
         if isinstance(annotation, dict) and isinstance(annotation.get("result"), list):
-            texts_and_spans += [] if _is_skipped(annotation) else _said(annotation["result"])
+            texts_and_spans += (
+                [] if _is_skipped(annotation) else _recorded_texts(annotation["result"])
+            )
             continue
         span = _span(annotation)
         if span is not None and isinstance(annotation, dict):

@@ -84,8 +84,8 @@ class Tags(EncoderObjective, TokenLosses):
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:
-            packed_encoders.take_lengths(model)
-        token_heads.take_tags(model, self._smoothing)
+            packed_encoders.patch_forward_for_lengths(model)
+        token_heads.patch_forward_for_tags(model, self._smoothing)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         return TagScores(self.names, self._are_entities)
@@ -100,7 +100,7 @@ class TokenClassification(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.data = word_tags.load(channels, self.hyperparameters)
-        self.train, self.found = self.data.train, self.data.found
+        self.train, self.notes = self.data.train, self.data.notes
         are_entities = self.data.are_entities
         self.check_best(entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
         self._names = self.data.names

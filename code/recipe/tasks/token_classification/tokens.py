@@ -164,24 +164,24 @@ def _windows_of(
     all_tags: list[list[int]] = []
     all_heads: list[list[bool]] = []
     numbers: list[int] = []
-    for at, (number, tags) in enumerate(zip(rows, batch[TAGS], strict=True)):
-        ids, owners = encoded[TOKEN_IDS][at], encoded.word_ids(at)
-        inner = [place for place, word in enumerate(owners) if word is not None]
+    for index, (number, tags) in enumerate(zip(rows, batch[TAGS], strict=True)):
+        ids, owners = encoded[TOKEN_IDS][index], encoded.word_ids(index)
+        inner = [position for position, word in enumerate(owners) if word is not None]
         if not inner:
             continue
         before, after = ids[: inner[0]], ids[inner[-1] + 1 :]
         of_words: dict[int, list[int]] = {}
-        for place in inner:
-            of_words.setdefault(owners[place], []).append(ids[place])
+        for word_index in inner:
+            of_words.setdefault(owners[word_index], []).append(ids[word_index])
         words = list(of_words.items())
         room = max_length - len(before) - len(after)
         sizes = [len(pieces_of_word) for _, pieces_of_word in words]
         for window, learned in windows(sizes, room, tagging.long_texts != TRUNCATE):
             row, tag_ids, heads = list(before), [NOT_LEARNED] * len(before), [False] * len(before)
-            for place in window:
-                word, its_pieces = words[place]
+            for word_index in window:
+                word, its_pieces = words[word_index]
                 kept = its_pieces[: room - (len(row) - len(before))]
-                tag = tags[word] if place in learned else None
+                tag = tags[word] if word_index in learned else None
                 first = NOT_LEARNED if tag is None else tagging.ids[tag]
                 others = tag is not None and tagging.all_pieces
                 other = tagging.inside(tag) if others and tag is not None else NOT_LEARNED

@@ -48,7 +48,7 @@ class ZeroShot(ServedTask):
         entails = [number for name, number in names.items() if name.lower().startswith("entail")]
         if not entails:
             raise ModelError(
-                f"The model {origin.place} has the labels {', '.join(list(names)[:5])}; none of "
+                f"The model {origin.location} has the labels {', '.join(list(names)[:5])}; none of "
                 "them is called entailment.",
                 "zero-shot-classification takes a model trained on natural language inference; if "
                 "this is one, name its labels in config.json (id2label, label2id).",
@@ -85,7 +85,7 @@ class ZeroShot(ServedTask):
         hypotheses = [template.format(label) for label in labels]
         limit, read = self.loaded.max_length, 0
         prepared, truncated = [], []
-        for place, text in enumerate(inputs.values):
+        for index, text in enumerate(inputs.values):
             rows = self._rows(text, hypotheses)
             prepared.append(rows)
             read += sum(len(row.ids) for row in rows)
@@ -94,7 +94,7 @@ class ZeroShot(ServedTask):
                 len(row.ids) == limit and self.loaded.is_longer((text, other), limit)
                 for row, other in zip(rows, hypotheses, strict=True)
             ):
-                truncated.append(place)
+                truncated.append(index)
         sizes = [len(row.ids) for rows in prepared for row in rows]
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=prepared
@@ -160,10 +160,10 @@ def _labels(request: Request) -> list[str]:
     named = request.parameters.get("candidate_labels", [])
     if isinstance(named, str):
         named = [label.strip() for label in named.split(",") if label.strip()]
-    for place, label in enumerate(named):
+    for index, label in enumerate(named):
         if not label.strip():
             raise BadRequest(
-                f"candidate_labels[{place}] is {label!r}: name a label, or leave it out."
+                f"candidate_labels[{index}] is {label!r}: name a label, or leave it out."
             )
     if not named:
         raise BadRequest(

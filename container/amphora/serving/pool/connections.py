@@ -33,7 +33,7 @@ class Reply:
     chunks: asyncio.Queue[bytes | Exception | None] | None = None
 
     @classmethod
-    def of(cls, answer: Answer, body: bytes) -> Reply:
+    def from_frame(cls, answer: Answer, body: bytes) -> Reply:
         """Make a reply of a worker's answer."""
         return cls(
             status=answer.status,

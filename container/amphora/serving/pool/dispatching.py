@@ -56,14 +56,14 @@ class Dispatcher:
             return
         idle = [connection for connection in self.connections.values() if connection.idle]
         if not idle:
-            self._give_beside()
+            self._share_busy_workers()
             return
         seconds = self._delay.wait(len(self.queue), self.queue[0].arrived, time.monotonic())
         if seconds > 0:
             self._wake(seconds)
             return
-        for place, connection in enumerate(idle):
-            fair_share = -(-len(self.queue) // (len(idle) - place))
+        for index, connection in enumerate(idle):
+            fair_share = -(-len(self.queue) // (len(idle) - index))
             most = min(self._settings.batch_size, fair_share) if self.merges else 1
             batch: list[Call] = []
             while len(batch) < most and (call := _next_waiting(self.queue)):
@@ -78,7 +78,7 @@ class Dispatcher:
         """Dispatch again after this time, if nothing else does before."""
         self._alarm = asyncio.get_running_loop().call_later(seconds, self.dispatch)
 
-    def _give_beside(self) -> None:
+    def _share_busy_workers(self) -> None:
         """Send waiting requests to workers that take turns and have been busy for long."""
         now = time.monotonic()
         takers = [worker for worker in self.connections.values() if worker.takes_turns]

@@ -239,7 +239,7 @@ class Pool:
             del connection.calls[call.id]
         if isinstance(message, Answer):
             if not call.reply.done():
-                call.reply.set_result(Reply.of(message, body))
+                call.reply.set_result(Reply.from_frame(message, body))
         elif not call.reply.cancelled() and call.reply.exception() is None:
             chunks = call.reply.result().chunks
             assert chunks is not None

@@ -100,7 +100,7 @@ class UserCode:
                     raise packages.failed(install, code, exit_code, output.splitlines(), index)
             _check_replaced(before, code / install.requirements)
 
-    def _is_superfluous(self, place: str) -> bool:
+    def _is_superfluous(self, path: str) -> bool:
         """Return whether SAGEMAKER_SUBMIT_DIRECTORY names nothing new.
 
         SDKs set it to the prefix of a multi-model endpoint's models, and to the model archive,
@@ -110,18 +110,18 @@ class UserCode:
         """
         settings = self._settings
         has_code = handler_files.has_handlers(settings.code_dir, settings.program)
-        name = urlsplit(place).path.rpartition("/")[2]
-        is_prefix = place.startswith("s3://") and "." not in name
+        name = urlsplit(path).path.rpartition("/")[2]
+        is_prefix = path.startswith("s3://") and "." not in name
         if is_prefix and settings.program and not has_code and not settings.is_multi_model:
             raise CodeError(
-                f"SAGEMAKER_SUBMIT_DIRECTORY is {place!r}, a prefix instead of an archive, and"
+                f"SAGEMAKER_SUBMIT_DIRECTORY is {path!r}, a prefix instead of an archive, and"
                 f" {settings.code_dir} does not have SAGEMAKER_PROGRAM {settings.program!r}.",
                 "Name a .tar.gz, or put the code in the folder code/ of the model archive.",
             )
         is_model = name == "model.tar.gz" or settings.is_multi_model
         superfluous = is_prefix or (has_code and is_model)
         if superfluous:
-            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is not used: it names no other code.", place)
+            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is not used: it names no other code.", path)
         return superfluous
 
     def cancel(self) -> None:

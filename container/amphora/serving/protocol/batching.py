@@ -26,7 +26,7 @@ class Size:
     """Whether a call computes as many tokens for each text as the longest has."""
 
     @classmethod
-    def of(cls, tokens: Sequence[int] | int, pads: bool = True) -> Size:
+    def from_tokens(cls, tokens: Sequence[int] | int, pads: bool = True) -> Size:
         """Make a size from the result of `tokens_fn`, and whether the handlers pad."""
         counts = [tokens] if isinstance(tokens, int) else list(tokens)
         return cls(len(counts), max(counts, default=0), sum(counts), pads)
@@ -51,7 +51,7 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
     A call costs `call_tokens` plus its padded tokens, and holds at most `most_tokens` of them,
     except for a single request that is larger. Exact: dynamic programming over the cuts.
     """
-    order = sorted(range(len(sizes)), key=lambda place: sizes[place].longest)
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index].longest)
     best = [0.0]
     cuts = [0]
     for end in range(1, len(order) + 1):
@@ -71,8 +71,8 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
     end = len(order)
     while end > 0:
         members = order[cuts[end] : end]
-        tokens = sum(sizes[place].total for place in members)
-        rows = sum(sizes[place].rows for place in members)
+        tokens = sum(sizes[index].total for index in members)
+        rows = sum(sizes[index].rows for index in members)
         padded = rows * sizes[members[-1]].longest if sizes[members[-1]].pads else tokens
         groups.append(Group(members, tokens, padded))
         end = cuts[end]

@@ -182,7 +182,7 @@ class Engine:
                     " Unload one, or raise it.",
                 )
             try:
-                await self._place(name, str(folder))
+                await self._add_adapter(name, str(folder))
                 await self._try(name)
             except (ModelError, *ERRORS) as error:
                 with contextlib.suppress(*ERRORS):
@@ -235,7 +235,7 @@ class Engine:
         self.keys = _keys_by_route(json.loads(document))
         self.names = {model["id"] for model in models}
         for name, folder in self.adapters.items():
-            await self._place(name, folder)
+            await self._add_adapter(name, folder)
         await self._try(self.name)
         message = {"model": self.name, "messages": [{"role": "user", "content": "Hello"}]}
         status, _ = await self.answer(routes.CHAT, {**message, "max_tokens": 1}, limit)
@@ -253,7 +253,7 @@ class Engine:
             "engine": "vllm",
         }  # fmt: skip
 
-    async def _place(self, name: str, folder: str) -> None:
+    async def _add_adapter(self, name: str, folder: str) -> None:
         """Load an adapter in vLLM. Raises ModelError with vLLM's reason if it does not fit."""
         order = {"lora_name": name, "lora_path": folder}
         limit = self._settings.startup_timeout

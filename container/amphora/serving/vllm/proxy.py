@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from amphora.common.errors import near
+from amphora.common.errors import did_you_mean
 from amphora.common.variables import Variables
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
@@ -191,7 +191,7 @@ class VllmServer:
         }
         if unknown := body.keys() - known_keys - _REMARKS:
             key = min(unknown)
-            message = f"{key!r} is not a key of vLLM's {part.route}.{near(key, known_keys)}"
+            message = f"{key!r} is not a key of vLLM's {part.route}.{did_you_mean(key, known_keys)}"
             raise Fault(400, "bad_request", message, key)
         named = adapter or body.get("model") or self._engine.name
         known = self._engine.names | set(self._engine.adapters)
@@ -200,7 +200,10 @@ class VllmServer:
             others = known - {self._engine.name, server_arguments.BASE}
             if adapter or others or self.settings.adapters or "adapter_id" in part.values:
                 listed = ", ".join(sorted(known))
-                message = f"There is no model {named!r}. Loaded: {listed}.{near(str(named), known)}"
+                message = (
+                    f"There is no model {named!r}. Loaded: "
+                    f"{listed}.{did_you_mean(str(named), known)}"
+                )
                 raise Fault(404, "model_not_found", message, "model")
             named = self._engine.name
         prompt, prompts = body.get("prompt"), 1

@@ -75,7 +75,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     elif wish == VLLM:
         reason, obstacle = "AMPHORA_GENERATION is vllm", ""
     else:
-        reason, obstacle = _by_files(model, adapter, environ)
+        reason, obstacle = _select_by_files(model, adapter, environ)
     if not obstacle:
         return Selection(engine=VLLM, reason=reason, model=model, adapter=adapter)
     if wish == VLLM:
@@ -144,12 +144,14 @@ def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, P
     last = Path(base).name
     # The image's own handlers look in the same places.
     others = folder.parent / "additional-model-data-sources"
-    places = [folder / base, folder / last, others / last] if base else []
-    found = next((place for place in places if (place / "config.json").is_file()), None)
-    return on_hub or str(found or base), folder
+    folders = [folder / base, folder / last, others / last] if base else []
+    base_model = next((path for path in folders if (path / "config.json").is_file()), None)
+    return on_hub or str(base_model or base), folder
 
 
-def _by_files(model: str, adapter: Path | None, environ: Mapping[str, str]) -> tuple[str, str]:
+def _select_by_files(
+    model: str, adapter: Path | None, environ: Mapping[str, str]
+) -> tuple[str, str]:
     """Return the reason to serve a model with vLLM and "", or "" and the reason not to."""
     folder = Path(model)
     kind = _read(adapter / ADAPTER_CONFIG).get("task_type") if adapter is not None else None

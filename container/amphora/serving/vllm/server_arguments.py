@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from amphora.common.devices import CPU, CUDA
-from amphora.common.errors import ConfigError, near
+from amphora.common.errors import ConfigError, did_you_mean
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.vllm import selection as selection_module
 from amphora.serving.vllm.selection import PREFIX, Selection
@@ -133,7 +133,7 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
         if argument in _REFUSED:
             wrong.append(variable)
         elif known and argument.removeprefix("no-") not in known:
-            unknown.append(f"{variable} names no argument of vLLM.{near(argument, known)}")
+            unknown.append(f"{variable} names no argument of vLLM.{did_you_mean(argument, known)}")
         words = _words(text.strip())
         if argument not in _ELSEWHERE and words is not None:
             given[argument] = words
@@ -172,7 +172,7 @@ def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
     if not Path(selection.model).is_dir():
         return
     folders = (folder, Path(selection.model))
-    files = (path for place in folders for name in _TOKENIZERS for path in place.glob(name))
+    files = (path for folder in folders for name in _TOKENIZERS for path in folder.glob(name))
     if not {"tokenizer", "skip-tokenizer-init"} & {*given} and not any(files):
         raise ConfigError(
             f"{folder} has no tokenizer: none of {', '.join(_TOKENIZERS)}.",
@@ -229,7 +229,7 @@ def _gpus_needed(settings: ServerSettings, model: str) -> int:
     """Return how many GPUs hold the weights: one, or all if one is too small."""
     weights = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    found = subprocess.run(query, capture_output=True, text=True, timeout=60, env=os.environ)
-    sizes = [int(line) * 2**20 for line in found.stdout.split() if line.isdecimal()]
+    listing = subprocess.run(query, capture_output=True, text=True, timeout=60, env=os.environ)
+    sizes = [int(line) * 2**20 for line in listing.stdout.split() if line.isdecimal()]
     fits = not sizes or weights < _WEIGHTS_SHARE * min(sizes)
     return 1 if fits else settings.accelerators

@@ -112,18 +112,18 @@ def reason(lines: Sequence[str], code: int) -> str:
     another one, with a remedy if one is known."""
     if code == -signal.SIGKILL:
         return "its process was killed (SIGKILL): most likely it needs more memory than there is."
-    found = f"exit code {code}"
+    reported = f"exit code {code}"
     if any(map(_ENGINE_DIED.search, lines)):
         # The server's errors, of earlier requests among them, are not the engine's.
         lines = [line for line in lines if line.startswith(("(EngineCore", "(Worker"))]
-        found = "its engine core exited unexpectedly."
+        reported = "its engine core exited unexpectedly."
     texts = [_HEAD.sub("", line) for line in lines]
-    for place in range(len(texts) - 1, -1, -1):
-        text = texts[place].strip()
+    for index in range(len(texts) - 1, -1, -1):
+        text = texts[index].strip()
         if _ERROR.search(text) and not _EFFECT.search(text):
             # pydantic's errors continue in indented lines.
-            more = [line.strip() for line in texts[place + 1 : place + 3] if line.startswith("  ")]
-            found = " ".join([text, *more])
+            more = [line.strip() for line in texts[index + 1 : index + 3] if line.startswith("  ")]
+            reported = " ".join([text, *more])
             break
-    remedy = next((_REMEDIES[sign] for sign in _REMEDIES if re.search(sign, found)), "")
-    return f"{found} {remedy}".strip()
+    remedy = next((_REMEDIES[sign] for sign in _REMEDIES if re.search(sign, reported)), "")
+    return f"{reported} {remedy}".strip()

@@ -68,8 +68,8 @@ class Part:
         choices = sorted(document["choices"], key=lambda choice: choice["index"])
         size = len(choices) // len(prompts)
         answers = []
-        for place, prompt in enumerate(prompts):
-            of_prompt = choices[place * size : (place + 1) * size]
+        for index, prompt in enumerate(prompts):
+            of_prompt = choices[index * size : (index + 1) * size]
             answers.append([self._entry(prompt, choice) for choice in of_prompt])
         if self.is_tgi:
             return answers[0][0]
@@ -102,7 +102,7 @@ def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault
         lines = [line for line in body.splitlines() if line.strip()]
         if not lines:
             raise bad_request("The body holds no line.")
-        return [_of_line(line) for line in lines]
+        return [_translate_line(line) for line in lines]
     if kind != media_types.JSON:
         raise Fault(
             415,
@@ -110,12 +110,12 @@ def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault
             f"Content-Type {content_type[:80]!r} is not supported. Send {media_types.JSON}, or on"
             f" /invocations {_LINES[0]}.",
         )
-    return _of_document(route, body)
+    return _translate_document(route, body)
 
 
-def _of_line(line: bytes) -> Part | Fault:
+def _translate_line(line: bytes) -> Part | Fault:
     try:
-        part = _of_document("/invocations", line)
+        part = _translate_document("/invocations", line)
         if part.streams:
             raise bad_request("A line of JSON Lines cannot be streamed.", "stream")
     except Fault as fault:
@@ -123,7 +123,7 @@ def _of_line(line: bytes) -> Part | Fault:
     return part
 
 
-def _of_document(route: str, body: bytes) -> Part:
+def _translate_document(route: str, body: bytes) -> Part:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -272,9 +272,9 @@ def _tokens(choice: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
         )
     ends = choice.get("finish_reason") == "stop" and choice.get("stop_reason") is None
     tokens = []
-    for place, (number, (piece, logprob)) in enumerate(zip(ids, pairs, strict=True)):
+    for index, (number, (piece, logprob)) in enumerate(zip(ids, pairs, strict=True)):
         shown = text if len(ids) == 1 and not ends else piece
-        special = ends and place == len(ids) - 1
+        special = ends and index == len(ids) - 1
         tokens.append({"id": number, "text": shown, "logprob": logprob, "special": special})
     return tokens
 
@@ -328,10 +328,10 @@ class Events:
             text = _text(choice)
             self._text += text
             tokens = _tokens(choice, text)
-            for place, token in enumerate(tokens, 1):
+            for index, token in enumerate(tokens, 1):
                 self._count += 1
                 whole, details = None, None
-                if choice.get("finish_reason") and place == len(tokens):
+                if choice.get("finish_reason") and index == len(tokens):
                     full = self._values.get("return_full_text", False)
                     whole = _with_prompt(self._prompt, self._text) if full else self._text
                     details = _details(choice, self._count, self._values)

@@ -195,7 +195,7 @@ class Conversation:
             some = readable[start : start + settings.batch_size]
             sizes = [item.size for item in some]
             for group in batching.plan(sizes, settings.batch_tokens, call_tokens):
-                members = [some[place] for place in group.members]
+                members = [some[index] for index in group.members]
                 spent += group.padded
                 work = partial(self._predict, members, group)
                 if self._takes_turns and spent > self._slice_tokens:

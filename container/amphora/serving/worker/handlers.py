@@ -45,9 +45,9 @@ _SIGNATURES = {
     "describe_fn": ("model_dir", "model"),
 }
 # A file that defines only these leaves models and requests to the image's handlers.
-_BESIDE = {"pre_model_fn", "tokens_fn", "turns_fn"}
+_COMPANIONS = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # The image's own inference.py does not define these.
-_BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
+_IMAGE_COMPANIONS = {"pre_model_fn", "transform_fn"}
 # Names of files, in lower case, with which other images answer requests.
 _SERVERS = {"serve", "server", "app", "predict", "predictor", "inference", "handler"}
 _DEFAULTS = "the image's defaults"
@@ -89,7 +89,7 @@ class Handler:
     """The likely cause of an error that it raises."""
 
     @classmethod
-    def of(cls, file: str, name: str, function: Any) -> Handler:
+    def from_function(cls, file: str, name: str, function: Any) -> Handler:
         """Check a function of a file. Raises CodeError if it cannot serve as this handler."""
         if not callable(function):
             raise CodeError(f"{file}: {name} is {function!r}.", "It must be a function.")
@@ -163,7 +163,7 @@ class Handlers:
             return self
         functions = self.defaults.complete(model, model_dir)
         added: dict[str, Any] = {
-            name: Handler.of(_DEFAULTS, name, function)
+            name: Handler.from_function(_DEFAULTS, name, function)
             for name, function in functions.items()
             if getattr(self, name) is None
         }
@@ -192,7 +192,7 @@ def resolve(
     file = str(getattr(user, "__file__", ""))
     defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
     _refuse_service(code_dir / HANDLER_SERVICE, None if defined else user)
-    endpoint = None if defined - _BESIDE else getattr(user, ENDPOINT_HANDLER, None)
+    endpoint = None if defined - _COMPANIONS else getattr(user, ENDPOINT_HANDLER, None)
     if user is None:
         _refuse_idle_files(code_dir, model_dir)
     elif endpoint is None:
@@ -208,14 +208,14 @@ def resolve(
             LOG.warning("%s defines %s without predict_batch_fn: it is not called.", file, name)
             defined.discard(name)
     functions: dict[str, Any] = {
-        name: Handler.of(file, name, getattr(user, name)) for name in defined
+        name: Handler.from_function(file, name, getattr(user, name)) for name in defined
     }
     if endpoint is not None:
         functions |= _endpoint_functions(file, endpoint)
-    elif not defined - _BESIDE:
+    elif not defined - _COMPANIONS:
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
-        return _of_image(image_code, functions.get("pre_model_fn"), model_dir)
+        return _image_handlers(image_code, functions.get("pre_model_fn"), model_dir)
     LOG.info("%s defines %s.", file, ", ".join(name for name in _SIGNATURES if name in defined))
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
         functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])
@@ -226,9 +226,9 @@ def resolve(
         if not path.is_file():
             raise _no_image(path, missing)
         image_defaults = modules.load_image(image_code, "defaults")
-        defaults = image_defaults.for_file(frozenset(functions), file)
+        defaults = image_defaults.select_defaults(frozenset(functions), file)
         if "model_fn" in missing:
-            functions["model_fn"] = Handler.of(_DEFAULTS, "model_fn", defaults.model_fn)
+            functions["model_fn"] = Handler.from_function(_DEFAULTS, "model_fn", defaults.model_fn)
     return Handlers(**functions, defaults=defaults)
 
 
@@ -276,7 +276,7 @@ def _refuse_other_names(user: ModuleType, defined: set[str]) -> None:
         )
     values = ((name, vars(user).get(name)) for name in unused)
     local = [name for name, value in values if getattr(value, "__module__", "") == user.__name__]
-    if local and not defined - _BESIDE:
+    if local and not defined - _COMPANIONS:
         raise CodeError(
             f"{path} defines {', '.join(local)}, and no function that the server calls.",
             f"Define model_fn, input_fn, predict_fn, output_fn or a class {ENDPOINT_HANDLER}; or"
@@ -316,15 +316,17 @@ def _refuse_service(path: Path, user: ModuleType | None) -> None:
         )
 
 
-def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None) -> Handlers:
+def _image_handlers(
+    image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None
+) -> Handlers:
     """Return the image's handlers, or its defaults if only they can load the folder."""
     if model_dir is not None and (image_code / "defaults.py").is_file():
         defaults = modules.load_image(image_code, "defaults")
         if defaults.leads(str(model_dir)):
             return Handlers(
                 pre_model_fn=pre_model_fn,
-                model_fn=Handler.of(_DEFAULTS, "model_fn", defaults.load_torchscript),
-                defaults=defaults.for_file(frozenset(), ""),
+                model_fn=Handler.from_function(_DEFAULTS, "model_fn", defaults.load_torchscript),
+                defaults=defaults.select_defaults(frozenset(), ""),
             )
     path = image_code / "inference.py"
     needed = {"model_fn", *_TRIO}
@@ -333,9 +335,11 @@ def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | 
     module = modules.load_image(image_code, "inference")
     if missing := sorted(name for name in needed if not hasattr(module, name)):
         raise CodeError(f"{path} does not define {', '.join(missing)}.", "The image is incomplete.")
-    names = [name for name in _SIGNATURES if hasattr(module, name) and name not in _BESIDE_IMAGE]
+    names = [
+        name for name in _SIGNATURES if hasattr(module, name) and name not in _IMAGE_COMPANIONS
+    ]
     functions: dict[str, Any] = {
-        name: Handler.of(str(path), name, getattr(module, name)) for name in names
+        name: Handler.from_function(str(path), name, getattr(module, name)) for name in names
     }
     return Handlers(**functions, pre_model_fn=pre_model_fn, image_only=True)
 

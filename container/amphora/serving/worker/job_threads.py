@@ -22,7 +22,7 @@ _SHORT_TURNS = 5
 _SPARE_THREADS = 8
 
 
-class Left(BaseException):
+class ClientLeft(BaseException):
     """Raised in `pause` when the client has gone; handlers that catch `Exception` let it pass."""
 
 
@@ -78,7 +78,7 @@ class _Thread(threading.Thread):
                 return
             try:
                 job.work()
-            except Left:
+            except ClientLeft:
                 pass
             except BaseException as error:
                 job.error = error
@@ -192,7 +192,7 @@ class Turns:
             until: What the job waits for, evaluated between other jobs' turns; None: only its turn.
 
         Raises:
-            Left: The client has gone.
+            ClientLeft: The client has gone.
             TakesLong: There is no job, and `outside_until` has passed.
         """
         job = self._running
@@ -212,4 +212,4 @@ class Turns:
         turn.acquire()
         job.until = None
         if job.is_left:
-            raise Left
+            raise ClientLeft

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from amphora.common import transformers4
-from amphora.common.errors import CodeError, near
+from amphora.common.errors import CodeError, did_you_mean
 from amphora.serving import handler_files
 
 LOG = logging.getLogger("amphora.worker")
@@ -49,7 +49,8 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
         f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file."
         f" It holds {', '.join(names) or 'no Python file'}.",
         "Name the file that defines the handlers, as a path inside that folder; or set the variable"
-        " to an empty value if the image's own handlers shall serve." + near(program, names),
+        " to an empty value if the image's own handlers shall serve."
+        + did_you_mean(program, names),
     )
 
 
@@ -119,8 +120,8 @@ def _is_elsewhere(package: str, image_code: Path) -> bool:
         spec = importlib.util.find_spec(package)
     except ValueError:  # a module without a spec
         return True
-    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
-    return not any(Path(place).is_relative_to(image_code) for place in places if place)
+    paths = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
+    return not any(Path(path).is_relative_to(image_code) for path in paths if path)
 
 
 class _ImageFinder(importlib.abc.MetaPathFinder):
@@ -153,21 +154,21 @@ def _execute(path: Path, name: str, spec: importlib.machinery.ModuleSpec | None)
 
 def _import_error(path: Path, error: Exception) -> CodeError:
     if isinstance(error, SyntaxError):
-        place = f"{error.filename}, line {error.lineno}"
+        location = f"{error.filename}, line {error.lineno}"
     else:
         # The last frame in the file's folder, since a library lies below it.
         frames = traceback.extract_tb(error.__traceback__)
         user = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
         frame = (user or frames)[-1]
-        place = f"{frame.filename}, line {frame.lineno}"
+        location = f"{frame.filename}, line {frame.lineno}"
     advice = transformers4.remedy(str(error))
     if isinstance(error, ModuleNotFoundError) and not advice:
         return CodeError(
             f"{path} cannot be imported: it needs the module {error.name!r}, which is not installed"
-            f" ({place}).",
+            f" ({location}).",
             "Add its package to the model's code/requirements.txt, or its file to code/.",
         )
     return CodeError(
-        f"{path} cannot be imported: {type(error).__name__}: {error} ({place}).",
+        f"{path} cannot be imported: {type(error).__name__}: {error} ({location}).",
         advice or "Correct the error in that code.",
     )

@@ -115,7 +115,7 @@ class ModelRunner:
         if self.handlers.tokens_fn is not None:
             counts = _call(self.handlers.tokens_fn, item, item.data, self.model)
             pads = self.description.get("padding") is not False
-            item.size = batching.Size.of(counts, pads)
+            item.size = batching.Size.from_tokens(counts, pads)
 
     def predict(self, item: Item) -> Any:
         """Return one item's prediction, by `predict_fn`."""

@@ -170,10 +170,10 @@ def test_teis_routes_and_info_of_several_models(several: Running) -> None:
 
 
 def test_the_header_names_the_model_on_every_route(several: Running) -> None:
-    for name, said in (("first", "first"), ("b/second", "second")):
+    for name, expected in (("first", "first"), ("b/second", "second")):
         headers = {TARGET_MODEL: name}
         for path in ("/invocations", "/", "/embed"):
-            assert several.http.post(path, json=5, headers=headers).json() == [said, 5], path
+            assert several.http.post(path, json=5, headers=headers).json() == [expected, 5], path
     for path in ("/invocations", "/", "/embed"):
         assert several.http.post(path, json=5).status_code == 400
         assert several.http.post(path, json=5, headers={TARGET_MODEL: "x"}).status_code == 404

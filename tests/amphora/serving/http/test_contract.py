@@ -49,7 +49,7 @@ def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(
     assert server.log.count(reported) == 1, server.log
 
 
-OWN = """
+USER_CODE = """
     import json
 
     def model_fn(model_dir):
@@ -80,7 +80,7 @@ OWN = """
 
 def test_each_fault_has_its_status_and_code(shared: Start) -> None:
     server = shared(
-        OWN, SAGEMAKER_MAX_PAYLOAD_IN_MB="1", SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv"
+        USER_CODE, SAGEMAKER_MAX_PAYLOAD_IN_MB="1", SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv"
     ).ready()
 
     def endless() -> Iterator[bytes]:

@@ -30,12 +30,14 @@ from tests.support.until import until
 SESSION = "X-Amzn-SageMaker-Session-Id"
 
 
-def in_session(server: Running, identifier: str, value: object = "go") -> httpx.Response:
+def invoke_in_session(server: Running, identifier: str, value: object = "go") -> httpx.Response:
     return server.invoke(value, **{SESSION: identifier})
 
 
 def open_session(server: Running) -> str:
-    announced: str = in_session(server, "NEW_SESSION").headers["X-Amzn-SageMaker-New-Session-Id"]
+    announced: str = invoke_in_session(server, "NEW_SESSION").headers[
+        "X-Amzn-SageMaker-New-Session-Id"
+    ]
     identifier, expires = announced.split("; ")
     assert expires.startswith("Expires=20")
     assert expires.endswith("Z")
@@ -46,22 +48,27 @@ def test_a_session_keeps_its_state_in_one_worker_until_either_ends(start: Start)
     server = start(COUNTING, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
     server.wait_for_workers(2)
     first, second = open_session(server), open_session(server)
-    counts = [in_session(server, first).json() for _ in range(4)]
+    counts = [invoke_in_session(server, first).json() for _ in range(4)]
     assert [seen for seen, _ in counts] == [2, 3, 4, 5]
     assert len({pid for _, pid in counts}) == 1
-    assert in_session(server, second).json()[0] == 2
-    assert in_session(server, second).json()[1] != counts[0][1], "sessions spread over workers"
-    closed = in_session(server, first, "close")
+    assert invoke_in_session(server, second).json()[0] == 2
+    assert invoke_in_session(server, second).json()[1] != counts[0][1], (
+        "sessions spread over workers"
+    )
+    closed = invoke_in_session(server, first, "close")
     assert closed.headers["X-Amzn-SageMaker-Closed-Session-Id"] == first
-    gone = in_session(server, first)
+    gone = invoke_in_session(server, first)
     assert fault(gone) == (400, "session_closed")
     assert gone.headers["X-Amzn-SageMaker-Closed-Session-Id"] == first
     assert server.invoke("go").json()[0] is None
     # A session ends with its worker.
-    os.kill(in_session(server, second).json()[1], signal.SIGKILL)
-    assert in_session(server, second).json()["error"]["code"] in ("session_closed", "not_ready")
+    os.kill(invoke_in_session(server, second).json()[1], signal.SIGKILL)
+    assert invoke_in_session(server, second).json()["error"]["code"] in (
+        "session_closed",
+        "not_ready",
+    )
     server.ready()
-    assert in_session(server, open_session(server)).status_code == 200
+    assert invoke_in_session(server, open_session(server)).status_code == 200
 
 
 def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
@@ -79,19 +86,19 @@ def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
     """
     server = start(code).ready()
     early, late = open_session(server), open_session(server)
-    reported = in_session(server, early, "early")
+    reported = invoke_in_session(server, early, "early")
     assert (reported.text, reported.headers["X-Amzn-SageMaker-Closed-Session-Id"]) == ("ab", early)
-    untold = in_session(server, late, "late")
+    untold = invoke_in_session(server, late, "late")
     assert (untold.text, "X-Amzn-SageMaker-Closed-Session-Id" in untold.headers) == ("ab", False)
     for identifier in (early, late):
-        gone = in_session(server, identifier)
+        gone = invoke_in_session(server, identifier)
         assert gone.headers["X-Amzn-SageMaker-Closed-Session-Id"] == identifier
         assert gone.json()["error"]["code"] == "session_closed"
 
 
 def test_a_session_of_merging_handlers_is_answered_alone(shared: Start) -> None:
     server = shared(MERGING).ready()
-    assert in_session(server, open_session(server)).json()[:2] == ["go", 1]
+    assert invoke_in_session(server, open_session(server)).json()[:2] == ["go", 1]
 
 
 def test_custom_attributes_are_echoed_and_the_inference_id_is_logged(shared: Start) -> None:
@@ -262,8 +269,8 @@ def test_a_websocket_may_have_the_path_of_a_clients_route(shared: Start) -> None
     for path in ("/v1/embeddings", "/openai/v1/embeddings"):
         with duplex(server, path) as socket:
             socket.send('{"input": "a"}')
-            said = json.loads(socket.recv())
-            assert said == {"path": "/v1/embeddings", "body": {"input": "a"}}
+            message = json.loads(socket.recv())
+            assert message == {"path": "/v1/embeddings", "body": {"input": "a"}}
     with duplex(server, "/v1/completions") as socket:
         socket.send("{}")
         assert "does not answer /v1/completions" in json.loads(socket.recv())["error"]["message"]

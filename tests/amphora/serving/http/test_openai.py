@@ -107,7 +107,7 @@ def test_a_stream_of_choices_has_roles_reasons_and_counts(client: openai.OpenAI)
         local = [choice for choice in choices if choice.index == index]
         assert local[0].delta.role == "assistant"
         # No character is sent in halves.
-        assert [each.delta.content for each in local if each.delta.content] == [*REPLY]
+        assert [item.delta.content for item in local if item.delta.content] == [*REPLY]
         assert local[-1].finish_reason == "stop"
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None

@@ -148,12 +148,12 @@ def requested(server: Running) -> list[Any]:
     return [json.loads(line.removeprefix("asked ")) for line in lines if line.startswith("asked ")]
 
 
-def of(form: str) -> str:
+def described_as(form: str) -> str:
     return DESCRIBED.replace("{form}", repr(form))
 
 
 def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -> None:
-    server = start(of("pair"), AMPHORA_UI="1").ready()
+    server = start(described_as("pair"), AMPHORA_UI="1").ready()
     browser.open(server)
     assert browser.run("$('model').innerText") == "<i>mine</i>"
     assert "a-task · reads up to 64 tokens" in browser.run("$('about').innerText")
@@ -176,11 +176,11 @@ def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -
     assert "status 500" in failed
     assert "not sent" in browser.ask(parameters="{")
     assert "boto3.client(" in (browser.ask(text="it's", parameters="") and browser.code("boto3"))
-    said = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
-    assert json.loads(said.stdout)[0]["score"] == 0.75
+    completed = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
+    assert json.loads(completed.stdout)[0]["score"] == 0.75
     code = browser.code("Python").replace("requests", "httpx")
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert b"storm" in said.stdout
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert b"storm" in completed.stdout
     assert requested(server)[-2:] == [{"inputs": "it's"}] * 2
     # Long lines wrap.
     browser.ask(text="a" * 400)
@@ -190,7 +190,7 @@ def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -
 
 
 def test_a_vector_is_a_summary_and_sentences_are_compared(start: Start, browser: Browser) -> None:
-    server = start(of("similarity"), AMPHORA_UI="1").ready()
+    server = start(described_as("similarity"), AMPHORA_UI="1").ready()
     browser.open(server)
     shown = browser.run("$('answer').innerText")
     assert "16 dimensions, norm 1.0000: [0.5000, 0.5000" in shown
@@ -201,7 +201,7 @@ def test_a_vector_is_a_summary_and_sentences_are_compared(start: Start, browser:
 
 
 def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
-    server = start(of("chat"), AMPHORA_UI="1").ready()
+    server = start(described_as("chat"), AMPHORA_UI="1").ready()
     browser.open(server)
     browser.ask(text="first")
     shown = browser.ask(text="second")
@@ -215,8 +215,8 @@ def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
     assert "chat.completions.create" in browser.code("openai")
     assert "max_tokens=64,\n    temperature=0," in browser.code("openai")
     # Until a field is changed, programs show what was sent, and sending it again is the same.
-    said = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
-    assert json.loads(said.stdout)
+    completed = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
+    assert json.loads(completed.stdout)
     assert requested(server)[-1] == requested(server)[-2]
     browser.run(
         "$('text').value = 'third'; $('text').dispatchEvent(new Event('input', {bubbles: true}))"
@@ -225,7 +225,7 @@ def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
 
 
 def test_a_file_is_sent_as_it_is(start: Start, browser: Browser, tmp_path: Path) -> None:
-    server = start(of("image"), AMPHORA_UI="1").ready()
+    server = start(described_as("image"), AMPHORA_UI="1").ready()
     browser.open(server)
     assert "not sent: choose a file" in browser.ask()
     picture = tmp_path / "dot.png"
@@ -255,7 +255,7 @@ def test_one_of_several_models_is_chosen_and_asked(
     browser.open(server)
     assert "No model is loaded" in browser.run("$('about').innerText + $('note').textContent")
     for name, form in (("first", "pair"), ("a/second.tar.gz", "similarity")):
-        url = write_model(tmp_path / "models" / form, textwrap.dedent(of(form)))
+        url = write_model(tmp_path / "models" / form, textwrap.dedent(described_as(form)))
         server.http.post("/models", json={"model_name": name, "url": url}).raise_for_status()
     browser.open(server)
     assert "Choose one of the loaded models" in browser.run("$('about').innerText")

@@ -171,8 +171,8 @@ def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
         sock.sendall(b"".join(invocation(number) for number in range(19)) + last)
         answers = rest_of(sock)
     assert statuses(answers) == [200] * 20
-    places = [answers.index(b'"echo": %d,' % number) for number in range(20)]
-    assert places == sorted(places)
+    positions = [answers.index(b'"echo": %d,' % number) for number in range(20)]
+    assert positions == sorted(positions)
 
 
 def test_who_left_is_logged_as_499_and_waiting_work_is_not_done(

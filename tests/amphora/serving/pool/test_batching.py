@@ -35,23 +35,23 @@ def ask_together(server: Running, texts: list[str]) -> list[tuple[int, object]]:
 def test_a_plan_holds_every_request_once_within_the_bound(
     lengths: list[int], most: int, call: int
 ) -> None:
-    groups = plan([Size.of([length]) for length in lengths], most, call)
-    assert sorted(place for group in groups for place in group.members) == list(range(len(lengths)))
+    groups = plan([Size.from_tokens([length]) for length in lengths], most, call)
+    assert sorted(index for group in groups for index in group.members) == list(range(len(lengths)))
     for group in groups:
-        inside = [lengths[place] for place in group.members]
+        inside = [lengths[index] for index in group.members]
         assert group.padded == max(inside) * len(inside)
         assert group.tokens == sum(inside)
         assert group.padded <= most or len(inside) == 1
 
 
 def test_like_lengths_go_together_where_another_call_is_cheaper_than_padding() -> None:
-    sizes = [Size.of([length]) for length in (10, 100, 12, 90)]
+    sizes = [Size.from_tokens([length]) for length in (10, 100, 12, 90)]
     assert [sorted(g.members) for g in plan(sizes, 10_000, call_tokens=24)] == [[0, 2], [1, 3]]
     assert len(plan(sizes, 10_000, call_tokens=4096)) == 1
 
 
 def test_lengths_do_not_matter_where_nothing_is_padded() -> None:
-    sizes = [Size.of(lengths, pads=False) for lengths in ([10, 3], [100], [12], [90])]
+    sizes = [Size.from_tokens(lengths, pads=False) for lengths in ([10, 3], [100], [12], [90])]
     (group,) = plan(sizes, 215, call_tokens=24)
     assert (group.tokens, group.padded) == (215, 215)
     assert all(group.padded <= 200 for group in plan(sizes, 200, call_tokens=24))

@@ -67,10 +67,10 @@ def test_the_model_and_the_file_decide(
         "def model_fn(model_dir): return M()\n"
         "def predict_fn(data, model): return type(data).__name__\n"
     )
-    said = capsys.readouterr().out
-    assert said.count("handlers: input_fn, output_fn as in the ") == 1
-    assert ("PyTorch image" if family == "torch" else "Hugging Face image") in said
-    assert "AMPHORA_HANDLER_DEFAULTS" in said
+    output = capsys.readouterr().out
+    assert output.count("handlers: input_fn, output_fn as in the ") == 1
+    assert ("PyTorch image" if family == "torch" else "Hugging Face image") in output
+    assert "AMPHORA_HANDLER_DEFAULTS" in output
     expected = b'"Tensor"' if family == "torch" else b'"list"'
     assert ask(loaded, b"[1, 2]")[0] == expected
 
@@ -233,8 +233,8 @@ SHADOWING = """
 
 def test_a_users_modules_are_its_own_and_the_images_still_serve(tmp_path: Path) -> None:
     """In a process of its own: modules of these names are loaded here already."""
-    own = {f"code/{name}.py": f"MINE = {name!r}" for name in ("check", "train", "utils")}
-    model = write_code(tmp_path / "model", {"code/inference.py": SHADOWING, **own})
+    local = {f"code/{name}.py": f"MINE = {name!r}" for name in ("check", "train", "utils")}
+    model = write_code(tmp_path / "model", {"code/inference.py": SHADOWING, **local})
     script = f"""
 import importlib.util, pathlib, sys
 from tests.support import worker_front
@@ -377,8 +377,8 @@ def test_programs_may_be_dotted_with_relative_imports(tmp_path: Path) -> None:
         "def model_fn(d): return values.V\n"
         "def transform_fn(m, b, c, a): return str(m)\n"
     )
-    found = handlers.resolve(tmp_path / "code", "serving_pkg.serve", CODE)
-    assert found.model_fn.function("") == 7
+    resolved = handlers.resolve(tmp_path / "code", "serving_pkg.serve", CODE)
+    assert resolved.model_fn.function("") == 7
 
 
 @pytest.mark.parametrize("program", ["train.py", "train", "a.b"])
@@ -432,24 +432,24 @@ def test_the_model_archive_as_submit_directory(
     local = tmp_path / "model" / "code"
     # SageMaker has unpacked it: nothing is fetched (there is no S3 here).
     assert provision("s3://bucket/job/model.tar.gz", code="X = 1") == local
-    place = archive(tmp_path / "other.tar.gz", "config.json", "code/mine.py")
-    found = provision(place, program="mine.py")
-    assert (found / "mine.py").is_file()
-    assert found.name == "code"
-    assert found != local
-    place = archive(tmp_path / "sourcedir.tar.gz", "mine.py", "code/mine.py")
-    assert (provision(place, program="mine.py") / "code").is_dir()
+    path = archive(tmp_path / "other.tar.gz", "config.json", "code/mine.py")
+    actual = provision(path, program="mine.py")
+    assert (actual / "mine.py").is_file()
+    assert actual.name == "code"
+    assert actual != local
+    path = archive(tmp_path / "sourcedir.tar.gz", "mine.py", "code/mine.py")
+    assert (provision(path, program="mine.py") / "code").is_dir()
 
 
 def test_a_prefix_of_models_as_submit_directory(
     provision: Callable[..., Path], tmp_path: Path
 ) -> None:
     local = tmp_path / "model" / "code"
-    for place in ("s3://bucket/models/", "s3://bucket/models"):
-        assert provision(place) == local
-        assert provision(place, multi=True, program="mine.py") == local
+    for url in ("s3://bucket/models/", "s3://bucket/models"):
+        assert provision(url) == local
+        assert provision(url, multi=True, program="mine.py") == local
         with pytest.raises(CodeError, match="a prefix instead of an archive"):
-            provision(place, program="mine.py")
+            provision(url, program="mine.py")
     assert provision("s3://bucket/models/", program="mine.py", code="X = 1") == local
 
 

@@ -76,9 +76,9 @@ def load(tmp_path: Path) -> Iterator[Callable[..., ModelRunner]]:
         }
         model = write_code(tmp_path / "model", files)
         chosen = settings.read(tmp_path, {}, DEVICES)
-        found = handlers.resolve(chosen.code_dir, chosen.program, CODE, model)
+        resolved = handlers.resolve(chosen.code_dir, chosen.program, CODE, model)
         sizes: Any = {"device_kind": "cpu", "device_index": 0, "batch_size": 1, "batch_tokens": 1}
-        return runner.load(found, runner.RunnerSettings(model_dir=str(model), **sizes))
+        return runner.load(resolved, runner.RunnerSettings(model_dir=str(model), **sizes))
 
     yield _load
     for name in ("handler", "helper"):

@@ -36,37 +36,37 @@ def write(folder: Path, text: str, name: str = "inference.py") -> None:
 
 
 def test_without_user_code_the_image_answers(folders: tuple[Path, Path]) -> None:
-    found = resolve(folders[0], None, folders[1])
-    assert found.image_only
-    assert found.predict_batch_fn is not None
-    assert found.input_fn is not None
-    assert found.input_fn.body_type is bytes
+    resolved = resolve(folders[0], None, folders[1])
+    assert resolved.image_only
+    assert resolved.predict_batch_fn is not None
+    assert resolved.input_fn is not None
+    assert resolved.input_fn.body_type is bytes
 
 
 def test_what_a_file_leaves_out_waits_for_the_model(folders: tuple[Path, Path]) -> None:
     write(folders[0], "def output_fn(prediction, accept): return prediction.upper()")
-    found = resolve(folders[0], None, CODE)
-    assert not found.image_only
-    assert found.predict_batch_fn is None
-    assert found.input_fn is None
-    whole = found.completed(str.lower, "")
+    resolved = resolve(folders[0], None, CODE)
+    assert not resolved.image_only
+    assert resolved.predict_batch_fn is None
+    assert resolved.input_fn is None
+    whole = resolved.completed(str.lower, "")
     assert whole.input_fn is not None
     assert whole.predict_fn is not None
-    assert whole.output_fn is found.output_fn
+    assert whole.output_fn is resolved.output_fn
 
 
 def test_a_users_predict_fn_is_not_merged_by_the_images_hook(folders: tuple[Path, Path]) -> None:
     write(folders[0], "def predict_fn(data, model): return data")
-    found = resolve(folders[0], None, CODE).completed(None, "")
-    assert found.predict_batch_fn is None
-    assert found.tokens_fn is None
+    resolved = resolve(folders[0], None, CODE).completed(None, "")
+    assert resolved.predict_batch_fn is None
+    assert resolved.tokens_fn is None
 
 
 def test_predict_batch_fn_alone_is_predict_fn_too(folders: tuple[Path, Path]) -> None:
     write(folders[0], "def predict_batch_fn(inputs, model): return [each * 2 for each in inputs]")
-    found = resolve(folders[0], None, CODE)
-    assert found.predict_fn is not None
-    assert found.predict_fn(3, None, context=None) == 6
+    resolved = resolve(folders[0], None, CODE)
+    assert resolved.predict_fn is not None
+    assert resolved.predict_fn(3, None, context=None) == 6
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_a_file_without_handlers_leaves_all_to_the_image(
     folders: tuple[Path, Path], code: str
 ) -> None:
     write(folders[0], code)
-    found = resolve(folders[0], None, folders[1])
-    assert found.image_only
-    assert (found.pre_model_fn is not None) == ("pre_model_fn" in code)
+    resolved = resolve(folders[0], None, folders[1])
+    assert resolved.image_only
+    assert (resolved.pre_model_fn is not None) == ("pre_model_fn" in code)
 
 
 def test_none_in_a_functions_place_is_no_function(folders: tuple[Path, Path]) -> None:
     write(folders[0], "transform_fn = None\ndef predict_fn(data, model): return data")
-    found = resolve(folders[0], None, CODE)
-    assert found.transform_fn is None
+    resolved = resolve(folders[0], None, CODE)
+    assert resolved.transform_fn is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from amphora.serving.protocol import messages
 from amphora.serving.worker import job_threads
-from amphora.serving.worker.job_threads import Left, Turns
+from amphora.serving.worker.job_threads import ClientLeft, Turns
 from tests.support.servers import Running, Start, fault
 from tests.support.until import until
 from tests.support.worker_front import Front, answers
@@ -193,8 +193,8 @@ def test_outside_of_a_job_a_pause_is_none() -> None:
     turns = Turns(lambda: True)
     turns.pause()
     turns.pause(lambda: False)
-    assert issubclass(Left, BaseException)
-    assert not issubclass(Left, Exception)
+    assert issubclass(ClientLeft, BaseException)
+    assert not issubclass(ClientLeft, Exception)
 
 
 @pytest.fixture

@@ -73,26 +73,26 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     }
 
     def folder(kind: str) -> Path:
-        place = base / kind
-        if place.is_dir():
-            return place
-        place.mkdir()
+        path = base / kind
+        if path.is_dir():
+            return path
+        path.mkdir()
         torch.manual_seed(1)
         if kind in hub:
-            hub[kind]().save_pretrained(place)
-            reader.save_pretrained(place)
+            hub[kind]().save_pretrained(path)
+            reader.save_pretrained(path)
         for name in scripts.get(kind, []):
             script: Any = torch.jit.script
-            script(Times()).save(str(place / name))
+            script(Times()).save(str(path / name))
         if kind == "weights":
-            torch.save({"scale": torch.tensor(5.0)}, place / "weights.pth")
-        return place
+            torch.save({"scale": torch.tensor(5.0)}, path / "weights.pth")
+        return path
 
     return folder
 
 
 @pytest.fixture
-def place(
+def install_file(
     folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[File], Path]]:
     """place(file): a model's folder with that file as its code."""
@@ -127,8 +127,8 @@ def place(
 def forget(before: set[str]) -> None:
     """Neither side's module of the user's file is the other's."""
     for name in set(sys.modules) - before:
-        place = getattr(sys.modules[name], "__file__", None) or ""
-        if "/model/code/" in place:
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        if "/model/code/" in path:
             del sys.modules[name]
 
 
@@ -192,17 +192,17 @@ CASES = [
     pytest.param(
         file,
         id=file.name,
-        marks=[] if place % 4 == 0 or file.oracle == "base" else pytest.mark.heavy,
+        marks=[] if install_file % 4 == 0 or file.oracle == "base" else pytest.mark.heavy,
     )
-    for place, file in enumerate(FILES)
+    for install_file, file in enumerate(FILES)
 ]
 
 
 @pytest.mark.parametrize("file", CASES)
 def test_a_file_answers_as_in_the_image_it_was_written_for(
-    file: File, place: Callable[[File], Path], monkeypatch: pytest.MonkeyPatch
+    file: File, install_file: Callable[[File], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = place(file)
+    model = install_file(file)
     program = file.program if file.program != "inference.py" else None
     if not file.starts:
         with pytest.raises(Exception, match=r"."):

@@ -21,12 +21,12 @@ from recipe.plan import batch_layout
 from recipe.plan.table import Table
 from recipe.reports import report
 from recipe.tasks.preference.batches import AnswerPairs
-from recipe.tasks.preference.task import Preferring, tokens
+from recipe.tasks.preference.task import PreferenceObjective, tokens
 from recipe.training import preflight
 from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit
 from tests.support.causal_kit import CHATML, MARKED, ODD
-from tests.support.jobs import places_of, run, write
+from tests.support.jobs import folders_of, run, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 TEXTS = {
@@ -69,12 +69,12 @@ def pairs_of(texts: dict[str, list[str]], are_talks: bool, length: int = 128) ->
 def log_probabilities(model: Any, pairs: AnswerPairs, packing: bool) -> torch.Tensor:
     """[pairs, 2], of one batch."""
     training = batches.Training(samples=pairs, size=len(pairs))
-    objective = Preferring("sigmoid", 0.1, 0.0)
+    objective = PreferenceObjective("sigmoid", 0.1, 0.0)
     layout, _ = batch_layout.layouts(
         model, 0, packing, training, {"evaluation": pairs}, len(pairs), objective, Table()
     )
-    found: torch.Tensor = -model(**layout.tensors(pairs, np.arange(len(pairs)))).logits[..., 0]
-    return found
+    output: torch.Tensor = -model(**layout.tensors(pairs, np.arange(len(pairs)))).logits[..., 0]
+    return output
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_losses_and_gradients_are_the_librarys(
     expected.backward()
     pairs = pairs_of(TEXTS, False, 40)
     assert pairs.documents.lengths.max() == 40, "one is cut"
-    objective = Preferring(kind, beta, smoothing)
+    objective = PreferenceObjective(kind, beta, smoothing)
     with torch.no_grad():
         pairs.refer(log_probabilities(load(start), pairs, packing).numpy())
     ours = moved(load(start))
@@ -121,19 +121,19 @@ def test_losses_and_gradients_are_the_librarys(
     loss.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     largest = 0.0
-    for (name, own), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+    for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         largest = max(largest, float(other.grad.abs().max()))
-        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(weight.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
     assert largest > 1e-2
     scores = library._metrics["eval"]
-    found = objective.metrics()(EvalPrediction(logits.detach().numpy(), pairs.labels))
+    output = objective.metrics()(EvalPrediction(logits.detach().numpy(), pairs.labels))
     for name, theirs_name in {
         "reward_accuracy": "rewards/accuracies",
         "reward_margin": "rewards/margins",
         "chosen_reward": "rewards/chosen",
         "rejected_logp": "logps/rejected",
     }.items():
-        assert found[name] == pytest.approx(scores[theirs_name][-1], rel=1e-4, abs=1e-5), name
+        assert output[name] == pytest.approx(scores[theirs_name][-1], rel=1e-4, abs=1e-5), name
 
 
 def test_smoothing_is_that_of_conservative_dpo(library: Any, start: Path) -> None:
@@ -147,7 +147,7 @@ def test_smoothing_is_that_of_conservative_dpo(library: Any, start: Path) -> Non
         )
         pairs.refer(log_probabilities(load(start), pairs, True).numpy())
         now = log_probabilities(moved(load(start)), pairs, True)
-    objective = Preferring("sigmoid", 0.1, 0.2)
+    objective = PreferenceObjective("sigmoid", 0.1, 0.2)
     logits = torch.stack([-now, torch.zeros(1, 2)], dim=-1)
     loss = objective.losses(logits, torch.from_numpy(pairs.labels), 0.0)
     torch.testing.assert_close(loss[0], expected, rtol=1e-5, atol=1e-5)
@@ -162,24 +162,28 @@ def test_packed_answers_are_as_likely_as_alone(kind: str, start: Path, tmp_path:
         for row in range(len(pairs.documents)):
             ids = torch.from_numpy(pairs.documents.tokens(row).astype(np.int64))
             likely = model(input_ids=ids[None]).logits[0].log_softmax(dim=-1)
-            at, following = (torch.from_numpy(each) for each in pairs.documents.successors(row))
-            alone.append(likely[at, following.long()].sum())
+            positions, following = (
+                torch.from_numpy(successor) for successor in pairs.documents.successors(row)
+            )
+            alone.append(likely[positions, following.long()].sum())
         expected = torch.stack(alone).view(-1, 2)
         for packing in (True, False):
-            found = log_probabilities(model, pairs, packing)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            actual = log_probabilities(model, pairs, packing)
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         flat_attention.use(model)  # as on a GPU: end to end in one row
-        found = log_probabilities(model, pairs, True)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        actual = log_probabilities(model, pairs, True)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def shown(pairs: AnswerPairs, document: int) -> str:
     """A document with what is learned in brackets."""
-    reader, at = causal_kit.make_tokenizer(), pairs.documents.span(document)
-    ids, learned = pairs.documents.token_ids[at], pairs.documents.learned[at]
+    reader, span = causal_kit.make_tokenizer(), pairs.documents.span(document)
+    ids, learned = pairs.documents.token_ids[span], pairs.documents.learned[span]
     first = int(learned.argmax())
     last = len(learned) - int(learned[::-1].argmax())
-    parts = [reader.decode(ids[of]) for of in (slice(first), slice(first, last), slice(last, None))]
+    parts = [
+        reader.decode(ids[part]) for part in (slice(first), slice(first, last), slice(last, None))
+    ]
     return f"{parts[0]}[{parts[1]}]{parts[2]}"
 
 
@@ -195,11 +199,11 @@ def test_what_does_not_fit_is_cut_and_said(capsys: pytest.CaptureFixture[str]) -
         "one:[abc</s>]", "one:[abd</s>]", "three:[abcdef]", "three:[xbcdef]",
     ]  # fmt: skip
     assert pairs.labels[:, 2:].tolist() == [[4, 4], [6, 6]]
-    said = capsys.readouterr().out
-    assert "2 pairs, 40 tokens, 10 of them of chosen answers and 10 of rejected ones" in said
-    assert "1 chosen and 1 rejected answers are cut at 12 tokens" in said
-    assert "2 pairs are left out" in said
-    assert "row 1 ('a prompt that fills it:'), row 2 ('two:')" in said
+    output = capsys.readouterr().out
+    assert "2 pairs, 40 tokens, 10 of them of chosen answers and 10 of rejected ones" in output
+    assert "1 chosen and 1 rejected answers are cut at 12 tokens" in output
+    assert "2 pairs are left out" in output
+    assert "row 1 ('a prompt that fills it:'), row 2 ('two:')" in output
     with pytest.raises(DataError, match=r"No pair of the train data .*max_length \(12"):
         pairs_of({name: values[1:2] for name, values in texts.items()}, False, 12)
 
@@ -218,7 +222,9 @@ def test_of_a_conversation_the_last_answer_is_learned(
 ) -> None:
     roles = ("user", "assistant", "user")
     prompt = [{"role": r, "content": c} for r, c in zip(roles, ("hi", "yes", "why"), strict=True)]
-    answers = [json.dumps([{"role": "assistant", "content": each}]) for each in ("so", "no idea")]
+    answers = [
+        json.dumps([{"role": "assistant", "content": content}]) for content in ("so", "no idea")
+    ]
     rows = datasets.Dataset.from_dict(
         {"prompt": [json.dumps(prompt)], "chosen": answers[:1], "rejected": answers[1:]}
     )
@@ -227,9 +233,9 @@ def test_of_a_conversation_the_last_answer_is_learned(
     pairs = tokens.tokenise("train", rows, True, reader, 128)
     assert shown(pairs, 0) == expected
     tokens.tokenise("train", datasets.Dataset.from_dict(TEXTS), False, reader, 128)
-    said = capsys.readouterr().out
-    assert ("does not tell the answers apart in 1" in said) == (template == ODD)
-    assert said.count("chat template, which texts are not put into") == 1, "for the texts"
+    output = capsys.readouterr().out
+    assert ("does not tell the answers apart in 1" in output) == (template == ODD)
+    assert output.count("chat template, which texts are not put into") == 1, "for the texts"
     assert "no idea" in shown(pairs, 1)
 
 
@@ -240,7 +246,9 @@ def better(count: int, first: int = 0) -> list[dict[str, str]]:
         {
             "prompt": row["prompt"],
             "chosen": row["completion"],
-            "rejected": next(each for each in causal_kit.ANIMALS if each not in row["prompt"]),
+            "rejected": next(
+                animal for animal in causal_kit.ANIMALS if animal not in row["prompt"]
+            ),
         }
         for row in rows
     ]
@@ -288,7 +296,7 @@ def test_a_resumed_run_takes_its_references_from_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, metrics = trained
-    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    monkeypatch.setattr(report, "write_report", lambda *given: None)
     channels = {name: base / name for name in ("train", "validation", "test")}
     shutil.copytree(
         base / "checkpoints" / "checkpoint-10", tmp_path / "checkpoints" / "checkpoint-10"
@@ -297,14 +305,14 @@ def test_a_resumed_run_takes_its_references_from_the_checkpoint(
     def asked_again(self: Any, ask: Any) -> None:
         raise AssertionError("the trained model is asked")
 
-    monkeypatch.setattr(Preferring, "refer", asked_again)
+    monkeypatch.setattr(PreferenceObjective, "refer", asked_again)
     argv = (*ARGV, "--task", "preference", "--eval_on_start", "True")
     again = run(tmp_path, start, channels, *argv)
-    weights = [(each / "model" / "model.safetensors").read_bytes() for each in (base, tmp_path)]
+    weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (base, tmp_path)]
     assert weights[0] == weights[1]
     kept = [
-        (each / "checkpoints" / "checkpoint-20" / "references.safetensors").read_bytes()
-        for each in (base, tmp_path)
+        (folder / "checkpoints" / "checkpoint-20" / "references.safetensors").read_bytes()
+        for folder in (base, tmp_path)
     ]
     assert kept[0] == kept[1]
     scores = [name for name in metrics if "reward" in name or name.endswith("_loss")]
@@ -325,7 +333,7 @@ def test_a_stop_before_the_first_step_is_one(
     def stopped(self: Any, ask: Any) -> None:
         raise Interrupted
 
-    monkeypatch.setattr(Preferring, "refer", stopped)
+    monkeypatch.setattr(PreferenceObjective, "refer", stopped)
     with pytest.raises(SystemExit) as left:
         run(tmp_path, start, {"train": write(tmp_path / "train", better(20))}, *ARGV)
     assert left.value.code == EXIT_CODE
@@ -335,10 +343,10 @@ def test_a_stop_before_the_first_step_is_one(
 
 def test_doctor_tells_of_it(start: Path, tmp_path: Path) -> None:
     channels = {"train": write(tmp_path, better(40)), "model": start}
-    places = places_of(tmp_path, channels)
+    folders = folders_of(tmp_path, channels)
     argv = ["--max_length", "16", "--lr", "5e-5"]
-    found = {each.what: each for each in preflight.inspect(argv, places, 1)}
-    assert str(found["task"]).startswith("preference (by its columns: ")
-    assert "of 76 texts" in found["lengths"].detail, "two of each row that is not held out"
-    assert found["learning rate"].level == "warning"
-    assert found["steps"].detail.startswith("2 an epoch")
+    results = {finding.what: finding for finding in preflight.inspect(argv, folders, 1)}
+    assert str(results["task"]).startswith("preference (by its columns: ")
+    assert "of 76 texts" in results["lengths"].detail, "two of each row that is not held out"
+    assert results["learning rate"].level == "warning"
+    assert results["steps"].detail.startswith("2 an epoch")

@@ -10,7 +10,7 @@ from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError
 from recipe.training import preflight
-from tests.support.jobs import places_of
+from tests.support.jobs import folders_of
 
 ROWS = {
     "classes": ["good", "bad", "so"],
@@ -59,7 +59,7 @@ def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
     declined = parse(["--eval_strategy", "no"])
     task = task_table.load("text-classification")(channels(tmp_path, "classes"), declined)
     assert task.train.num_rows == 12
-    assert "evaluation: none (eval_strategy=no); all rows train" in task.found
+    assert "evaluation: none (eval_strategy=no); all rows train" in task.notes
     usual = parse([])
     assert (
         task_table.load("text-classification")(channels(tmp_path, "classes"), usual).train.num_rows
@@ -68,8 +68,8 @@ def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
 
 
 def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) -> None:
-    places = places_of(tmp_path, channels(tmp_path, "classes"))
-    asked = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
-    (only,) = preflight.inspect(asked, places, 2)
+    folders = folders_of(tmp_path, channels(tmp_path, "classes"))
+    argv = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
+    (only,) = preflight.inspect(argv, folders, 2)
     assert (only.level, only.what) == ("error", "hyperparameter")
     assert "do not fit together: --load_best_model_at_end requires" in only.detail

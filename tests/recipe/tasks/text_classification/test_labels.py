@@ -38,7 +38,7 @@ BAD = "the film number 8 was bad , truly awful"
 
 @pytest.fixture(autouse=True)
 def no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    monkeypatch.setattr(report, "write_report", lambda *given: None)
 
 
 def trained(base: Path, model: Path, rows: Sequence[tuple[str, Any]], *argv: str) -> Job:
@@ -73,13 +73,15 @@ def test_fractions_are_learned_as_numbers(
 @pytest.mark.long
 def test_a_decoder_is_a_classifier_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = causal_kit.make_model("llama", tmp_path / "start")
-    rows = [(f"{'the ' * (at % 7)}{text}", label) for at, (text, label) in enumerate(reviews(160))]
+    rows = [
+        (f"{'the ' * (index % 7)}{text}", label) for index, (text, label) in enumerate(reviews(160))
+    ]
     job = trained(tmp_path, model, rows, "--max_length", "96")
     assert "padding token: </s>, the end token" in capsys.readouterr().out
     assert job.metrics["eval_accuracy"] == 1.0
     assert json.loads((job.model / "config.json").read_text())["pad_token_id"] == 0
     answers = ask(job, GOOD, f"the the the the {BAD}")
-    assert [each["label"] for each in answers] == ["pos", "neg"]
+    assert [answer["label"] for answer in answers] == ["pos", "neg"]
 
 
 # transformers 5.23 has a new name for it, which transformers 4 does not know.
@@ -165,25 +167,27 @@ def test_both_texts_of_a_pair_are_read_in_their_order(
                 "test": write(tmp_path / "test", [{**row, "label": -1} for row in held[:9]])}  # fmt: skip
     job = Job(tmp_path, channels, ("--model_id", str(tiny_model), *FAST, "--lr", "3e-3"))
     job.run_here()
-    said, metrics = capsys.readouterr().out, job.metrics
+    output, metrics = capsys.readouterr().out, job.metrics
     assert metrics["eval_accuracy"] > 0.95
     assert not any(name.startswith("test_") for name in metrics)
-    assert "text 'sentence1', text_pair 'sentence2', label 'label'; not read: id" in said
-    assert "test/train.jsonl has no labels and is not used" in said
+    assert "text 'sentence1', text_pair 'sentence2', label 'label'; not read: id" in output
+    assert "test/train.jsonl has no labels and is not used" in output
     columns = json.loads((job.model / "config.json").read_text())["text_columns"]
     assert columns == ["sentence1", "sentence2"]
     card = (job.model / "README.md").read_text()
     assert "# Text pair classifier" in card and "`sentence1` and `sentence2`, in this order" in card
     answers = ask(job, *({name: row[name] for name in reversed(columns)} for row in held))
     plain = ask(job, *({"text": row["sentence1"], "text_pair": row["sentence2"]} for row in held))
-    right = [each["label"] == row["label"] for each, row in zip(answers, held, strict=True)]
+    right = [answer["label"] == row["label"] for answer, row in zip(answers, held, strict=True)]
     assert np.mean(right) == pytest.approx(metrics["eval_accuracy"])
     chances = [
         one["score"] if is_right else 1 - one["score"]
         for one, is_right in zip(answers, right, strict=True)
     ]
     assert -np.mean(np.log(chances)) == pytest.approx(metrics["eval_loss"], rel=1e-3)
-    assert [each["score"] for each in answers] == pytest.approx([each["score"] for each in plain])
+    assert [answer["score"] for answer in answers] == pytest.approx(
+        [entry["score"] for entry in plain]
+    )
     with pytest.raises(Exception, match=r"pairs of texts \(sentence1, sentence2\)"):
         ask(job, held[0]["sentence1"])
-    assert re.search(r"new weights +2 start at random", said)
+    assert re.search(r"new weights +2 start at random", output)

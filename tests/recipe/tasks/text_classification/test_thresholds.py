@@ -26,7 +26,7 @@ def test_no_other_threshold_has_a_higher_f1(seed: int) -> None:
         column = logits[:, label]
         probabilities = 1 / (1 + np.exp(-column))
         every = [0.5, *probabilities, 1.1]
-        best = max(f1(column, true[:, label], each) for each in every)
+        best = max(f1(column, true[:, label], item) for item in every)
         assert f1(column, true[:, label], threshold) == pytest.approx(best)
         assert 0 < threshold < 1
         assert threshold == 0.5 or threshold not in probabilities, (
