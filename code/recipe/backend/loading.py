@@ -329,7 +329,9 @@ def _generation_scores(loaded: LoadedModel) -> list[torch.Tensor]:
         return [first.logits[0].float()]
     if model.config.is_encoder_decoder:
         more["encoder_outputs"] = (first.encoder_last_hidden_state,)
-    then = model(**more, past_key_values=cache, use_cache=True)
+    # The name since transformers 5.24, and the one before.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    then = model(**more, **{name: cache}, use_cache=True)
     return [first.logits[0].float(), then.logits[0].float()]
 
 
