@@ -67,7 +67,7 @@ class ExtractiveSummary(Task):
             describe_files(reading.files_of(split), f"{len(rows)} documents")
             for split, rows in built.items()
         ]
-        self.data = held_out.DataSets(**uses, found=[*notes, *results, rule])
+        self.data = held_out.DataSets(**uses, notes=[*notes, *results, rule])
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
