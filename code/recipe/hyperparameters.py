@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.errors import HyperparameterError
-from recipe.options import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Valid
+from recipe.option_fields import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Valid
 from recipe.secret_rules import is_secret_name, mask_shapes
 from recipe.settings import DataSettings, JobSettings, ModelSettings
 from recipe.task_table import TASKS

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from recipe.options import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Effect, option
+from recipe.option_fields import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Effect, option
 from recipe.task_table import TASKS
 
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
-from recipe.options import NoOptions
+from recipe.option_fields import NoOptions
 
 _SEPARATORS = re.compile(r"[\s_-]+")
 _NUMBER = re.compile(r"\d+$|[\s_-][a-e]$")
@@ -129,7 +129,7 @@ class TaskSpec:
     owns_settings: bool = False
     """Whether columns that text_column and label_column name are for this task if none is given."""
     options: type = NoOptions
-    """A frozen dataclass: the hyperparameters that only this task takes (`recipe.options`)."""
+    """A frozen dataclass: the hyperparameters of this task only (`recipe.option_fields`)."""
     shared_options: Sequence[str] = ()
     """Hyperparameters that several tasks take, not all, and that name no column."""
     learning_rates: tuple[float, float] = (5e-5, 2e-4)

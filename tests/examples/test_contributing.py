@@ -188,7 +188,7 @@ def test_a_device(follow: Callable[[str], Copy]) -> None:
     )
     environ = {"ABACI": "3", "PATH": "/nowhere"}
     assert copy.run("-c", program, **environ) == (
-        "abacus 3 ABACI says so (False, 'beads are whole numbers')\n"
+        "abacus 3 by ABACI (False, 'beads are whole numbers')\n"
     )
 
 

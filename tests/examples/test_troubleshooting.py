@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -187,8 +188,12 @@ def test_a_model_is_not_loaded_so(
 
 
 @pytest.mark.parametrize("quoted", SERVED)
-def test_handlers_are_refused_so(quoted: str, tmp_path: Path) -> None:
+def test_handlers_are_refused_so(
+    quoted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That a server ends with the reason is tested in tests/amphora/serving."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the model's code is put first
+    monkeypatch.delitem(sys.modules, "inference", raising=False)
     code, program = SERVED[quoted]
     model = write_model(tmp_path / "model", {"code/inference.py": code})
     with pytest.raises(CodeError) as raised:

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from recipe.hyperparameters import FIELDS, Hyperparameters
-from recipe.options import Effect
+from recipe.option_fields import Effect
 from recipe.settings import DataSettings, JobSettings
 
 _OF_DATA = {item.name for item in dataclasses.fields(DataSettings)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipe.options import NOT_BELOW_0, Effect, option
+from recipe.option_fields import NOT_BELOW_0, Effect, option
 from recipe.spec import Column, Form, Kind, Model, Served, TaskSpec
 
 

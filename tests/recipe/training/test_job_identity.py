@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from recipe.arguments import parse
 from recipe.errors import CheckpointError
 from recipe.hyperparameters import FIELDS, Hyperparameters
-from recipe.options import Effect, option
+from recipe.option_fields import Effect, option
 from recipe.paths import from_environment
 from recipe.plan import trainer_arguments
 from recipe.runtime import distribution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe.options import option
+from recipe.option_fields import option
 from recipe.spec import LABEL, Column, Form, Kind, Model, TaskSpec
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "pixels", "jpg", "jpeg", "png", "image_bytes")

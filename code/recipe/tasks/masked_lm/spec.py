@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe.options import Effect, option
+from recipe.option_fields import Effect, option
 from recipe.spec import TEXT, TOKEN_IDS, Form, Model, Served, TaskSpec
 
 

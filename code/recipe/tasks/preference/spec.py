@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe.options import ABOVE_0, option
+from recipe.option_fields import ABOVE_0, option
 from recipe.spec import PROMPT_NAMES, Column, Form, TaskSpec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipe.data.relevance_columns import FORMS, LISTS
-from recipe.options import option
+from recipe.option_fields import option
 from recipe.spec import Model, TaskSpec
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from recipe.backend.requests import routes
 from recipe.data.relevance_columns import FORMS
-from recipe.options import ABOVE_0, AT_LEAST_1, option
+from recipe.option_fields import ABOVE_0, AT_LEAST_1, option
 from recipe.spec import Model, Served, TaskSpec
 
 _ROUTES = (routes.EMBEDDINGS, routes.EMBED, routes.SIMILARITY, routes.TOKENIZE)

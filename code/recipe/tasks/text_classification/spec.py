@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from recipe.backend.requests import routes
-from recipe.options import Effect, option
+from recipe.option_fields import Effect, option
 from recipe.spec import (
     LABEL,
     PAIR_LABEL_NAMES,

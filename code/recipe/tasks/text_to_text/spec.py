@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from recipe.options import AT_LEAST_1, Effect, option
+from recipe.option_fields import AT_LEAST_1, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
     PROMPT_NAMES,

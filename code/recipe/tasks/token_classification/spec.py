@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from recipe.options import Effect, option
+from recipe.option_fields import Effect, option
 from recipe.spec import Column, Form, Served, TaskSpec
 
 _WORDS = Column(

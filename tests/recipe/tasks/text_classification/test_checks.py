@@ -29,7 +29,7 @@ def channels(folder: Path, kind: str) -> dict[str, Path]:
     [("classes", "eval_f1_macro"), ("classes", "loss"), ("numbers", "pearson")],
 )
 def test_a_metric_that_evaluation_gives_may_choose(tmp_path: Path, kind: str, name: str) -> None:
-    given = parse(["--metric_for_best_model", name])
+    given = parse(["--task", "text-classification", "--metric_for_best_model", name])
     assert (
         task_table.load("text-classification")(channels(tmp_path, kind), given).train.num_rows > 0
     )
@@ -56,11 +56,11 @@ def test_an_evaluation_is_made_unless_it_is_declined(argv: list[str], evaluates:
 
 
 def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
-    declined = parse(["--eval_strategy", "no"])
+    declined = parse(["--task", "text-classification", "--eval_strategy", "no"])
     task = task_table.load("text-classification")(channels(tmp_path, "classes"), declined)
     assert task.train.num_rows == 12
     assert "evaluation: none (eval_strategy=no); all rows train" in task.notes
-    usual = parse([])
+    usual = parse(["--task", "text-classification"])
     assert (
         task_table.load("text-classification")(channels(tmp_path, "classes"), usual).train.num_rows
         < 12
