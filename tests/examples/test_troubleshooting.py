@@ -193,7 +193,8 @@ def test_handlers_are_refused_so(
 ) -> None:
     """That a server ends with the reason is tested in tests/amphora/serving."""
     monkeypatch.setattr(sys, "path", [*sys.path])  # the model's code is put first
-    monkeypatch.delitem(sys.modules, "inference", raising=False)
+    monkeypatch.setitem(sys.modules, "inference", sys)  # so that what is here now comes back
+    del sys.modules["inference"]
     code, program = SERVED[quoted]
     model = write_model(tmp_path / "model", {"code/inference.py": code})
     with pytest.raises(CodeError) as raised:
