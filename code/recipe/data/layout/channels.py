@@ -48,13 +48,11 @@ def find(
 
     Args:
         configurations: The hyperparameter dataset_config_name: one, or several with commas.
-        sharded: The channels of which this host has a part only, which may be empty. Where there
-            are some, it may have no training data.
+        sharded: The channels of which this host has a part only, which may be empty.
 
     Raises:
-        DataError: a channel's folder does not exist, or there is no training data; what names
-            say contradicts itself; one of several configurations must be asked for; or a split has
-            files of which each host has its own and files that all hosts have.
+        DataError: a channel's folder does not exist; there is no training data; names contradict
+            each other; a configuration must be chosen; or a split is sharded only in part.
     """
     requested = [part.strip() for part in (configurations or "").split(",") if part.strip()]
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
@@ -94,9 +92,8 @@ def find(
     if not files.get("train") and not sharded:
         channel_list = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
         raise DataError(
-            " ".join(
-                [f"There is no training data; the job's channels are: {channel_list}.", *notes]
-            ),
+            f"There is no training data; the job's channels are: {channel_list}."
+            + "".join(f" {note}" for note in notes),
             "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
             "as CSV, JSON Lines or Parquet.",
         )
