@@ -349,6 +349,18 @@ def _running(server: Running) -> float:
     return next(float(row[1]) for row in rows if row[0].startswith("vllm:num_requests_running{"))
 
 
+def test_adapters_that_the_engine_keeps_are_counted(server: Running, model: Path) -> None:
+    """An unloaded one keeps its slot, and the last slot of all has to stay empty."""
+    order = {"name": "again", "src": str(model / "second")}
+    for _ in range(10):
+        answer = server.http.post("/adapters", json=order)
+        if not answer.is_success:
+            break
+        server.http.delete("/adapters/again").raise_for_status()
+    assert answer.status_code == 507
+    assert "keeps unloaded adapters, and has loaded 10." in answer.text
+
+
 def test_a_killed_engine_is_started_again(server: Running, client: OpenAI) -> None:
     """What it was writing breaks off; /ping says 503 meanwhile; its adapters are there again."""
     worker = _engine(server)

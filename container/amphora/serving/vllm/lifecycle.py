@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 
+from amphora.common.devices import CPU
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.spawner import ModelError
 from amphora.serving.pool.user_code import UserCode
@@ -82,6 +83,9 @@ class Engine:
         self._socket = Path(self._folder.name) / "socket"
         self._command = server_arguments.command(settings, environ, selection, self._socket)
         self._changing = asyncio.Lock()
+        self._loads = 0
+        """Adapters that the engine has loaded since its start; it keeps those that are unloaded."""
+        self._first_loads = int(selection.adapter is not None)
         self._process = ServerProcess()
         self._code = UserCode(settings, environ)
         self._session: aiohttp.ClientSession | None = None
@@ -181,6 +185,14 @@ class Engine:
                     f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
                     " Unload one, or raise it.",
                 )
+            is_full = self._loads >= server_arguments.loads_of_engine(self._settings)
+            if is_full and self._settings.device_kind == CPU:
+                raise Fault(
+                    507,
+                    "too_many_adapters",
+                    f"vLLM on CPUs keeps unloaded adapters, and has loaded {self._loads}."
+                    " Restart the server, or raise AMPHORA_ADAPTERS.",
+                )
             try:
                 await self._add_adapter(name, str(folder))
                 await self._try(name)
@@ -234,6 +246,7 @@ class Engine:
         _, document = await self.answer("/openapi.json", None, limit)
         self.keys = _keys_by_route(json.loads(document))
         self.names = {model["id"] for model in models}
+        self._loads = self._first_loads
         for name, folder in self.adapters.items():
             await self._add_adapter(name, folder)
         await self._try(self.name)
@@ -265,6 +278,7 @@ class Engine:
             raise ModelError(
                 f"The adapter {name!r} ({folder}) cannot be served on this model: {reason}"
             )
+        self._loads += 1
 
     async def _try(self, name: str) -> None:
         """Generate a token by the model or an adapter. Raises ModelError if vLLM refuses."""

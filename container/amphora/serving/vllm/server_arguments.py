@@ -35,6 +35,9 @@ _DTYPES = ("float32", "bfloat16")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # The most adapters in device memory; others are in host memory.
 _ADAPTERS_AT_ONCE = 8
+# vLLM's kernels for CPUs give a base's requests the weights of the last slot, if they share a batch
+# with an adapter's: it stays empty. An unloaded adapter keeps its slot, so there are some more.
+_EMPTY_SLOTS, _RELOADS = 1, 8
 # The share of a GPU's memory that weights may take; the rest is for the cache.
 _WEIGHTS_SHARE = 0.7
 
@@ -49,6 +52,11 @@ def served_names(environ: Mapping[str, str]) -> list[str]:
     names = ("AMPHORA_MODEL_NAME", PREFIX + "SERVED_MODEL_NAME", "HF_MODEL_ID")
     text = next((environ[name] for name in names if environ.get(name)), "model")
     return _words(text) or ["model"]
+
+
+def loads_of_engine(settings: ServerSettings) -> int:
+    """Return how many adapters vLLM's CPU build may load, unloaded ones included."""
+    return max(settings.adapters, 1) + _RELOADS
 
 
 def command(
@@ -93,9 +101,7 @@ def command(
         usual["enable-lora"] = []
         slots = min(most, _ADAPTERS_AT_ONCE)
         if settings.device_kind == CPU:
-            # vLLM's kernels for CPUs give a base's requests the weights of the last slot, if they
-            # share a batch with an adapter's: it stays empty.
-            most = slots = most + 1
+            most = slots = loads_of_engine(settings) + _EMPTY_SLOTS
         usual["max-loras"] = [str(slots)]
         usual["max-cpu-loras"] = [str(most)]
         rank = max((_rank(folder) for folder in folders), default=16)
