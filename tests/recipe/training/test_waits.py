@@ -35,7 +35,7 @@ class Waits(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.notes: list[str] = []
+        self.operations: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
@@ -44,7 +44,7 @@ class Waits(TorchDispatchMode):
             arg is not None and arg.dtype in (torch.bool, torch.uint8) for arg in args[1]
         )
         if name.startswith(self.NAMES) or by_mask:
-            self.notes.append(name)
+            self.operations.append(name)
         return func(*args, **(kwargs or {}))
 
 
