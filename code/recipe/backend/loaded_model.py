@@ -72,7 +72,7 @@ class LoadedModel:
         return int(getattr(self.model.config.get_text_config(), "hidden_size", 0) or 0)
 
     def encode(self, request: Request, inputs: Inputs) -> Prepared:
-        """Return a row of tokens for each text or pair of a request, in `Prepared.work`.
+        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each.
 
         The parameters `truncation` and `max_length` are applied.
 

@@ -131,9 +131,9 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
         names.sort(key=_TARGETS.__contains__)  # targets come last
         parts = [_hashes_and_texts(batch) for batch in table.select(names).to_batches(_AT_ONCE)]
         known[id(table)] = _Split(
-            inputs=np.array([number for part in parts for number in part[0]], np.uint64),
-            rows=np.array([number for part in parts for number in part[1]], np.uint64),
-            is_empty=np.concatenate([part[2] for part in parts] or [np.zeros(0, bool)]),
+            inputs=np.concatenate([np.zeros(0, np.uint64), *(part[0] for part in parts)]),
+            rows=np.concatenate([np.zeros(0, np.uint64), *(part[1] for part in parts)]),
+            is_empty=np.concatenate([np.zeros(0, bool), *(part[2] for part in parts)]),
         )
     whole = known[id(table)]
     if split._indices is None:
@@ -144,8 +144,8 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
     )
 
 
-def _hashes_and_texts(batch: pa.RecordBatch) -> tuple[list[int], list[int], npt.NDArray[np.bool_]]:
-    """Return the hashes of the inputs and of all of some rows, and which rows have no text."""
+def _hashes_and_texts(batch: pa.RecordBatch) -> tuple[Hashes, Hashes, npt.NDArray[np.bool_]]:
+    """Return each row's hash of its inputs, that of all its cells, and whether it has no text."""
     inputs = rows = [0] * len(batch)
     has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -158,7 +158,7 @@ def _hashes_and_texts(batch: pa.RecordBatch) -> tuple[list[int], list[int], npt.
             has_text |= matches.to_numpy(zero_copy_only=False)
         else:
             has_text |= True
-    return inputs, rows, ~has_text
+    return np.array(inputs, np.uint64), np.array(rows, np.uint64), ~has_text
 
 
 def _chained(column: pa.Array, seeds: Sequence[int]) -> list[int]:
@@ -201,7 +201,7 @@ def _shown(split: Dataset, row: int) -> str:
 
 
 def _classes(splits: dict[str, Dataset], labels: Labels | None) -> list[list[str]]:
-    """Return a table row for each class: its name, and its rows in each split."""
+    """Return one table row per class: its name, and the number of its rows in each split."""
     if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
         return [["all", *(str(len(split)) for split in splits.values())]]
     counts = {

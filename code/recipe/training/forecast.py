@@ -111,8 +111,10 @@ class Forecast(TrainerCallback):
         if self._curve:
             state.max_steps = min(self._planned, int(self._curve["end"]))
             self._follow_curve(args, state, kwargs["lr_scheduler"])
-        used = everyones(self.elapsed())[0]
-        if self._budget is not None and not state.global_step and used >= self._budget:
+        if self._budget is None or state.global_step:
+            return
+        used = everyones(self.elapsed())[0]  # as the first process measures
+        if used >= self._budget:
             raise HyperparameterError(
                 f"The budget of {duration(self._budget)} (max_minutes, max_price) was used up "
                 f"before the first step, after {duration(used)}.",

@@ -32,7 +32,7 @@ _OF_ROWS = (
 """What a list of records is called that is one row's."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
 _TIMES_CHARACTERS = 8
-"""The bytes that a document read whole takes for each character, with its rows (measured)."""
+"""Bytes of memory for each character of a document that is read whole, rows included (measured)."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class MaskFiller(ServedTask):
             targets = self._targets(request.parameters["targets"])
         choices = len(self.loaded.tokenizer) if targets is None else len(targets)
         count = min(request.parameters.get("top_k", _TOP_K), choices)
-        # The text stands in each entry, and is made of its tokens for each.
+        # Each entry repeats the whole text, which is decoded anew for it.
         filled = [len(row.keep) * count for row in rows]
         values = sum(n * (3 + len(row.ids)) for n, row in zip(filled, rows, strict=True))
         reason = f"{sum(filled):,} tokens for masks, each in its whole text"

@@ -123,14 +123,14 @@ SHORT: dict[str, Any] = {
 
 
 class Probe:
-    """Asks a worker of one task for a request, and for short ones beside it."""
+    """Sends a worker of one task a request, and short requests at the same time."""
 
     def __init__(self, front: Front, task: str) -> None:
         self.front, self.short = front, SHORT.get(task, {"inputs": "good"})
         self.statuses: dict[str, int] = {}
 
     def _wait(self, name: str) -> float:
-        """Wait until a request is answered, or others are taken beside it; return the CPU seconds."""
+        """Wait until a request is answered, or the worker takes others; return the CPU seconds."""
         began = time.process_time()
         while name not in self.statuses:
             header, _ = self.front.receive()
@@ -141,7 +141,7 @@ class Probe:
         return time.process_time() - began
 
     def ask(self, body: bytes) -> tuple[int, float]:
-        """Return the status of a request, and the most CPU seconds that a short one waits beside it.
+        """Return the status of a request, and the most CPU seconds that a short one waits for it.
 
         The status is 0 if the client has given up.
         """
