@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_both_sdks_send_what_the_page_says(
     assert len(SDK3) == ESTIMATORS.count("<!-- sdk3") == len(SENT) == len(SDK2) + 1
     program = tmp_path / "shown.py"
     program.write_text("\n".join([prelude, *programs]))
-    done = run(program, python=request.getfixturevalue(version))
+    done = run(program, preloaded=request.getfixturevalue(version))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     names = ("CreateTrainingJob", "CreateHyperParameterTuningJob")
     sent = [(name, params) for name, params in aws.requests if name in names]
@@ -193,12 +194,14 @@ def test_both_sdks_send_what_the_page_says(
 
 
 @pytest.mark.heavy
-def test_sdk_v3_deploys_as_the_page_says(aws: Aws, run: Run, sdk3: str, tmp_path: Path) -> None:
+def test_sdk_v3_deploys_as_the_page_says(
+    aws: Aws, run: Run, sdk3: Mapping[str, str], tmp_path: Path
+) -> None:
     (code,) = re.findall(r"<!-- sdk3 -->\n```python\n(.*?)```", ENDPOINTS, re.DOTALL)
     aws.objects["bucket/models/job/output/model.tar.gz"] = b""
     program = tmp_path / "shown.py"
     program.write_text(f"from sagemaker.serve.model_builder import ModelBuilder\n{code}")
-    done = run(program, python=sdk3)
+    done = run(program, preloaded=sdk3)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert aws.request_of("CreateEndpoint")["EndpointName"].startswith("texts")
     container = aws.request_of("CreateModel")["PrimaryContainer"]

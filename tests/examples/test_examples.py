@@ -40,8 +40,8 @@ def example(run: Run, request: pytest.FixtureRequest) -> Example:
     """Runs `<case>_<kind>.py` with that kind's Python; it must succeed."""
 
     def start(case: str, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        python = sys.executable if kind == "boto3" else request.getfixturevalue(kind)
-        done = run(f"{case}_{kind}.py", *arguments, python=python)
+        preloaded = None if kind == "boto3" else request.getfixturevalue(kind)
+        done = run(f"{case}_{kind}.py", *arguments, preloaded=preloaded)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,10 +185,12 @@ def test_a_shell_block_is_shellcheck_clean(block: Block) -> None:
 
 
 @pytest.mark.heavy
-def test_the_trainer_starts_the_job_it_shows(aws: Aws, run: Run, sdk3: str, tmp_path: Path) -> None:
+def test_the_trainer_starts_the_job_it_shows(
+    aws: Aws, run: Run, sdk3: Mapping[str, str], tmp_path: Path
+) -> None:
     (block,) = [b.text for b in BLOCKS if "sagemaker.train" in b.text]
     (tmp_path / "shown.py").write_text(block)
-    done = run(tmp_path / "shown.py", python=sdk3)
+    done = run(tmp_path / "shown.py", preloaded=sdk3)
     assert done.returncode == 0, done.stderr
     job = aws.request_of("CreateTrainingJob")
     assert job["HyperParameters"]["model_name_or_path"] == "bert-base-uncased"

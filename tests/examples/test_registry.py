@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -51,9 +51,11 @@ def as_requests(steps: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, An
 
 
 @pytest.mark.heavy
-def test_a_pipeline_registers_what_is_good_enough(aws: Aws, run: Run, sdk2: str) -> None:
+def test_a_pipeline_registers_what_is_good_enough(
+    aws: Aws, run: Run, sdk2: Mapping[str, str]
+) -> None:
     data = ["--train", "s3://bucket/train/", "--test", "s3://bucket/test/"]
-    done = run("pipeline_sdk2.py", *COMMON, *data, "--group", "reviews", "--least", "0.9", "epochs=2", python=sdk2)  # fmt: skip
+    done = run("pipeline_sdk2.py", *COMMON, *data, "--group", "reviews", "--least", "0.9", "epochs=2", preloaded=sdk2)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\namphora-reviews/execution/1\n")
     pipeline = json.loads(aws.request_of("CreatePipeline")["PipelineDefinition"])

@@ -1,9 +1,9 @@
-"""A process that has imported the libraries once, and forks for each script of the recipe.
+"""A process that has imported libraries once, and forks for each script that is to use them.
 
 Importing torch and transformers takes most of the time of a small job. Jobs started by `PRELOADED`
 (`preloaded/train.py`, which stands in for code/train.py and code/check.py) begin in a fork of this
 process. What they do from there on is what they do by themselves: Python runs the real script with
-its arguments, environment, streams, signals and exit.
+its arguments, environment, streams, signals and exit. `run_script` does so with other libraries.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,19 @@ _LIBRARIES = (
 
 
 @contextlib.contextmanager
-def preloading(folder: Path) -> Iterator[dict[str, str]]:
-    """Run such a process; yield the variables of jobs that use it."""
+def preloading(
+    folder: Path, python: str = sys.executable, imports: Sequence[str] = (), **more: str
+) -> Iterator[dict[str, str]]:
+    """Run such a process; yield the variables of jobs that use it.
+
+    Args:
+        imports: Modules in place of the recipe's.
+        more: Variables of the process.
+    """
     path = folder / "socket"
     ready, ready_end = os.pipe()
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(path), str(ready_end)]
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **more}
+    command = [python, __file__, str(path), str(ready_end), *imports]
     with subprocess.Popen(command, env=environ, pass_fds=[ready_end]) as process:
         os.close(ready_end)
         try:
@@ -56,6 +64,24 @@ def preloading(folder: Path) -> Iterator[dict[str, str]]:
         finally:
             os.close(ready)
             process.terminate()
+
+
+def run_script(
+    variables: Mapping[str, str], argv: Sequence[str], environ: Mapping[str, str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python script to its end in a fork of the process of `variables`."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
+        server.connect(variables["PRELOADING_SOCKET"])
+        given = {"argv": list(argv), "environ": dict(environ), "cwd": str(cwd)}
+        socket.send_fds(server, [json.dumps(given).encode()], [file.fileno() for file in files])
+        server.recv(64)
+        server.settimeout(240)
+        code = int(server.recv(64))
+        for file in files:
+            file.seek(0)
+        return subprocess.CompletedProcess(argv, code, files[1].read(), files[2].read())
 
 
 class _Stopping:
@@ -128,8 +154,10 @@ def _become(request: dict[str, Any]) -> None:
     if line := os.environ.get(STOP_AT_LINE):
         number = int(os.environ.get(STOP_BY, signal.SIGTERM))
         sys.stdout = _Stopping(sys.stdout, line, number)
-    script = CODE / Path(sys.argv[0]).name
-    sys.path.insert(0, str(CODE))
+    script = Path(sys.argv[0])
+    if script.parent == PRELOADED:
+        script = CODE / script.name
+    sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
 
 
@@ -155,5 +183,10 @@ def _warm_up(folder: Path) -> None:
 
 if __name__ == "__main__":
     sys.path.pop(0)
-    _warm_up(Path(sys.argv[1]).parent)
-    _become(_serve(sys.argv[1], int(sys.argv[2])))
+    _, _path, _ready_end, *_imports = sys.argv
+    if _imports:
+        for _name in _imports:
+            importlib.import_module(_name)
+    else:
+        _warm_up(Path(_path).parent)
+    _become(_serve(_path, int(_ready_end)))
