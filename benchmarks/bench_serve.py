@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/bench_serve.py
         [--workload classification|embeddings|long]
         [--peers infinity,litserve,openvino,ray,bentoml] [--clients 32,8,1] [--rounds 1]
-        [--engines torch,openvino]
+        [--engines torch,int8]
         [--seconds 4] [--texts FILE] [--model FOLDER] [--faults] [--figures FILE]
 
 Without --model, MiniLM-L6 is saved first (`servers/workloads.py`); without --texts, sentences of 6
@@ -357,7 +357,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", default=",".join(in_python.PEERS), help=f"of {', '.join(PEERS)}, or ''"
     )
-    parser.add_argument("--engines", default="torch", help="of torch, openvino: AMPHORA_ENGINE")
+    parser.add_argument("--engines", default="torch", help="of torch, int8 (of --model)")
     parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
     options = parser.parse_args()
     work = WORKLOADS[options.workload]
@@ -429,13 +429,14 @@ def _requests(texts: list[str], work: Workload) -> list[list[str]]:
 
 def _amphora(base: Path, engine: str) -> Server:
     (port,) = free_ports(1)
+    usual = "bfloat16" if "bf16" in Path("/proc/cpuinfo").read_text() else "float32"
     settings = {
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_BIND_TO_PORT": str(port),
         "SAGEMAKER_MODEL_SERVER_WORKERS": "2",
         "AMPHORA_CODE_DIR": str(ROOT / "code"),
         "OMP_NUM_THREADS": "1",
-        "AMPHORA_ENGINE": engine,
+        "AMPHORA_DTYPE": usual if engine == "torch" else "",
     }
     command = [sys.executable, "-m", "amphora", "serve"]
     name = "amphora" if engine == "torch" else f"amphora, {engine}"

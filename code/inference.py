@@ -53,8 +53,8 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
             log("warm-up: skipped, since this task has no example request")
             break
         answers.write_answer(predict_fn(Call(request), model), payloads.JSON)
-    if (engine := registry.engine_of(model)) is not None:
-        engine.take_over()
+    if model.loaded_model is not None:
+        model.loaded_model.release_replaced()
 
 
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
     """Let predictions pause between calls of the model, and start what each worker needs."""
     turns.take(pause)
-    if (engine := registry.engine_of(model)) is not None:
+    if model.loaded_model is not None and (engine := model.loaded_model.engine) is not None:
         engine.start()
 
 

@@ -221,6 +221,27 @@ class ModelSettings(JobSettings):
         "use_4bit",
     )
 
+    quantize: str | None = option(
+        None,
+        "Classification, entities, question answering, choices, vectors, rankings: also save the "
+        "encoder in int8 for CPUs, if it is within max_score_loss and max_flips.",
+        choices=("int8",),
+        effect=Effect.NONE,
+    )
+    max_score_loss: float = option(
+        0.005,
+        "quantize: how much worse the task's main metric may be on the evaluation data.",
+        valid=NOT_BELOW_0,
+        effect=Effect.NONE,
+    )
+    max_flips: float = option(
+        0.01,
+        "quantize: the share of the evaluation data's answers that may differ; of vectors and "
+        "numbers, 1 - cosine or correlation.",
+        valid=NOT_BELOW_0,
+        effect=Effect.NONE,
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(JobSettings):

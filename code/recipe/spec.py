@@ -147,6 +147,8 @@ class TaskSpec:
         return tuple(dict.fromkeys(name for name in names if name not in ("", "text_column")))
 
 
+INT8_OPTIONS = ("quantize", "max_score_loss", "max_flips")
+"""Hyperparameters of the tasks whose encoders can be quantized."""
 IDENTIFIERS = frozenset({"id", "idx", "index", "uid", "guid", "url", "unnamed", "indexlevel0"})
 """Normalized names of columns that may stand beside texts without a question."""
 

@@ -1,4 +1,4 @@
-"""Runs the commands `amphora train`, `amphora serve` and `amphora doctor`."""
+"""Runs the commands `amphora train`, `serve`, `doctor` and `quantize`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from amphora import __version__
 from amphora.common import logs
@@ -56,6 +57,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="also train N steps, 4 or more, without leaving anything behind, and print the job's "
         "time, price and memory",
     )
+    quantize = commands.add_parser(
+        "quantize",
+        help="write an int8 of a finished encoder beside it, for CPUs",
+        epilog="Evaluates both on the rows of --data, and writes FOLDER/int8 if it is within "
+        "max_score_loss and max_flips (docs/SERVING.md).",
+    )
+    quantize.add_argument("--model", metavar="FOLDER", type=Path, required=True)
+    quantize.add_argument(
+        "--data", metavar="PATH", type=Path, required=True, help="rows to judge by"
+    )
+    quantize.add_argument(
+        "--train", metavar="PATH", type=Path, help="rows to measure ranges by, instead of --data"
+    )
+    quantize.add_argument(
+        "settings", metavar="NAME=VALUE", nargs="*", help="more hyperparameters: max_flips=0.02"
+    )
     arguments = parser.parse_args(argv)
     logs.configure()
     logs.remember(logs.secret_values(os.environ))
@@ -83,6 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
         return doctor({**os.environ, **base}, arguments.json, arguments.steps)
+    if arguments.command == "quantize":
+        from amphora.training.quantize import quantize
+
+        rows = arguments.train or arguments.data
+        return quantize(arguments.model, arguments.data, rows, arguments.settings, os.environ)
     from amphora.training.job_runner import train
 
     return train(os.environ, arguments.sdk_command)

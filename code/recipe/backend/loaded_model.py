@@ -14,6 +14,7 @@ from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.device_copies import PendingCopy
 from recipe.backend.engines.graph import Forward
+from recipe.backend.engines.int8 import Trial
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, Inputs, Prepared, Request, Text
@@ -59,7 +60,9 @@ class LoadedModel:
     layout: Layout | None = None
     """The layout that replaces padding: packed rows, or programs of fixed shapes."""
     engine: Forward | None = None
-    """OpenVINO's graph, which replaces the model's forward; None: PyTorch computes it."""
+    """The encoder in int8 as OpenVINO computes it; None: PyTorch computes it."""
+    trial: Trial | None = None
+    """How the encoder in int8 did on this host, if the model has one."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -70,6 +73,21 @@ class LoadedModel:
     def width(self) -> int:
         """Return the size of a hidden state; 0 if the configuration does not have it."""
         return int(getattr(self.model.config.get_text_config(), "hidden_size", 0) or 0)
+
+    def release_replaced(self) -> None:
+        """Compute the encoder in int8 from now on, if it was chosen, and free its float weights:
+        who still reads them gets NaN.
+
+        Until then PyTorch computes: a process that has run OpenVINO's threads cannot be forked.
+        """
+        if self.engine is None:
+            return
+        self.engine.replace(self.model)
+        encoder: Any = self.model.base_model
+        for module in encoder.modules():
+            for name, weight in [*module.named_parameters(recurse=False)]:
+                empty = weight.new_full((), float("nan")).expand(weight.shape)
+                setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))
 
     def encode(self, request: Request, inputs: Inputs) -> Prepared:
         """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each.

@@ -1,12 +1,14 @@
 """Loads a saved model, and chooses the layout that this host computes fastest without changing its
 answers.
 
-`AMPHORA_DTYPE` (float32, bfloat16, float16 or int8) overrides the precision.
+`AMPHORA_DTYPE` (float32, bfloat16 or float16) overrides the precision.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,7 @@ from transformers import (
 )
 
 from recipe.backend import packed_rows, precision
-from recipe.backend.engines import conversion
+from recipe.backend.engines.int8 import Artefact
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
@@ -90,7 +92,7 @@ def load(
         answers_questions=architecture is AutoModelForQuestionAnswering,
     )
     if architecture in _WRITERS:
-        if kind == "cpu" and name != "int8":
+        if kind == "cpu":
             _use_onednn_layout(model, environ, functools.partial(_generation_scores, loaded))
     else:
         if kind not in DEVICES:
@@ -99,9 +101,7 @@ def load(
             tried = functools.partial(_tried, loaded, reading)
             model, name = precision.settled(model, origin, architecture, name, environ, tried)
             loaded = replace(loaded, model=model)
-        loaded = laid_out(loaded, kind, architecture, reading, environ, is_int8=name == "int8")
-    if name == "int8":
-        model = precision.quantize_int8(model)
+        loaded = laid_out(loaded, origin, kind, architecture, reading, environ)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     log(f"model: {type(model).__name__} on {kind} in {name} ({versions})")
     return replace(loaded, model=model)
@@ -125,42 +125,39 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any, max_length: int) -> Loade
 
 def laid_out(
     loaded: LoadedModel,
+    origin: Origin,
     kind: str,
     architecture: Any,
     reading: OutputKind,
     environ: Mapping[str, str],
-    *,
-    is_int8: bool = False,
 ) -> LoadedModel:
     """Return an encoder in the layout that this host computes fastest: programs of fixed shapes,
-    OpenVINO's graph, packed or padded rows.
+    its int8, packed or padded rows.
 
     Args:
         loaded: The model in its final precision, on the CPU if the device needs fixed shapes.
+        origin: Its folder or name.
         kind: The kind of device.
         architecture: The Auto class of its head.
         reading: The values that will be read.
-        environ: AMPHORA_ENGINE, AMPHORA_PACKING, AMPHORA_BUCKETS.
-        is_int8: Whether its layers will be quantized to int8.
+        environ: AMPHORA_DTYPE, AMPHORA_PACKING, AMPHORA_BUCKETS.
 
     Raises:
-        ModelError: The device or OpenVINO cannot compute the model.
+        ModelError: The device cannot compute the model, or the files of its int8 are damaged.
         ValueError: A variable has an invalid value.
     """
     if kind in DEVICES:
         return _compile_programs(loaded, kind, reading, environ)
     loaded = _with_safe_merging(loaded, reading)
-    why_not = []
     if loaded.padded.merging != PADDED:
-        why_not.append(f"the model takes {loaded.padded.merging}")
-    if is_int8:
-        # int8 has one scale for a call's activations.
-        why_not.append("AMPHORA_DTYPE is int8")
-    if conversion.is_requested(environ):
-        if architecture is AutoModelForMaskedLM:
-            why_not.append("of masked texts few tokens are read")
-        return _use_openvino(loaded, why_not)
-    return loaded if why_not else _packed(loaded, architecture.__name__, reading, environ)
+        return loaded
+    float_layout = functools.partial(_packed, loaded, architecture.__name__, reading, environ)
+    artefact = Artefact.find(origin.location)
+    if artefact is not None and (why_not := _int8_fault(kind, environ)):
+        log(f"engine: PyTorch instead of int8: {why_not}")
+    elif artefact is not None:
+        return _quantized(loaded, artefact, reading, float_layout)
+    return float_layout()
 
 
 def _refuse_on_device(kind: str, architecture: Any) -> None:
@@ -207,14 +204,44 @@ def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
     return replace(merged, typed=typed)
 
 
-def _use_openvino(loaded: LoadedModel, why_not: Sequence[str]) -> LoadedModel:
-    """Return the model as OpenVINO computes it. Raise ModelError if it cannot, or for `why_not`."""
-    if why_not:
-        raise conversion.refused(" and ".join(why_not))
-    untyped = {TYPE_IDS} - set(loaded.tokenizer.model_input_names)
-    inputs = sorted(loaded.padded.inputs - untyped)
-    engine = conversion.converted(loaded.model, inputs, loaded.max_length)
-    return replace(loaded, engine=engine, padded=replace(loaded.padded, by_cost=True))
+def _int8_fault(kind: str, environ: Mapping[str, str]) -> str:
+    """Return why the model's int8 is not even tried; empty if it is."""
+    if kind != "cpu":
+        return f"the model is served on {kind}"
+    if name := environ.get("AMPHORA_DTYPE"):
+        return f"AMPHORA_DTYPE is {name}"
+    if importlib.util.find_spec("openvino") is None:
+        return "the package openvino is not installed (it is in the image for CPUs)"
+    return ""
+
+
+def _quantized(
+    loaded: LoadedModel,
+    artefact: Artefact,
+    reading: OutputKind,
+    float_layout: Callable[[], LoadedModel],
+) -> LoadedModel:
+    """Return the model with its encoder in int8 if that answers here as it was proved, in less
+    time; else with `float_layout`. A log line says which."""
+    forward = artefact.forward(loaded.model.dtype)
+    quick = replace(loaded, padded=replace(loaded.padded, by_cost=True))
+
+    def prepare() -> Callable[[bool, Sequence[TokenRow]], None]:
+        exact = float_layout()
+
+        def compute(quantized: bool, rows: Sequence[TokenRow]) -> None:
+            (quick if quantized else exact).forward(rows, reading)
+
+        return compute
+
+    trial = artefact.try_out(forward, loaded.model, prepare)
+    if trial.why_not:
+        log(
+            f"engine: PyTorch instead of int8: {trial.why_not}{f' ({trial})' if str(trial) else ''}"
+        )
+        return replace(float_layout(), trial=trial)
+    log(f"engine: OpenVINO {importlib.metadata.version('openvino')} in int8: {trial}")
+    return replace(quick, engine=forward, trial=trial)
 
 
 def _packed(

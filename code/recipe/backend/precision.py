@@ -9,7 +9,6 @@ normalisation, and for decoders whose weights were published in float16.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    "int8": torch.float32,
 }
 
 
@@ -42,13 +40,13 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     """
     choice = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
     name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if choice.bf16 else "float32")
+    if name == "int8":
+        raise ValueError(
+            "AMPHORA_DTYPE is 'int8'. Leave it out, and quantize the model once: train with "
+            "quantize=int8, or run `amphora quantize`."
+        )
     if name not in _DTYPES:
         raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
-    if name == "int8" and choice.kind != "cpu":
-        raise ValueError(
-            f"AMPHORA_DTYPE is 'int8', which only CPUs compute, and this host serves models on "
-            f"{choice.kind}. Give bfloat16 or float16."
-        )
     return choice.kind, name, _DTYPES[name]
 
 
@@ -62,14 +60,12 @@ def library_precision(environ: Mapping[str, str], what: str) -> tuple[str, str, 
 
     Raises:
         ModelError: The device needs fixed shapes.
-        ValueError: The library does not support the precision AMPHORA_DTYPE.
+        ValueError: AMPHORA_DTYPE is not a precision.
     """
     # Libraries convert answers to NumPy arrays, which do not support bfloat16.
     kind, name, dtype = chosen(
         {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     )
-    if name == "int8":
-        raise ValueError(f"AMPHORA_DTYPE is 'int8', which {what} does not support. Give float32.")
     if kind in programs.DEVICES:
         raise programs.refused(kind, f"{what} has no fixed shapes")
     return kind, name, dtype
@@ -145,14 +141,3 @@ def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -
     except RuntimeError as error:
         log(f"float16: {str(error)[:200]}")
         return False
-
-
-def quantize_int8(model: PreTrainedModel) -> Any:
-    """Return the model on the CPU with linear layers that compute in int8."""
-    quantisation: Any = torch.ao.quantization
-    # A scale for each row of a weight halves the labels that change, at no cost.
-    layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
-    with warnings.catch_warnings():
-        # torch recommends torchao instead, which is slower without torch.compile.
-        warnings.simplefilter("ignore")
-        return quantisation.quantize_dynamic(model.cpu(), layers)

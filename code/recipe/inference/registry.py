@@ -9,8 +9,6 @@ import transformers
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.backend import pipelines
-from recipe.backend.engines import conversion
-from recipe.backend.engines.graph import Forward
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
@@ -57,17 +55,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
             task: ServedTask = pipelines.Foreign.load(origin, name, environ)
         else:
             task = resolve(served.load)(origin, **served.options)
-    if conversion.is_requested(environ) and engine_of(task) is None:
-        raise conversion.refused(
-            "it computes encoders (classification, entities, question answering, vectors, "
-            "rankings), and this model is none of them"
-        )
     return task
-
-
-def engine_of(task: ServedTask) -> Forward | None:
-    """Return OpenVINO's graph of a task's model; None if PyTorch computes it."""
-    return None if task.loaded_model is None else task.loaded_model.engine
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from recipe import task_table
+from recipe.backend.engines import comparison, int8
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
-from recipe.errors import DataError, DistributedError
+from recipe.errors import DataError, DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, pretrained, quantized
 from recipe.models.pretrained import Source
@@ -100,6 +101,8 @@ def resolve(
                 table.add("budget", f"{name}={limit:g}", reason)
         minutes = hyperparameters.save_minutes
         table.add("checkpoints", trainer_arguments.checkpoint_policy(arguments, minutes))
+    if hyperparameters.quantize:
+        _check_quantize(hyperparameters, chosen, hosts)
     kind = task_table.load(task)
     if hosts.sharded and not kind.takes_shards:
         raise DistributedError(
@@ -166,6 +169,29 @@ def _host(
     return world, arguments, shared
 
 
+def _check_quantize(hyperparameters: Hyperparameters, chosen: Device, hosts: Hosts) -> None:
+    """Check that a job can quantize its model when it has trained.
+
+    Raises:
+        HyperparameterError: It cannot.
+    """
+    why_not = int8.why_unavailable()
+    if chosen.kind != "cpu":
+        why_not = f"this job runs on {chosen.kind}, and int8 is measured on a CPU"
+    elif chosen.processes > 1 or hosts.sharded:
+        why_not = "this job has several processes, and one quantizes"
+    elif not hyperparameters.evaluates:
+        why_not = "nothing is evaluated, and its scores are compared on evaluation data"
+    elif hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
+        why_not = "lora_save is adapter, and a whole model is quantized"
+    if why_not:
+        raise HyperparameterError(
+            f"Hyperparameter quantize has value 'int8', but {why_not}.",
+            "Leave it out, and quantize the finished model in the image for CPUs: "
+            "amphora quantize --model FOLDER --data FOLDER",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     """The model to start from."""
@@ -190,6 +216,8 @@ def load(plan: Plan, table: Table) -> Loaded:
     parameters = sum(weight.numel() for weight in model.parameters())
     where = "from a folder" if plan.source.is_local else "from the Hugging Face hub"
     table.add("model", f"{plan.source.name}, {parameters / 1e6:.1f} M parameters", where)
+    if given.quantize:
+        comparison.check(model, tokenizer, max_length)
     if max_length:
         is_split = task.pieces(max_length + 1, max_length) > 1
         how = "split into pieces of" if is_split else "truncated to"

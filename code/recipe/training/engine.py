@@ -26,6 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from recipe.batching import batches
 from recipe.batching import packing as plan
 from recipe.batching.batches import Batch, Layout, Samples
+from recipe.batching.packing import Rows
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError
 from recipe.plan import batch_layout, trainer_arguments, worlds
@@ -315,6 +316,16 @@ class Engine(Resumable):
                 self.args, self.state, self.control
             )
         return all_gather.restore_order(outcomes, len(samples))
+
+    @torch.no_grad()
+    def compute(self, rows: Rows) -> None:
+        """Compute the training samples at `rows`, for hooks of the model."""
+        size, samples = self._training.size, self._training.samples
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            self._losses(self.model, self._prepare_inputs(batches.finish(
+                samples, self._train_layout, some, size, samples.weight(some)
+            )))  # fmt: skip
 
     def evaluation_loop(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import datasets
@@ -16,7 +18,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallbac
 from recipe.batching.samples import Samples
 from recipe.compat import parts, quieten
 from recipe.console import has_terminal, is_first_process, say, say_row
-from recipe.errors import OutputError
+from recipe.errors import ModelError, OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
 from recipe.models import cpu_kernels
@@ -29,8 +31,8 @@ from recipe.reports.section import Section
 from recipe.runtime import device, distribution, host_order, memory, xla
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
-from recipe.tasks.base import WARNING, Finding, Task
-from recipe.training import engine, host_samples, job_identity
+from recipe.tasks.base import OK, WARNING, Finding, Task
+from recipe.training import engine, host_samples, job_identity, quantization
 from recipe.training import forecast as forecasting
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
@@ -78,6 +80,12 @@ def run(
         facts = facts_with(metrics)
         _write(job, weights, facts, folders, hyperparameters.trains)
         watch.lap("saving")
+        if hyperparameters.quantize:
+            _quantize(plan, job.samples, folders.model_dir, table)
+            watch.lap("int8")
+            facts = facts_with(metrics)
+            if hyperparameters.trains:
+                _write_card(facts, folders.model_dir)
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
 
         def show() -> Sequence[Section]:
@@ -197,6 +205,36 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     return _Job(task=task, data_sections=sections, loaded=loaded, samples=samples, trainer=trainer)
 
 
+def _quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path, table: Table) -> None:
+    """Quantize the model that was written, or without training the one that was evaluated.
+
+    Raises:
+        ModelError: Nothing else was to be done, and it is beyond the bounds.
+    """
+    trains = plan.hyperparameters.trains
+    if not trains and folder.resolve() != Path(plan.source.name).resolve():
+        with atomic.results("The model", folder, 0, _REMEDY) as arriving:
+            shutil.copytree(plan.source.name, arriving, dirs_exist_ok=True)
+    try:
+        detail, is_written = quantization.quantize(plan, samples, folder)
+    except Exception as error:
+        if not trains:
+            raise
+        detail, is_written = f"not saved: {type(error).__name__}: {error}", False
+    if not (is_written or trains):
+        raise ModelError(
+            f"The model in {folder} is not quantized: {detail}.",
+            "Raise max_score_loss or max_flips if you accept that.",
+        )
+    table.append(Finding(level=OK if is_written else WARNING, what="int8", detail=detail))
+
+
+def _write_card(facts: model_card.Facts, folder: Path) -> None:
+    # A file name that is not UTF-8 has surrogates.
+    card = model_card.write(facts)
+    (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
+
+
 def _log_row(row: Finding) -> None:
     """Log a row of the plan; a warning is marked, and has its example."""
     mark = "WARNING: " if row.level == WARNING else ""
@@ -290,9 +328,7 @@ def _write(
                 model = xla.copy_to_host(model)
             job.task.save(model, weights, job.loaded.tokenizer, folder)
             checksums.write(folder)
-            card = model_card.write(facts)
-            # A file name that is not UTF-8 has surrogates.
-            (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
+            _write_card(facts, folder)
         state = job.trainer.state
         step, which = state.global_step, "the last"
         if job.trainer.args.load_best_model_at_end and state.best_global_step:

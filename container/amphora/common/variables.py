@@ -28,8 +28,7 @@ SETTINGS: Mapping[str, str] = {
         ("UI", "1 shows the page at /, 0 hides it (shown on a laptop, hidden on an endpoint)"),
         ("CODE_DIR", "folder of the recipe and the default handlers (/opt/amphora/code)"),
         # Serving: the model
-        ("DTYPE", "float32, bfloat16, float16 or int8 (bfloat16 where the device computes in it)"),
-        ("ENGINE", "torch or openvino: what computes encoders on a CPU (torch)"),
+        ("DTYPE", "float32, bfloat16 or float16 (bfloat16 where the device computes in it)"),
         ("GENERATION", "vllm or transformers: what generates text (vllm if it can)"),
         ("PACKING", "0 pads the texts of a call instead of joining them in one row (1)"),
         ("BLOCKED_WEIGHTS", "0 keeps PyTorch's layout of the weights on a CPU (1)"),

@@ -129,8 +129,7 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
     assert_close(served.ask(texts), expected)
 
 
-def test_int8_and_models_of_no_known_family_are_padded(tmp_path: Path) -> None:
-    assert handlers(tmp_path / "int8", AMPHORA_DTYPE="int8").layout is None
+def test_models_of_no_known_family_are_padded(tmp_path: Path) -> None:
     assert handlers(tmp_path, "GPT2ForSequenceClassification").layout is None
     assert handlers(tmp_path / "bert").layout is not None
 

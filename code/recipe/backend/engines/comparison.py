@@ -1,37 +1,63 @@
-"""Compares a graph's answers with those of the model that it was made of."""
+"""Compares a graph's states with those of the encoder that it was made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recipe.backend.engines.graph import Forward
+from recipe.backend.engines import graph, int8
 from recipe.backend.padded_rows import pad_rows
 from recipe.backend.rows import TokenRow
 from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.data.column_names import TYPE_IDS
+from recipe.models import packed_encoders
 
 _LONGEST = 4096
 """Tokens of the longest text that is compared."""
 
 
+def check(model: Any, tokenizer: Any, longest: int) -> None:
+    """Check, in a fork, that OpenVINO computes the encoder of a model as PyTorch does.
+
+    Raises:
+        ModelError: It does not.
+    """
+    inputs = graph.inputs_of(model, tokenizer)
+
+    def compare() -> str:
+        with int8.quiet(), tempfile.TemporaryDirectory(prefix="int8-") as folder:
+            exact = copy.deepcopy(model.base_model).eval()
+            converted, names = graph.convert(exact, inputs)
+            graph.save(converted, Path(folder))
+            forward = graph.Forward(Path(folder), inputs, names)
+            return fault(exact, forward, names, inputs, longest)
+
+    kind = model.config.model_type
+    why_not = f"{kind} computes texts of one length at a time"
+    if kind not in packed_encoders.UNMASKED:
+        why_not = int8.in_fork(compare)
+    if why_not:
+        raise int8.failed(why_not, "Leave quantize out.")
+
+
+@torch.no_grad()
 def fault(
-    exact: Any,
-    forwards: Mapping[torch.dtype, Forward],
-    names: Sequence[str],
-    inputs: Sequence[str],
-    longest: int,
+    exact: Any, forward: Any, names: Sequence[str], inputs: Sequence[str], longest: int
 ) -> str:
-    """Return how a graph's answers differ from the model's to each text alone; empty if they don't.
+    """Return how a graph's states differ from the encoder's of each text alone; empty if they do
+    not.
 
     Args:
-        exact: The model in float32.
-        forwards: The graph in each precision.
+        exact: The encoder in float32.
+        forward: The graph, in float32.
         names: Of its outputs.
         inputs: What both take.
         longest: Tokens that the model reads at most.
@@ -48,19 +74,18 @@ def fault(
             _values(exact(**batch_of([row], len(row.ids))), names, [row])  # each output of a row
             for row in rows
         ]
-        wanted = [values[index] for index in range(len(names)) for values in alone]
+        expected = [values[index] for index in range(len(names)) for values in alone]
         batch = batch_of(rows, max(len(row.ids) for row in rows))
-        for dtype, forward in forwards.items():
-            values = _values(forward(**batch), names, rows)
-            tolerance = tolerance_of(wanted, dtype)
-            if not are_close(values, wanted, tolerance):
-                pairs = zip(values, wanted, strict=True)
-                far = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
-                return (
-                    f"in {dtype} its graph's answers to {len(rows)} texts of up to "
-                    f"{batch['input_ids'].shape[1]} tokens differ from PyTorch's in float32 by "
-                    f"{far:.3g}, where {tolerance:.3g} would be rounding"
-                )
+        values = _values(forward(**batch), names, rows)
+        tolerance = tolerance_of(expected, torch.float32)
+        if not are_close(values, expected, tolerance):
+            pairs = zip(values, expected, strict=True)
+            far = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+            return (
+                f"its graph's states of {len(rows)} texts of up to {batch['input_ids'].shape[1]} "
+                f"tokens differ from PyTorch's by {far:.3g}, where {tolerance:.3g} would be "
+                "rounding"
+            )
     return ""
 
 
@@ -94,8 +119,6 @@ def _values(output: Any, names: Sequence[str], rows: Sequence[TokenRow]) -> list
     """Return what is read of an output, in float32, without the values of padding."""
     values = []
     for name in names:
-        whole = output[name].float()
-        is_per_token = name != "logits" or whole.ndim == 3
-        for one, row in zip(whole, rows, strict=True):
-            values.append(one[: len(row.ids)] if is_per_token else one)
+        for one, row in zip(output[name].float(), rows, strict=True):
+            values.append(one[: len(row.ids)] if name == "last_hidden_state" else one)
     return values

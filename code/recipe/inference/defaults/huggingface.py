@@ -134,14 +134,12 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     program for each shape.
 
     Raises:
-        ModelError: There is no model, or its files are damaged or incomplete, or AMPHORA_ENGINE is
-            openvino.
+        ModelError: There is no model, or its files are damaged or incomplete.
         ValueError: HF_TASK is not a known task.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.backend import loading, pipelines, precision
-    from recipe.backend.engines import conversion
     from recipe.backend.saved.origin import Origin
     from recipe.backend.static import programs as static
     from recipe.compat import quieten
@@ -150,8 +148,6 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from recipe.task_table import SERVED
 
     quieten(bars=False)
-    if conversion.is_requested(environ):
-        raise conversion.refused("it computes models without an inference.py only")
     origin = Origin.find(model_dir, environ)
     name = environ.get("HF_TASK") or registry.task_of(origin)
     try:

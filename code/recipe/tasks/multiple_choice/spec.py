@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipe.spec import Column, Form, Kind, Model, Served, TaskSpec
+from recipe.spec import INT8_OPTIONS, Column, Form, Kind, Model, Served, TaskSpec
 
 _CONTEXT = Column(
     role="context",
@@ -57,7 +57,7 @@ SPECS = (
             ),
         ),
         models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},
-        shared_options=("do_predict",),
+        shared_options=("do_predict", *INT8_OPTIONS),
         served={
             "multiple-choice": Served(
                 load="tasks.multiple_choice.serve:Chooser.load",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipe.option_fields import NOT_BELOW_0, Effect, option
-from recipe.spec import Column, Form, Kind, Served, TaskSpec
+from recipe.spec import INT8_OPTIONS, Column, Form, Kind, Served, TaskSpec
 
 _ARTICLES = Column(
     role="articles", names=("paragraphs", "data"), kind=Kind.ARTICLES, is_content=False
@@ -66,7 +66,7 @@ SPECS = (
             ), extras=_EXTRAS),
         ),
         options=Options,
-        shared_options=("do_predict",),
+        shared_options=("do_predict", *INT8_OPTIONS),
         learning_rates=(3e-5, 2e-4),
         served={
             "question-answering": Served(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from recipe.data.relevance_columns import FORMS, LISTS
 from recipe.option_fields import option
-from recipe.spec import Model, TaskSpec
+from recipe.spec import INT8_OPTIONS, Model, TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ SPECS = (
         mixes_forms=True,
         models=frozenset({Model.CLASSIFIER}),
         options=Options,
+        shared_options=INT8_OPTIONS,
         learning_rates=(2e-5, 1e-4),
     ),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recipe.backend.requests import routes
 from recipe.data.relevance_columns import FORMS
 from recipe.option_fields import ABOVE_0, AT_LEAST_1, option
-from recipe.spec import Model, Served, TaskSpec
+from recipe.spec import INT8_OPTIONS, Model, Served, TaskSpec
 
 _ROUTES = (routes.EMBEDDINGS, routes.EMBED, routes.SIMILARITY, routes.TOKENIZE)
 _OF_LIBRARY = (routes.EMBED_SPARSE, routes.EMBED_ALL, routes.TOKENIZE)
@@ -53,6 +53,7 @@ SPECS = (
         mixes_forms=True,
         models=frozenset({Model.ENCODER, Model.MASKED}),
         options=Options,
+        shared_options=INT8_OPTIONS,
         learning_rates=(2e-5, 1e-4),
         served={
             "feature-extraction": Served(

@@ -16,7 +16,6 @@ from transformers import AutoModel, PreTrainedModel
 from recipe.backend import bounds, loaded_model, loading, precision, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.device_copies import to_device
-from recipe.backend.engines import conversion
 from recipe.backend.loaded_model import LoadedModel, side_of
 from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import BadRequest, Inputs, Prepared, Request
@@ -78,8 +77,6 @@ class SentenceVectors:
         from sentence_transformers import SentenceTransformer
 
         kind, name, dtype = precision.chosen(environ)
-        if name == "int8":
-            raise ValueError("AMPHORA_DTYPE is 'int8', which sentence-transformers has not here.")
         try:
             is_static = kind in static.DEVICES
             model = SentenceTransformer(
@@ -126,13 +123,11 @@ class SentenceVectors:
         if (encoder := _encoder_of(model)) is not None:
             longest = int(min(model.max_seq_length or UNBOUNDED, positions_of(encoder)))
             loaded = loading.laid_out(
-                loading.wrap_model(encoder, model.tokenizer, longest),
+                loading.wrap_model(encoder, model.tokenizer, longest), origin,
                 kind, AutoModel, Pooling(list(model)[1:]), environ,
             )  # fmt: skip
         elif is_static:
             raise static.refused(kind, f"of its modules ({_names(model)}) shapes are not known")
-        elif conversion.is_requested(environ):
-            raise conversion.refused(f"the model's modules are {_names(model)}")
         else:
             turns.pause_before_calls(model[0])
         return cls(model, loaded, normalizes=normalizes)

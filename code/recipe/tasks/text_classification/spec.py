@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from recipe.backend.requests import routes
 from recipe.option_fields import Effect, option
 from recipe.spec import (
+    INT8_OPTIONS,
     LABEL,
     PAIR_LABEL_NAMES,
     PAIRS,
@@ -52,6 +53,7 @@ SPECS = (
             "num_labels",
             "label_smoothing_factor",
             "do_predict",
+            *INT8_OPTIONS,
         ),
         served={
             "text-classification": Served(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from recipe.option_fields import Effect, option
-from recipe.spec import Column, Form, Served, TaskSpec
+from recipe.spec import INT8_OPTIONS, Column, Form, Served, TaskSpec
 
 _WORDS = Column(
     role="tokens",
@@ -64,7 +64,13 @@ SPECS = (
               for layer in _LAYERS),
         ),
         options=Options,
-        shared_options=("class_names", "label_smoothing_factor", "long_texts", "do_predict"),
+        shared_options=(
+            "class_names",
+            "label_smoothing_factor",
+            "long_texts",
+            "do_predict",
+            *INT8_OPTIONS,
+        ),
         served={
             "token-classification": Served(
                 load="tasks.token_classification.serve:Tagger.load",

@@ -189,14 +189,6 @@ def test_a_csv_of_numbers_has_the_setting_that_reads_it(
     assert json.loads(ask(load(file), body, content_type="text/csv")[0]) == [6.0, 14.0]
 
 
-def test_an_engine_that_would_not_compute_is_refused(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AMPHORA_ENGINE", "openvino")
-    with pytest.raises(Exception, match="it computes models without an inference"):
-        load("def predict_fn(data, model): return data")
-
-
 def test_a_task_whose_pipeline_transformers_has_dropped(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,287 @@
+"""An encoder in int8 beside a model's float weights, with the proof of what it costs.
+
+`recipe.training.quantization` writes the folder `int8` of a model: OpenVINO's graph of the encoder
+in int8, 32 rows with the states that it gives them, and proof.json. A CPU uses it if it gives these
+rows the same states and less time than PyTorch, both found out at each start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recipe.backend.engines.graph import Forward
+from recipe.backend.padded_rows import pad_rows
+from recipe.backend.rows import TokenRow
+from recipe.errors import ModelError
+from recipe.storage import checksums
+
+FOLDER, PROOF, STATES = "int8", "proof.json", "states.npy"
+ALONE = 8
+"""How many of the stored rows are timed one by one."""
+_SECONDS = 240.0
+_ROUNDS = 2
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What proof.json says of an encoder in int8."""
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    precision: str
+    """In which OpenVINO computes what is not quantized: f32 or bf16."""
+    rows: Sequence[Sequence[int]]
+    """Token ids of rows of the evaluation data, whose states are stored."""
+    types: Sequence[Sequence[int] | None]
+    tolerance: float
+    """The largest difference of these states from float32's, as a share."""
+    metric: str
+    score: float
+    """Of the float weights, on the evaluation data."""
+    score_int8: float
+    changed: float
+    """Share of the evaluation data's answers that differ; of vectors and numbers, 1 - the mean
+    cosine or the correlation."""
+    evaluated: int
+    """Rows of the evaluation data."""
+    versions: Mapping[str, str]
+    processor: str
+    milliseconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """CPU time of a text on this processor, in PyTorch and in int8: `alone` and `together`."""
+
+    def token_rows(self) -> list[TokenRow]:
+        """Return the stored rows."""
+        return [
+            TokenRow(list(ids), None if types is None else list(types))
+            for ids, types in zip(self.rows, self.types, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How an encoder in int8 did on this host."""
+
+    why_not: str
+    """Why PyTorch computes the model instead; empty if it does not."""
+    milliseconds: Mapping[str, Sequence[float]]
+    """As in `Proof`."""
+
+    def __str__(self) -> str:
+        times = (
+            f"{quick:.2f} CPU-ms a text {how} instead of {exact:.2f}"
+            for how, (exact, quick) in self.milliseconds.items()
+        )
+        return ", ".join(times)
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """The folder `int8` of a model."""
+
+    folder: Path
+    proof: Proof
+    states: Floats
+
+    @classmethod
+    def find(cls, location: str) -> Artefact | None:
+        """Return what lies beside the float weights of a model; None if there is nothing.
+
+        Raises:
+            ModelError: A file is damaged or missing.
+        """
+        folder = Path(location) / FOLDER
+        if not folder.is_dir():
+            return None
+        with checksums.verified(str(folder)):
+            try:
+                proof = Proof(**json.loads((folder / PROOF).read_text()))
+                states = np.load(folder / STATES)
+            except (OSError, ValueError, TypeError) as error:
+                name = PROOF if not isinstance(error, OSError) else error.filename
+                raise ModelError(
+                    f"{folder} cannot be read: {name}: {error}.",
+                    "Copy the folder again, or remove it: then PyTorch computes the model.",
+                ) from error
+        return cls(folder, proof, states)
+
+    def forward(self, dtype: torch.dtype = torch.float32) -> Forward:
+        """Return what computes the encoder."""
+        proof = self.proof
+        return Forward(self.folder, proof.inputs, proof.outputs, proof.precision, dtype)
+
+    def try_out(
+        self, forward: Forward, model: Any, compute: Callable[[], Callable[[bool, Any], None]]
+    ) -> Trial:
+        """Compare and time the encoder in int8 in a fork: this process stays without threads, so
+        that workers can be forked from it.
+
+        Args:
+            forward: Of this folder.
+            model: The model whose encoder it replaces.
+            compute: Prepares the model in the fork, and returns what computes rows: by PyTorch, or
+                for True in int8.
+        """
+        trial: Trial = in_fork(lambda: self._try(forward, model, compute))
+        return trial
+
+    def _try(
+        self, forward: Forward, model: Any, compute: Callable[[], Callable[[bool, Any], None]]
+    ) -> Trial:
+        rows = self.proof.token_rows()
+        difference = distance(states_of(forward, rows, self.proof.inputs), self.states)
+        if not difference <= self.proof.tolerance:
+            why = (
+                f"this processor's answers to the {len(rows)} stored rows differ by "
+                f"{difference:.3g} from the stored ones, and {self.proof.tolerance:.3g} is allowed"
+            )
+            return Trial(why, {})
+        computes = compute()
+        calls = {"alone": [[row] for row in rows[:ALONE]], "together": [rows]}
+        milliseconds: dict[str, list[float]] = {}
+        for how, batches in calls.items():
+            least = [float("inf"), float("inf")]
+            for _ in range(1 + _ROUNDS):  # the first one makes kernels
+                for quantized in (False, True):
+                    if quantized:
+                        forward.replace(model)
+                    started = time.process_time()
+                    for batch in batches:
+                        computes(quantized, batch)
+                    seconds = (time.process_time() - started) / sum(map(len, batches))
+                    least[quantized] = min(least[quantized], 1000 * seconds)
+                    vars(model.base_model).pop("forward", None)
+            milliseconds[how] = least
+        (exact, quick), (exact_together, quick_together) = milliseconds.values()
+        is_faster = quick + quick_together < exact + exact_together
+        return Trial("" if is_faster else "PyTorch is faster on this processor", milliseconds)
+
+
+def write(folder: Path, proof: Proof) -> None:
+    """Write the proof, and the sums of all files."""
+    (folder / PROOF).write_text(json.dumps(dataclasses.asdict(proof), indent=1) + "\n")
+    checksums.write(folder)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Convert and quantize without the warnings of tracing and the progress of NNCF: the outcome is
+    compared, whatever they say."""
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def why_unavailable() -> str:
+    """Return which package is missing; empty if none is."""
+    missing = [name for name in ("openvino", "nncf") if util.find_spec(name) is None]
+    return f"the package {' and '.join(missing)} is not installed" if missing else ""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what quantizes and computes."""
+    return {name: metadata.version(name) for name in ("openvino", "nncf", "torch", "transformers")}
+
+
+def processor() -> str:
+    """Return the name of the CPU, and which of its instructions for int8 OpenVINO may use."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = (line.partition(":") for line in text.splitlines())
+    values = {name.strip(): value.strip() for name, _, value in lines}
+    flags = {"avx512_vnni", "avx_vnni", "amx_int8"} & set(values.get("flags", "").split())
+    return f"{values.get('model name', 'unknown')} ({', '.join(sorted(flags)) or 'no VNNI'})"
+
+
+def states_of(forward: Any, rows: Sequence[TokenRow], inputs: Sequence[str]) -> Floats:
+    """Return [rows, 2 * hidden]: of each row, computed alone, the state of its first token, and
+    the mean over its tokens.
+
+    Args:
+        forward: An encoder, or what replaces one.
+        inputs: What it takes.
+    """
+    states = []
+    for row in rows:
+        batch = pad_rows([row], len(row.ids), 0, torch.device("cpu"))
+        with torch.no_grad():
+            output = forward(**{name: batch[name] for name in inputs if name in batch})
+        hidden = output["last_hidden_state"][0].float()
+        states.append(torch.cat([hidden[0], hidden.mean(0)]).numpy())
+    return np.stack(states)
+
+
+def distance(states: Floats, expected: Floats) -> float:
+    """Return the largest difference of a row's states, as a share of their length."""
+    differences = np.linalg.norm(states - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    return float(differences.max())
+
+
+def in_fork(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns in a fork of this process, with one thread.
+
+    Raises:
+        ModelError: It failed there, or did not end in time.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        # The pool of threads of the process before the fork, if it had one, is not here.
+        torch.set_num_threads(1)
+        try:
+            outcome = "", work()
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0]
+            outcome = f"{type(error).__name__}: {first[:300]}", None
+        sender.send(outcome)
+        # The threads of OpenVINO are not waited for.
+        sender.close()
+        os._exit(0)
+
+    process = context.Process(target=run, daemon=True)
+    with receiver:
+        process.start()
+        sender.close()
+        try:
+            if not receiver.poll(_SECONDS):
+                raise failed(f"it was not computed in {_SECONDS:g} s")
+            why, result = receiver.recv()
+        except EOFError:
+            process.join()
+            raise failed(f"it ended with exit code {process.exitcode}") from None
+        finally:
+            process.kill()
+            process.join()
+    if why:
+        raise failed(why)
+    return result
+
+
+def failed(why: str, remedy: str = "") -> ModelError:
+    """Return the error for a model that OpenVINO cannot compute."""
+    usual = f"Remove its folder {FOLDER}, or set AMPHORA_DTYPE: then PyTorch computes the model."
+    return ModelError(f"The model cannot be computed in int8: {why}.", remedy or usual)

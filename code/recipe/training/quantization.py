@@ -1,0 +1,304 @@
+"""Quantize the encoder of a finished model to int8, and prove what that costs (`quantize=int8`).
+
+NNCF quantizes the encoder as OpenVINO's graph, with the ranges of 300 training texts. The model is
+then evaluated with it as a training evaluates, on the whole evaluation split. Within the bounds of
+`max_score_loss` and `max_flips` the folder `int8` stays beside the float weights, else nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recipe.backend.engines import graph, int8
+from recipe.backend.engines.graph import Forward
+from recipe.backend.engines.int8 import Proof, Trial
+from recipe.backend.rows import TokenRow
+from recipe.backend.saved.origin import Origin
+from recipe.batching.batches import Samples
+from recipe.compat import quieten
+from recipe.data.column_names import TYPE_IDS
+from recipe.hyperparameters import Hyperparameters
+from recipe.models.pretrained import Source
+from recipe.plan.resolution import Plan
+from recipe.plan.worlds import Computation
+from recipe.storage import atomic
+from recipe.task_table import TASKS, resolve
+from recipe.tasks.base import Task
+from recipe.training import engine
+
+_CALIBRATION, _STORED, _LONGEST_STORED = 300, 32, 128
+_LOWER_IS_BETTER = ("loss", "mse")
+_DECISIONS = ("label", "labels", "tags", "answer", "index")
+"""Keys of a line of predictions.jsonl that hold the answer."""
+_REMEDY = "The model itself is written. Free space there, and run `amphora quantize`."
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What an evaluation of a model gave."""
+
+    scores: Mapping[str, float]
+    outputs: Any
+    decisions: Sequence[Any]
+    """The answer to each row; empty if answers are numbers or vectors."""
+
+    def changed_from(self, other: _Evaluation) -> float:
+        """Return the share of answers that differ from another evaluation's; of numbers and
+        vectors, 1 - the correlation or the mean cosine."""
+        if self.decisions:
+            pairs = zip(self.decisions, other.decisions, strict=True)
+            return float(np.mean([one != two for one, two in pairs]))
+        ours, theirs = (np.asarray(one.outputs, np.float64) for one in (self, other))
+        if ours.ndim == 1 or ours.shape[-1] == 1:
+            ours, theirs = ours.reshape(1, -1) - ours.mean(), theirs.reshape(1, -1) - theirs.mean()
+        sizes = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
+        # Groups may have fewer texts than there is room for.
+        cosines = (ours * theirs).sum(-1)[sizes > 0] / sizes[sizes > 0]
+        return 1 - float(cosines.mean())
+
+
+class _Subject:
+    """The model of a folder, evaluated by the task of the job that wrote it."""
+
+    def __init__(self, plan: Plan, samples: Mapping[str, Samples], folder: Path) -> None:
+        self._task, self._samples = plan.task, samples
+        model, tokenizer = plan.task.load(Source(name=str(folder), is_local=True))
+        self.model: Any = model
+        self.encoder: Any = self.model.base_model
+        self.inputs = graph.inputs_of(model, tokenizer)
+        computation = Computation(
+            model=model,
+            tokenizer=tokenizer,
+            arguments=plan.arguments,
+            objective=plan.task.objective,
+            packing=False,
+        )
+        self.trainer = engine.build(computation, samples)
+
+    def evaluate(self) -> _Evaluation:
+        """Evaluate the model as it computes now."""
+        outcome = self.trainer.evaluation_loop(self._samples["evaluation"], "")
+        assert outcome.metrics is not None
+        answers = self._task.answers(self.trainer)
+        decisions = [
+            line[name]
+            for line in (answers.lines() if answers else ())
+            for name in _DECISIONS
+            if name in line
+        ]
+        scores = {key.removeprefix("eval_"): value for key, value in outcome.metrics.items()}
+        return _Evaluation(scores, outcome.predictions, decisions)
+
+    def reset(self, forward: Forward | None) -> None:
+        """Compute the encoder by `forward`; None: as its class does, and the task no batches."""
+        for module in (self.model, self.encoder):
+            vars(module).pop("forward", None)
+        if forward is not None:
+            forward.replace(self.model)
+            self._task.objective.prepare(self.model, packed=False)
+
+    @contextlib.contextmanager
+    def drawing(self, most: int) -> Iterator[list[TokenRow]]:
+        """Yield the rows of tokens that the encoder is called with in the block, at most so many,
+        drawn at random."""
+        rows: list[TokenRow] = []
+        random, seen = np.random.default_rng(0), 0
+        names = list(inspect.signature(type(self.encoder).forward).parameters)[1:]
+
+        def record(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+            nonlocal seen
+            inputs = dict(zip(names, args, strict=False)) | dict(options)
+            types = inputs.get(TYPE_IDS)
+            for number, mask in enumerate(inputs["attention_mask"].bool()):
+                seen += 1
+                index = len(rows) if len(rows) < most else int(random.integers(seen))
+                # Of a batch, the last places may hold no text.
+                if index < most and mask.any():
+                    ids = inputs["input_ids"][number][mask].tolist()
+                    some = None if types is None else types[number][mask].tolist()
+                    rows[index : index + 1] = [TokenRow(ids, some)]
+
+        hook = self.encoder.register_forward_pre_hook(record, with_kwargs=True)
+        try:
+            yield rows
+        finally:
+            hook.remove()
+
+
+def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[str, bool]:
+    """Write the folder `int8` of a finished model, if it is within the bounds.
+
+    Args:
+        plan: Of the job, whose task evaluates.
+        samples: Of training and evaluation.
+        folder: The model's.
+
+    Returns:
+        How it did, for a reader, and whether it was written.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    given = plan.hyperparameters
+    with _preserved(plan.task), tempfile.TemporaryDirectory(prefix="int8-") as scratch:
+        plan.task.hyperparameters = dataclasses.replace(given, lora_r=None)
+        plan.task.data = dataclasses.replace(plan.task.data, test=None)
+        subject = _Subject(plan, samples, folder)
+        with subject.drawing(_STORED) as drawn:
+            exact = subject.evaluate()
+        stored = [
+            TokenRow(row.ids[:_LONGEST_STORED], row.types and row.types[:_LONGEST_STORED])
+            for row in drawn
+        ]
+        with subject.drawing(_CALIBRATION) as calibration:
+            order = np.random.default_rng(given.seed).permutation(len(samples["train"]))
+            subject.trainer.compute(order[:_CALIBRATION])
+        subject.reset(None)
+        float_states = int8.states_of(subject.encoder, stored, subject.inputs)
+        with int8.quiet():
+            converted, names = graph.convert(subject.encoder, subject.inputs)
+        precision = "bf16" if plan.arguments.bf16 else "f32"
+        for keeps_outputs in (False, True):
+            aside = Path(scratch) / f"{keeps_outputs}"
+            aside.mkdir()
+            with int8.quiet():
+                quantized = _quantized(converted, calibration, subject.inputs, keeps_outputs)
+                graph.save(quantized, aside)
+            forward = Forward(aside, subject.inputs, names, precision)
+            subject.reset(forward)
+            metric, scores, changed = _compared(plan.task, exact, subject.evaluate())
+            if not (excess := _excess(metric, scores, changed, given)):
+                break
+        else:
+            return f"not saved: {excess}", False
+        states = int8.states_of(forward, stored, subject.inputs)
+        proof = Proof(
+            inputs=subject.inputs,
+            outputs=names,
+            precision=precision,
+            rows=[row.ids for row in stored],
+            types=[row.types for row in stored],
+            tolerance=int8.distance(states, float_states),
+            metric=metric,
+            score=scores[0],
+            score_int8=scores[1],
+            changed=changed,
+            evaluated=len(samples["evaluation"]),
+            versions=int8.versions(),
+            processor=int8.processor(),
+        )
+        np.save(aside / int8.STATES, states)
+        int8.write(aside, proof)
+        size = sum(path.stat().st_size for path in aside.iterdir())
+        with atomic.results("The model in int8", folder, size, _REMEDY) as arriving:
+            shutil.copytree(aside, arriving / int8.FOLDER)
+    # A new process, since this one has run OpenVINO, and serving tries it in a fork.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        trial = pool.submit(_serve, str(given.task), str(folder)).result()
+    if trial is not None:
+        int8.write(
+            folder / int8.FOLDER, dataclasses.replace(proof, milliseconds=trial.milliseconds)
+        )
+    served = f"; {trial}" if trial is not None and trial.milliseconds else ""
+    return f"{_shown(metric, scores, changed)} of {proof.evaluated} rows{served}", True
+
+
+def _serve(task: str, folder: str) -> Trial | None:
+    """Load the model as a server does; return how its encoder in int8 did."""
+    torch.set_num_threads(1)
+    quieten(bars=False)
+    served = next(iter(TASKS[task].served.values()))
+    loaded = resolve(served.load)(Origin.find(folder, {}), **served.options)
+    trial: Trial | None = loaded.loaded_model.trial
+    return trial
+
+
+def _quantized(graph: Any, rows: Sequence[TokenRow], inputs: Sequence[str], keeps: bool) -> Any:
+    """Return a graph in int8.
+
+    Args:
+        graph: Of the encoder, in float32.
+        rows: Texts that set the ranges of activations.
+        inputs: What the graph takes.
+        keeps: Whether the second layers of feed-forward blocks stay as they are: their inputs have
+            the widest ranges.
+    """
+    import nncf
+
+    def batch(row: TokenRow) -> dict[str, Any]:
+        types = row.types or [0] * len(row.ids)
+        values = {"input_ids": row.ids, "attention_mask": [1] * len(row.ids), TYPE_IDS: types}
+        return {name: np.asarray([values[name]]) for name in inputs}
+
+    narrowing = []
+    for operation in graph.get_ops() if keeps else ():
+        if operation.get_type_name() == "MatMul":
+            shape = operation.input(1).get_partial_shape()
+            if (
+                shape.is_static
+                and len(shape) == 2
+                and shape[1].get_length() > shape[0].get_length()
+            ):
+                narrowing.append(operation.get_friendly_name())
+    return nncf.quantize(
+        graph.clone(),
+        nncf.Dataset([batch(row) for row in rows]),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(rows),
+        ignored_scope=nncf.IgnoredScope(names=narrowing) if narrowing else None,
+    )
+
+
+def _compared(
+    task: Task, exact: _Evaluation, quick: _Evaluation
+) -> tuple[str, tuple[float, float], float]:
+    """Return the task's main metric, its two values, and the share of changed answers."""
+    metric = next(name for name in task.about().headline if name in exact.scores)
+    scores = exact.scores[metric], quick.scores[metric]
+    return metric, scores, quick.changed_from(exact)
+
+
+def _excess(
+    metric: str, scores: tuple[float, float], changed: float, given: Hyperparameters
+) -> str:
+    """Return which bound is exceeded and by how much; empty if none is."""
+    exact, quick = scores
+    loss = (quick - exact) / abs(exact or 1) if metric in _LOWER_IS_BETTER else exact - quick
+    shown = _shown(metric, scores, changed)
+    # NaN is beyond every bound.
+    if not loss <= given.max_score_loss:
+        return f"{shown}; the loss of {loss:.4f} exceeds max_score_loss={given.max_score_loss:g}"
+    if not changed <= given.max_flips:
+        return f"{shown}; {changed:.4f} exceeds max_flips={given.max_flips:g}"
+    return ""
+
+
+def _shown(metric: str, scores: tuple[float, float], changed: float) -> str:
+    exact, quick = scores
+    return f"{metric} {quick:.4f} instead of {exact:.4f}, {changed:.2%} of the answers differ"
+
+
+@contextlib.contextmanager
+def _preserved(task: Task) -> Iterator[None]:
+    """Restore the attributes of a task and of its objective after the block: their last answers
+    are the float model's."""
+    before = [(item, dict(vars(item))) for item in (task, task.objective)]
+    try:
+        yield
+    finally:
+        for item, attributes in before:
+            vars(item).clear()
+            vars(item).update(attributes)

@@ -1,0 +1,58 @@
+"""Implements `amphora quantize`: an int8 beside a finished model, by the recipe's quantize=int8."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from amphora.common.errors import ConfigError
+from amphora.training import entry_point
+
+
+def quantize(
+    model: Path, data: Path, train: Path, settings: Sequence[str], environ: Mapping[str, str]
+) -> int:
+    """Evaluate a model in float and in int8, and write its folder `int8` if that is good enough.
+
+    Args:
+        model: Its folder.
+        data: A file or folder of the rows that both are evaluated on.
+        train: The same for the rows that set the ranges of activations.
+        settings: More hyperparameters, as NAME=VALUE.
+
+    Returns:
+        The recipe's exit code.
+
+    Raises:
+        AmphoraError: An argument is invalid, or the image has no recipe.
+    """
+    if wrong := [setting for setting in settings if "=" not in setting]:
+        raise ConfigError(f"{wrong[0]!r} is not NAME=VALUE.", "Write for example max_flips=0.02.")
+    for name, path in (("model", model), ("data", data), ("train", train)):
+        if not path.exists():
+            raise ConfigError(f"--{name} is {str(path)!r}, which does not exist.", "Give a path.")
+    arguments = [
+        f"--model_name_or_path={model.resolve()}", "--do_train=False", "--do_eval=True",
+        "--quantize=int8", *(f"--{setting}" for setting in settings),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
+        channels = {}
+        for name, path in (("VALIDATION", data), ("TRAIN", train)):
+            folder = path.resolve()
+            if folder.is_file():
+                folder = Path(scratch) / name.lower()
+                folder.mkdir()
+                (folder / path.name).symlink_to(path.resolve())
+            channels[f"SM_CHANNEL_{name}"] = str(folder)
+        return subprocess.run(
+            [sys.executable, str(entry_point.recipe_dir(environ) / "train.py"), *arguments],
+            env={
+                **environ, **channels,
+                "SAGEMAKER_BASE_DIR": scratch, "SM_MODEL_DIR": str(model.resolve()),
+                "SM_OUTPUT_DATA_DIR": f"{scratch}/output",
+            },
+            check=False,
+        ).returncode  # fmt: skip

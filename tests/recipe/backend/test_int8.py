@@ -1,0 +1,300 @@
+"""Encoders in int8: what is written, what of it is served, and what is refused.
+
+What has run OpenVINO cannot be forked, so it runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe.backend.engines import int8
+from recipe.backend.padded_rows import cheapest_cuts
+from recipe.errors import ModelError, RecipeError
+from recipe.storage import checksums
+from tests.support import tasks
+from tests.support.jobs import Job
+from tests.support.paths import ROOT
+from tests.support.serving_kit import TEXTS, Handlers, assert_close
+from tests.support.tasks import CASES
+
+ANY = ("--max_flips", "1", "--max_score_loss", "1")
+"""Bounds for models that have learned nothing."""
+# Loads models as the worker does before it forks, and then asks them as a worker does. A model of
+# two small layers is faster in PyTorch: only the choice by time is taken out.
+SERVES = """
+import json, os, sys, types
+import torch
+torch.set_num_threads(1)
+from recipe.backend.engines import int8
+kept = int8.Artefact.try_out
+def try_out(*arguments):
+    trial = kept(*arguments)
+    return int8.Trial("", trial.milliseconds) if trial.milliseconds else trial
+int8.Artefact.try_out = try_out
+import inference
+route = types.SimpleNamespace(path="/invocations")
+plan = json.loads(sys.argv[1])
+models = []
+for folder, _ in plan:
+    models.append(inference.model_fn(folder))
+    inference.model_warmup_fn(folder, models[-1])
+assert "openvino" not in sys.modules, "what has loaded a model could not be forked any more"
+answers = []
+for model, (_, bodies) in zip(models, plan):
+    inference.turns_fn(model, lambda *_, **__: None)
+    requests = []
+    for body in bodies:
+        requests.append(inference.input_fn(json.dumps(body).encode(), "application/json", route))
+        inference.tokens_fn(requests[-1], model)
+    merged = inference.predict_batch_fn(requests, model)
+    answers.append([json.loads(inference.output_fn(one, "application/json")[0]) for one in merged])
+print("ANSWERS", json.dumps([answers, [model.loaded_model.engine is not None for model in models]]))
+"""
+
+
+def served(folder: Path, plan: Any, **environ: str) -> tuple[Any, list[bool], str]:
+    """Return the answers, whether int8 gave those of each model, and the log."""
+    done = subprocess.run(
+        [sys.executable, "-c", SERVES, json.dumps(plan)],
+        env={
+            **os.environ, "PYTHONPATH": f"{ROOT / 'code'}:{ROOT}", "TMPDIR": str(folder),
+            "OMP_NUM_THREADS": "1", **environ,
+        },
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
+    answers, are_int8 = json.loads(line.removeprefix("ANSWERS "))
+    return answers, are_int8, done.stdout
+
+
+def quantized(base: Path, case: str, *argv: str, epochs: str = "1") -> Job:
+    """Train a case of the contract with quantize=int8."""
+    job = CASES[case]
+    channel = tasks.write(base / "data" / "train", job.rows(tasks.TRAIN_ROWS))
+    start = job.model(base / "start", 0.0)
+    given = ("--model_id", str(start), "--epochs", epochs, "--lr", "3e-3", "--quantize", "int8")
+    return Job(base, {"train": channel}, (*given, *job.arguments, *ANY)).run(*argv)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A classifier of texts in float and in int8."""
+    job = quantized(tmp_path_factory.mktemp("classes"), "text-classification", epochs="4")
+    assert job.codes == {0}, job.log + job.errors
+    return job
+
+
+def test_texts_share_calls_that_cost_least() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, 90).tolist()
+
+    def cost(calls: list[list[int]]) -> int:
+        longest = [max(-(-lengths[index] // 8) * 8 for index in call)
+                   for call in calls]  # fmt: skip
+        return sum(32 + length * len(call) for length, call in zip(longest, calls, strict=True))
+
+    calls = list(cheapest_cuts(lengths))
+    assert sorted(index for call in calls for index in call) == list(range(90))
+    order = sorted(range(90), key=lengths.__getitem__)
+    for size in (1, 4, 8, 16, 32):
+        assert cost(calls) < cost([order[start : start + size] for start in range(0, 90, size)])
+    assert list(cheapest_cuts([])) == [] and list(cheapest_cuts([7])) == [[0]]
+    assert max(map(len, cheapest_cuts([5] * 200))) == 32
+
+
+@pytest.mark.heavy
+def test_a_model_has_its_proof_and_is_served_in_int8(classifier: Job, tmp_path: Path) -> None:
+    model = classifier.base / "model"
+    proof = json.loads((model / "int8" / "proof.json").read_text())
+    assert proof["evaluated"] > 0 and 0 <= proof["changed"] <= 1
+    assert {*proof["milliseconds"]} == {"alone", "together"}
+    metrics = json.loads((classifier.base / "output" / "data" / "metrics.json").read_text())
+    assert proof["score"] == pytest.approx(metrics[f"eval_{proof['metric']}"], abs=1e-4)
+    card = (model / "README.md").read_text()
+    report = (classifier.base / "output" / "data" / "report.html").read_text()
+    shown = f"{proof['metric']} {proof['score_int8']:.4f} instead of {proof['score']:.4f}"
+    assert shown in card and shown in classifier.log and shown in report
+    body = {"inputs": [*TEXTS, "a", "the film was good " * 8], "parameters": {"top_k": None}}
+    (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
+    assert is_int8 and "engine: OpenVINO" in log
+    expected = Handlers(model, AMPHORA_DTYPE="float32").ask(body)
+    exact, quick = (
+        [dict(sorted((label["label"], label["score"]) for label in one)) for one in some]
+        for some in (expected, answers[0])
+    )
+    assert quick != exact, "the answers are those of the float weights"
+    assert_close(quick, exact, 0.1)
+    assert not list(tmp_path.glob("int8-*")), "files were left behind"
+
+
+@pytest.mark.heavy
+def test_vectors_and_pairs_are_served_in_int8(tmp_path: Path) -> None:
+    """Sentence-transformers' own modules read the encoder's states; pairs have types."""
+    texts = {"inputs": [*TEXTS, "who was anna"]}
+    pairs = {"inputs": [{"text": "who was", "text_pair": text} for text in TEXTS]}
+    models = {}
+    for case in ("sentence-embedding", "pairs"):
+        job = quantized(tmp_path / case, case)
+        assert job.codes == {0}, job.log + job.errors
+        models[case] = job.base / "model"
+    plan = [(str(models["sentence-embedding"]), [texts]), (str(models["pairs"]), [pairs])]
+    (vectors, labels), are_int8, _ = served(tmp_path, plan)
+    assert are_int8 == [True, True]
+    ours = np.array(vectors[0])
+    theirs = np.array(Handlers(models["sentence-embedding"]).ask(texts))
+    cosines = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    assert 0.95 < cosines.min() < 1 - 1e-9
+    assert_close(
+        [one["score"] for one in labels[0]],
+        [one["score"] for one in Handlers(models["pairs"], AMPHORA_DTYPE="float32").ask(pairs)],
+        0.1,
+    )
+
+
+def broken_states(folder: Path) -> None:
+    states = np.load(folder / int8.STATES)
+    np.save(folder / int8.STATES, np.roll(states, 1, axis=0))
+    checksums.write(folder)
+
+
+@pytest.mark.heavy
+def test_float_weights_answer_where_int8_does_not_as_it_was_proved(
+    classifier: Job, tmp_path: Path
+) -> None:
+    body = {"inputs": TEXTS}
+    model = shutil.copytree(classifier.base / "model", tmp_path / "model")
+    (expected,), (is_int8,), log = served(tmp_path, [(str(model), [body])], AMPHORA_DTYPE="float32")
+    assert not is_int8 and "PyTorch instead of int8: AMPHORA_DTYPE is float32" in log
+    broken_states(model / "int8")
+    (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
+    assert not is_int8 and "stored rows differ by" in log
+    assert_close(answers, expected, 0.02)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (int8.PROOF, "{}", "proof.json has changed"),
+        ("model.bin", "", "model.bin has changed"),
+        (int8.STATES, None, "states.npy is missing"),
+    ],
+)
+def test_a_damaged_file_ends_the_start_with_its_name(
+    classifier: Job, tmp_path: Path, name: str, content: str | None, reason: str
+) -> None:
+    folder = shutil.copytree(classifier.base / "model" / "int8", tmp_path / "int8")
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=reason):
+        int8.Artefact.find(str(tmp_path))
+
+
+@pytest.mark.heavy
+def test_beyond_the_bounds_nothing_is_saved(classifier: Job, tmp_path: Path) -> None:
+    """A training ends well, with a warning; `amphora quantize` fails."""
+    shutil.copytree(classifier.base / "model", tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "int8")
+    command = [
+        sys.executable, "-m", "amphora", "quantize", "--model", str(tmp_path / "model"),
+        "--data", str(classifier.channels["train"] / tasks.FILE),
+    ]  # fmt: skip
+
+    def quantize(*settings: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *settings], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    refused = quantize("max_flips=1", "max_score_loss=1", "metric_for_best_model=unknown")
+    assert refused.returncode == 1 and "metric_for_best_model" in refused.stderr
+    done = quantize("max_flips=1", "max_score_loss=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "model" / "int8" / "proof.json").is_file()
+    assert int8.Artefact.find(str(tmp_path / "model")) is not None
+    job = quantized(tmp_path / "job", "numbers", "--max_flips", "0")
+    assert job.codes == {0}, job.log + job.errors
+    assert "WARNING: not saved: " in job.log and "exceeds max_flips=0" in job.log
+    assert (job.base / "model" / "config.json").is_file()
+    assert not (job.base / "model" / "int8").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("modernbert", "states of 3 texts of up to 30 tokens differ"),
+        ("longformer", "cannot be computed in int8: "),
+        ("fnet", "fnet computes texts of one length at a time"),
+    ],
+)
+def test_a_model_that_cannot_be_quantized_is_refused_before_training(
+    kind: str, reason: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, kind],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'code'}:{ROOT}", "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert reason in done.stdout, done.stdout + done.stderr
+
+
+REFUSED = """
+import sys, types
+import torch, transformers
+torch.set_num_threads(1)
+from recipe.backend.engines import comparison
+from recipe.errors import ModelError, RecipeError
+from recipe.storage import checksums
+from tests.support.packed_batches import SMALL, make
+kind = sys.argv[1]
+if kind == "longformer":
+    model = transformers.LongformerForSequenceClassification(transformers.LongformerConfig(
+        **{**SMALL, "attention_window": 8, "max_position_embeddings": 82, "sep_token_id": 3}
+    )).eval()
+elif kind == "fnet":
+    model = transformers.FNetForSequenceClassification(transformers.FNetConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, intermediate_size=32
+    ))
+else:
+    model = make(kind)
+names = ["input_ids", "attention_mask"]
+try:
+    comparison.check(model, types.SimpleNamespace(model_input_names=names), 78)
+except ModelError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "argv", "reason"),
+    [
+        ("causal-lm", (), "quantize has value 'int8', but belongs to .*, and the task is causal-lm"),
+        ("text-classification", ("--do_eval", "False"), "nothing is evaluated"),
+        (
+            "text-classification",
+            ("--lora_r", "2", "--lora_save", "adapter"),
+            "a whole model is quantized",
+        ),
+        ("text-classification", ("--max_flips", "-1"), "max_flips has value -1.0. Give 0 or more"),
+    ],
+)
+def test_what_cannot_be_quantized_is_refused_at_the_plan(
+    case: str, argv: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    job = CASES[case]
+    channel = tasks.write(tmp_path / "train", job.rows(8))
+    given = ["--model_id", str(job.model(tmp_path / "start", 0.0)), "--quantize", "int8"]
+    with pytest.raises(RecipeError, match=reason):
+        Job(tmp_path, {"train": channel}, (*given, *job.arguments, *argv)).run_here()
