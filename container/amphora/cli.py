@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     quantize = commands.add_parser(
         "quantize",
-        help="write an int8 of a finished encoder beside it, for CPUs",
+        help="add an int8 encoder, for CPUs, to a finished model",
         epilog="Evaluates both on the rows of --data, and writes FOLDER/int8 if it is within "
         "max_score_loss and max_flips (docs/SERVING.md).",
     )

@@ -2,7 +2,7 @@
 
 NNCF quantizes the encoder as OpenVINO's graph, with the ranges of 300 training texts. The model is
 then evaluated with it as a training evaluates, on the whole evaluation split. Within the bounds of
-`max_score_loss` and `max_flips` the folder `int8` stays beside the float weights, else nothing.
+`max_score_loss` and `max_flips` the folder `int8` is added to the float weights, else nothing.
 """
 
 from __future__ import annotations

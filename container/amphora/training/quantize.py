@@ -1,4 +1,4 @@
-"""Implements `amphora quantize`: an int8 beside a finished model, by the recipe's quantize=int8."""
+"""Implements `amphora quantize`: adds int8 to a finished model by the recipe's quantize=int8."""
 
 from __future__ import annotations
 

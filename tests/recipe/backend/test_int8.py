@@ -280,7 +280,11 @@ except ModelError as error:
 @pytest.mark.parametrize(
     ("case", "argv", "reason"),
     [
-        ("causal-lm", (), "quantize has value 'int8', but belongs to .*, and the task is causal-lm"),
+        (
+            "causal-lm",
+            (),
+            "quantize has value 'int8', but belongs to .*, and the task is causal-lm",
+        ),
         ("text-classification", ("--do_eval", "False"), "nothing is evaluated"),
         (
             "text-classification",

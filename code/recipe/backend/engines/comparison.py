@@ -43,7 +43,7 @@ def check(model: Any, tokenizer: Any, longest: int) -> None:
     kind = model.config.model_type
     why_not = f"{kind} computes texts of one length at a time"
     if kind not in packed_encoders.UNMASKED:
-        why_not = int8.in_fork(compare)
+        why_not = int8.run_forked(compare)
     if why_not:
         raise int8.failed(why_not, "Leave quantize out.")
 

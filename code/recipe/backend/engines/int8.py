@@ -140,7 +140,7 @@ class Artefact:
             compute: Prepares the model in the fork, and returns what computes rows: by PyTorch, or
                 for True in int8.
         """
-        trial: Trial = in_fork(lambda: self._try(forward, model, compute))
+        trial: Trial = run_forked(lambda: self._try(forward, model, compute))
         return trial
 
     def _try(
@@ -240,7 +240,7 @@ def distance(states: Floats, expected: Floats) -> float:
     return float(differences.max())
 
 
-def in_fork(work: Callable[[], Any]) -> Any:
+def run_forked(work: Callable[[], Any]) -> Any:
     """Return what `work` returns in a fork of this process, with one thread.
 
     Raises:
