@@ -22,7 +22,8 @@ class RecipeError(Exception):
     """Lets the supervisor log the message without the recipe's stack frames."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(f"{message} {remedy}".strip())
+        end = "." if remedy and message[-1:] not in {*".:?!", ""} else ""
+        super().__init__(f"{message}{end} {remedy}".strip())
         self.message, self.remedy = message, remedy
 
 

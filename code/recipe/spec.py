@@ -242,6 +242,7 @@ PROMPT_NAMES = ("prompt", "instruction", "question", "query", "input", "inputs")
 COMPLETION_NAMES = ("completion", "response", "answer", "output", "target", "targets")
 MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
 
+CONTEXT, LEARNED_PARTS = "what the model would see with the text", "which part of it is learned"
 PARTS_OF_SAMPLES: Mapping[str, str] = {
     name: why
     for why, names in {
@@ -250,17 +251,19 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
             *("term", "aspect", "e1", "e2", "entity", "entity1", "entity2", "head", "tail", "h"),
             *("t", "subj", "obj", "mention", "start", "end", "distance"),
         ),
-        "what the model would see with the text": (
+        CONTEXT: (
             *("image", "images", "video", "videos", "audio", "audios", "system", "system_prompt"),
             *("system_message", "history", "prefix", "tools", "functions", "story"),
-            "chat_template_kwargs",
+            *("chat_template_kwargs", "tool_calls", "function_call", "position_ids"),
             *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
             *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),
             *("role", "parent_id", "completions", "distractor", "correct_answer"),
         ),
-        "which part of a sample is learned": (
+        LEARNED_PARTS: (
             *("train", "train_detail", "loss_mask", "assistant_masks", "completion_mask"),
             *("prompt_mask", "assistant_mask", "weight", "weights", "sample_weight"),
+            *("loss", "loss_weight", "loss_weights", "label_mask", "target_mask", "target_ids"),
+            *("trainable", "masked", "prompt_length"),
         ),
     }.items()
     for name in names

@@ -10,6 +10,7 @@ from recipe.data.values import DATE
 from recipe.errors import DataError
 
 _COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
+_PADDED = re.compile(r"[-+]?\d*\.\d+0")
 _MOST_ATOMS = 200
 _SEPARATORS = (";", "|", ",")
 _FEW_ROWS = 10
@@ -84,6 +85,24 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
                 f"several separated by {separator!r}.",
                 f"Give label_separator={separator!r}, {one_class}",
             )
+
+
+def check_numbers(parts: Sequence[tuple[Part, str]]) -> None:
+    """Check that numbers with fractions are no codes, if problem_type does not say so.
+
+    Raises:
+        DataError: one ends with a zero, and others have fewer or more digits: 3.10 and 401.9.
+    """
+    part, column = parts[0]
+    texts = {str(v).strip() for p, name in parts for v in p.table[name].unique().to_pylist()}
+    zeros = sorted(text for text in texts if _PADDED.fullmatch(text))
+    if zeros and len({len(text.partition(".")[2]) for text in texts}) > 1:
+        raise DataError(
+            f"Column {column!r} of {part.path} has {zeros[0]}, and others with more or fewer "
+            "digits: they may be numbers or codes.",
+            "Give problem_type=regression if they are numbers, or "
+            "problem_type=single_label_classification if each of them is one class.",
+        )
 
 
 def check_lists(parts: Sequence[tuple[Part, str]]) -> None:

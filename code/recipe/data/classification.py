@@ -99,6 +99,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     shape = labels.shape_of(trained, settings.label_separator, settings.problem_type)
     if shape.problem == labels.SINGLE and settings.problem_type is None:
         class_checks.check_classes(trained, sum(c.rows for c in distinct["train"]))
+    if shape.problem == labels.NUMBER and settings.problem_type is None:
+        class_checks.check_numbers(trained)
     if shape.problem == labels.SEVERAL and settings.problem_type is None:
         class_checks.check_lists([
             (part, name)
@@ -149,14 +151,15 @@ def _labelled(
         with problems.noted():
             texts = tuple(file.columns[role] for role in (TEXT, PAIR, TOKEN_IDS)
                           if role in file.columns)  # fmt: skip
-            part, label = values.one_label_column(file.part, file.columns.columns[LABEL])
-            if file.split != "train" and labels.is_unlabelled(part, label):
+            part, names = file.part, file.columns.columns[LABEL]
+            if file.split != "train" and all(labels.is_unlabelled(part, name) for name in names):
                 notes.append(f"{part.path} has no labels and is not used.")
                 continue
-            rows = part.table.num_rows
-            part = labels.labelled(part, label, settings.missing_labels)
-            if unlabelled := rows - part.table.num_rows:
+            for name in names:
+                part = labels.labelled(part, name, settings.missing_labels)
+            if unlabelled := file.part.table.num_rows - part.table.num_rows:
                 notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
+            part, label = values.one_label_column(part, names)
             for column in texts:
                 values.check_texts(part, column)
                 if empty := values.empty_texts(part, column):
@@ -171,7 +174,8 @@ def _labelled(
 
 def _distinct(read: LabelledPart, settings: DataSettings) -> _Distinct:
     """Return the first row of each label."""
-    column, are_cut = read.label, settings.label_separator is not None
+    column = read.label
+    are_cut = settings.label_separator is not None or settings.problem_type == labels.SINGLE
     only = labelled_rows.distinct(read.part, column, are_cut)
     return _Distinct(part=only, column=column, rows=read.part.table.num_rows)
 

@@ -72,7 +72,7 @@ class Selection:
         )
 
     def lacking(self, part: Part) -> Sequence[str]:
-        """Return the columns of inputs, or those of targets, if a file has none of these.
+        """Return the columns of inputs, or those of targets, if a file has no value in them.
 
         Unlabelled test data lacks the targets, and a file of its labels the inputs.
         """
@@ -84,7 +84,8 @@ class Selection:
                 if column.is_target is is_target and column.is_content
                 for name in self.columns.get(column.role, ())
             ]
-            if names and not set(names) & set(part.table.column_names):
+            present = [name for name in names if name in part.table.column_names]
+            if names and not any(_has_values(part, name) for name in present):
                 return names
         return ()
 

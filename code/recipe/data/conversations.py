@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recipe.data.column_refusals import NOTHING
 from recipe.data.columns import SCRIPT
 from recipe.data.files.part import Part
 from recipe.errors import DataError, listed
+from recipe.spec import LEARNED_PARTS, PARTS_OF_SAMPLES
 
 EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 _SHAREGPT: Mapping[str, str] = {
@@ -23,6 +25,8 @@ _ROLES: Mapping[str, str] = {
     **{name: name for name in ("developer", "function", "ipython", "context", "document")},
     **_SHAREGPT,
 }
+LEARNING_KEYS = ("train", "weight")
+"""What a turn of the assistant may have: false or 0 if it is not learned."""
 Message = dict[str, Any]
 
 
@@ -75,11 +79,17 @@ def _turn(where: str, message: Message) -> Message:
         )
     others = {key: other for key, other in message.items() if key not in keys and other is not None}
     where = f"{where} ({speaker}, from 0)"
-    if others.get("train_detail"):
-        raise DataError(
-            f"{where} says in train_detail which of its characters are learned, which is not read.",
-            "Make it several messages, and give train=false in those that are not learned.",
-        )
+    for key, value in others.items():
+        if PARTS_OF_SAMPLES.get(key) != LEARNED_PARTS or value in NOTHING:
+            continue
+        is_read = key in LEARNING_KEYS and value in (0, 1)
+        if not is_read or (value and role != "assistant"):
+            raise DataError(
+                f"{where} says by {key}={json.dumps(value, default=str)} what is learned, which "
+                "is not read.",
+                'Give "train": false in turns of the assistant that are not learned, and split one '
+                f"that is learned in part. Remove {key!r} from the others.",
+            )
     if role == "assistant" and (calls := others.get("tool_calls")):
         others["tool_calls"] = [_call(where, call) for call in _objects(where, calls)]
         content = "" if content is None else content

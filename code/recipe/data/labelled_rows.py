@@ -121,7 +121,8 @@ def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -
                     f"{part.where(first + int(rows[strange]))} has the label "
                     f"{known.unknown(spelled[strange])!r}, which is in the {split} data but not in "
                     f"the training data ({listed(known.names)}).",
-                    "Give training rows of that label, or remove it.",
+                    "Give training rows of that label, remove it, or list it in missing_labels to "
+                    "leave its rows out.",
                 )
             labels_of_rows = pa.array([known.encode(label) for label in spelled], kind)
             if codes is not None:

@@ -79,6 +79,8 @@ class LabelShape:
     """Separates the classes of a row in one string."""
     indicators: bool = False
     """Whether a row's list has 0 or 1 for each class, instead of its classes."""
+    are_codes: bool = False
+    """Whether numbers with fractions are classes, as they are written: 250.00 is not 250."""
 
     def spell(self, part: Part, column: str) -> list[Any]:
         """Return the label of each row: the name of its class, a tuple of names, or a float.
@@ -90,7 +92,7 @@ class LabelShape:
         class_names = part.class_names.get(column)
         if self.problem == SINGLE:
             # 1, 1.0 and "1.0" are the class `1`.
-            classes_of_rows = [_spell(value, class_names) for value in values]
+            classes_of_rows = [_spell(value, class_names, self.are_codes) for value in values]
             if missing := [row for row, name in enumerate(classes_of_rows) if name == ""]:
                 raise DataError(
                     f"{part.where(missing[0])} has no label in column {column!r}"
@@ -146,7 +148,12 @@ def shape_of(
         return LabelShape(problem=SEVERAL, separator=separator, indicators=are_indicators)
     if problem is None and all(_are_numbers(part, name) for part, name in columns):
         return LabelShape(problem=NUMBER)
-    return LabelShape(problem=problem or SINGLE)
+    are_codes = problem == SINGLE and any(
+        is_fraction(str(value))
+        for part, name in columns
+        for value in part.table[name].unique().to_pylist()
+    )
+    return LabelShape(problem=problem or SINGLE, are_codes=are_codes)
 
 
 def _are_numbers(part: Part, column: str) -> bool:
@@ -164,10 +171,12 @@ def _are_numbers(part: Part, column: str) -> bool:
 
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
+    codes = " For text-classification, problem_type=single_label_classification makes it a class."
     return DataError(
         f"{part.where(row)} has {value!r} in column {column!r}, which is not a class: a class "
         "is an integer or a string.",
-        "Name the column of the classes in the hyperparameter label_column.",
+        "Name the column of the classes in the hyperparameter label_column."
+        + codes * is_fraction(str(value)),
     )
 
 
@@ -203,7 +212,7 @@ def labelled(part: Part, column: str, missing: str | None) -> Part:
     return part if len(rows) == part.table.num_rows else part.select(rows)
 
 
-def _spell(value: Any, names: list[str] | None) -> str | None:
+def _spell(value: Any, names: list[str] | None, is_code: bool = False) -> str | None:
     """Return the name of a class; '' for no label, None for an invalid one."""
     if value is None or (names is not None and value == -1):
         return ""
@@ -212,11 +221,13 @@ def _spell(value: Any, names: list[str] | None) -> str | None:
     if not isinstance(value, (str, int, float)):
         return None
     text = str(value).strip()
-    if is_fraction(text):
+    if is_fraction(text) and not is_code:
         return None
     if text == "nan":
         return ""
-    return _WHOLE_FLOAT.sub(r"\1", text) if _WHOLE_FLOAT.fullmatch(text) else text
+    return (
+        text if is_code else _WHOLE_FLOAT.sub(r"\1", text) if _WHOLE_FLOAT.fullmatch(text) else text
+    )
 
 
 def is_fraction(text: str) -> bool:

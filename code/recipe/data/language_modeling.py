@@ -215,7 +215,7 @@ def _with_alpaca_prompts(part: Part, instruction: str, given: str) -> Part:
 def _documents(read: Read) -> pa.Table:
     part, chosen = read.part, read.columns
     if TOKEN_IDS in chosen:
-        return pa.table({TOKEN_IDS: labelled_rows.token_ids(part)})
+        return pa.table({TOKEN_IDS: labelled_rows.token_ids(part, chosen[TOKEN_IDS])})
     columns = {role: chosen[role] for role in _ROLES if role in chosen}
     cells_of_columns = [part.table[column] for column in columns.values()]
     if MESSAGES not in columns and all(

@@ -117,7 +117,8 @@ def read_columns(
                 if check is not None:
                     check(part)
                 if split == "test" and training and (lacking := training.lacking(part)):
-                    notes.append(f"{part.path} has no column {', '.join(lacking)} and is not used.")
+                    what = f"no column {', '.join(lacking)} with values"
+                    notes.append(f"{part.path} has {what} and is not used.")
                     continue
                 columns = select(part, spec, settings, training)
                 training = training or columns
@@ -318,7 +319,8 @@ def _refuse_unknown_splits(part: Part, named: Collection[str]) -> None:
             raise DataError(
                 f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose name "
                 "does not say that.",
-                f"Rename it to split, or give ignore_columns={field.name} to train on all rows.",
+                f"Rename it to split, give ignore_columns={field.name} to train on all rows, or "
+                f"label_column={field.name} if it is the label.",
             )
 
 

@@ -256,7 +256,8 @@ def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
         raise DataError(
             f"label_column has value {','.join(names)!r}, but column {odd[0]!r} of {part.path} "
             "holds other values than 0 and 1.",
-            "Name one column of classes, or columns of 0 and 1.",
+            "Name one column of classes, or columns of 0 and 1; missing_labels=-1 leaves out rows "
+            "with -1.",
         )
     indicators = [_indicators(part, name) for name in names]
     has = np.stack([column for column in indicators if column is not None], axis=1)

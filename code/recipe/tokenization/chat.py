@@ -15,8 +15,9 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.console import say
-from recipe.data.conversations import common_prefix
+from recipe.data.conversations import LEARNING_KEYS, common_prefix
 from recipe.errors import DataError
+from recipe.spec import CONTEXT, PARTS_OF_SAMPLES
 from recipe.tokenization.encoding import Encoder
 
 SIMPLE = (
@@ -26,8 +27,6 @@ SIMPLE = (
 )
 """The template of tokenizers without one: a line with the role, then the content. The assistant's
 turns end with the end token."""
-_RESTED_ON = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-"""Parts of the assistant's turns that templates may ignore."""
 _MARKS = re.compile(r"{%-?\s*generation\b")
 Message = dict[str, Any]
 
@@ -103,8 +102,10 @@ def write(
     marked: Any = tokenizer
     if tools:
         marked = _WithTools(tokenizer, tools)
-    _check_tools(tokenizer, messages, tools)
     chains = _chains(marked, messages, first)
+    is_whole = bool(chains) and chains[-1].last == len(messages) - 1
+    text = chains[-1].text if is_whole else _written(marked, messages)
+    _check_all_read(tokenizer, messages, tools, text)
     is_muted = any(map(_is_muted, messages))
     if not is_muted and _MARKS.search(str(tokenizer.chat_template)):
         spans = [(chain.first, chain.last + 1) for chain in chains]
@@ -119,7 +120,7 @@ def write(
             "it does not tell whose the tokens are, and some turns are not to be learned (weight "
             "0, train False)"
         )
-    return [Written([(_written(marked, messages), has_answer)], has_answer)]
+    return [Written([(text, has_answer)], has_answer)]
 
 
 def turns_to_learn(messages: Sequence[Message]) -> int:
@@ -153,20 +154,32 @@ class _WithTools:
         return self.tokenizer.apply_chat_template(messages, tools=list(self.tools), **options)
 
 
-def _check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message]) -> None:
-    """Raise TemplateError if the template ignores tools, a call or thoughts: the answers would be
-    learned without what they rest on."""
-    keys = [key for key in _RESTED_ON if any(key in turn for turn in messages)]
-    if not tools and not keys:
-        return
+def _check_all_read(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], text: str
+) -> None:
+    """Raise TemplateError if the template ignores tools, a call, thoughts or a whole turn: the
+    answers would be learned without what they rest on.
+
+    Args:
+        text: The conversation as the template writes it.
+    """
     with_tools = _WithTools(tokenizer, tools) if tools else tokenizer
-    text = _written(with_tools, messages)
-    for key in keys:
+    keys = dict.fromkeys(key for turn in messages for key in turn if key != "role")
+    for key in filter(lambda key: PARTS_OF_SAMPLES.get(key) == CONTEXT, keys):
         without = [{name: turn[name] for name in turn if name != key} for turn in messages]
         if _written(with_tools, without) == text:
             raise TemplateError(f"it ignores {key}")
     if tools and _written(tokenizer, messages) == text:
         raise TemplateError("it ignores tools")
+    for number, turn in enumerate(messages):
+        if turn["role"] == "assistant" or turn["content"].strip() in text:
+            continue
+        try:
+            is_ignored = _written(with_tools, [*messages[:number], *messages[number + 1 :]]) == text
+        except (TemplateError, IndexError):  # the others are no conversation
+            is_ignored = False
+        if is_ignored:
+            raise TemplateError(f"it ignores message {number} (from 0) of the role {turn['role']}")
 
 
 def encode_conversations(
@@ -252,12 +265,17 @@ def _chains(tokenizer: Any, messages: Sequence[Message], first: int) -> list[_Ch
     """Return the assistant's turns that follow the prompts which the template makes for them."""
     chains: list[_Chain] = []
     for number, message in enumerate(messages):
-        # Before the first turn there is no prompt, and transformers refuses to write one.
-        if message["role"] != "assistant" or number < max(1, first):
+        if message["role"] != "assistant" or number < first:
             continue
         try:
-            prompt = _written(tokenizer, messages[:number], add_generation_prompt=True)
             answered = _written(tokenizer, messages[: number + 1])
+            # transformers writes no prompt before a conversation: what precedes the first turn is.
+            content = message["content"] or answered
+            prompt = (
+                answered.partition(content)[0]
+                if number == 0
+                else (_written(tokenizer, messages[:number], add_generation_prompt=True))
+            )
         except TemplateError:
             _written(tokenizer, messages)  # refuses the whole conversation, or only this prompt
             continue
@@ -275,7 +293,7 @@ def _chains(tokenizer: Any, messages: Sequence[Message], first: int) -> list[_Ch
 
 
 def _is_muted(message: Message) -> bool:
-    return message.get("weight") == 0 or message.get("train") is False
+    return 0 in map(message.get, LEARNING_KEYS)
 
 
 def _written(

@@ -700,6 +700,18 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=causal-lm ignore_columns=train > causal-lm prompt=prompt completion=completion"),
     shape("details of learned tokens", "decoder", lambda n: {'messages': [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'yes it is', 'train_detail': [{'begin_offset': 0, 'end_offset': 2, 'train': False}]}]},
           "! train_detail"),
+    *(
+        shape(f"a turn with {key}={value}", "decoder", lambda n, role=role, key=key, value=value: {'messages': [{**turn, key: value} if turn['role'] == role else turn for turn in TURNS]},
+              f"! {key}={json.dumps(value)}")
+        for role, key, value in [('assistant', 'loss', False), ('assistant', 'masked', True), ('assistant', 'weight', 0.5), ('assistant', 'train', 'false'), ('user', 'train', True)]
+    ),
+    *(
+        shape(f"tokens with {name}", "decoder", lambda n, name=name, value=value: {'input_ids': [5, 6, 7], name: value},
+              f"? task=causal-lm ignore_columns={name} > causal-lm input_ids=input_ids")
+        for name, value in [('loss_weights', [0, 0, 1]), ('target_ids', [6, 7, 8]), ('position_ids', [0, 1, 0]), ('prompt_length', 2)]
+    ),
+    shape("tokens of another name", "decoder", lambda n: {'ids': [5, 6, 7]},
+          "causal-lm input_ids=ids", argv="task=causal-lm columns=input_ids:ids"),
     shape("a loss mask of tokens", "decoder", lambda n: {'input_ids': [5, 6, 7], 'loss_mask': [0, 0, 1]},
           "? task=causal-lm ignore_columns=loss_mask > causal-lm input_ids=input_ids"),
     shape("thoughts beside an answer", "decoder", lambda n: {'prompt': s(), 'reasoning_content': s(), 'completion': s()},
@@ -760,14 +772,29 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "! would not be read as entities"),
     shape("tags in lower case", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['b-per', 'o']},
           "! would not be read as entities"),
+    *(
+        shape(f"tags such as {tag} and {other}", "masked", lambda n, tag=tag, other=other: {'tokens': ['Ada', 'sat'], 'ner_tags': [tag, other]},
+              "! would not be read as entities")
+        for tag, other in [('B:PER', 'O'), ('PER.B', 'O'), ('B-PER', 'o'), ('B-PER', '0'), ('B-PER', 'Other'), ('B-PER', 'LOC')]
+    ),
+    shape("entities without words outside", "masked", lambda n: {'tokens': ['Ada', 'Rome'], 'ner_tags': ['S-PER', 'S-LOC']},
+          "token-classification tokens=tokens tags=[\"B-PER\", \"B-LOC\"]"),
+    shape("words that begin with their language", "masked", lambda n: {'tokens': ['en:Ada', 'en:sat'], 'ner_tags': ['B-PER', 'O']},
+          "! sed -i 's/^en://' train.jsonl"),
     shape("tags without positions", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['PER', 'O']},
           "token-classification tokens=tokens tags=ner_tags"),
     shape("camel-case ids", "masked", lambda n: {'text': s(), 'tweetId': n, 'authorId': n % 3, 'mood': o('good', 'bad')},
           "? task=text-classification label_column=mood > text-classification text=text label=mood"),
     shape("decimal codes", "masked", lambda n: {'text': s(), 'label': ['401.9', '3.10', '250.00'][n % 3]},
+          "? problem_type=single_label_classification > text-classification text=text label=label"),
+    shape("decimal codes as numbers", "masked", lambda n: {'text': s(), 'label': ['401.9', '3.10', '250.00'][n % 3]},
+          "? problem_type=regression > text-classification text=text label=401.9"),
+    shape("decimal codes, named", "masked", lambda n: {'text': s(), 'code': ['3.9', '3.10', '3.11'][n % 3]},
+          "? problem_type=single_label_classification > text-classification text=text label=code", argv="label_column=code"),
+    shape("codes with and without a letter", "masked", lambda n: {'text': s(), 'label': ['401.9', 'V12.3'][n % 2]},
+          "? problem_type=single_label_classification > text-classification text=text label=label"),
+    shape("prices", "masked", lambda n: {'text': s(), 'label': ['401.90', '3.10'][n % 2]},
           "text-classification text=text label=401.9"),
-    shape("decimal codes in another order", "masked", lambda n: {'text': s(), 'code': ['401.9', '3.10', '250.00'][n % 3]},
-          "text-classification text=text label=401.9", argv="label_column=code"),
     shape("annotated spans and answers", "masked", lambda n: {'text': 'Ada sat', 'spans': [{'start': 0, 'end': 3, 'label': 'PER'}] if n % 4 else [], 'answer': o('accept', 'ignore')},
           "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]"),
     shape("choices in a record", "masked", lambda n: {'question': {'stem': s(), 'choices': [{'text': 'a', 'label': 'A'}, {'text': 'b', 'label': 'B'}]}, 'answerKey': 'AB'[n % 2]},
@@ -849,6 +876,17 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
     files("predictions beside the data", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24)), 'test_predictions.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
           "text-classification text=sat river number a rome rome film number cat the river in label=0"),
     files("labels of the test in a file", "masked", lambda: {'train.csv': 'id,text,label\n' + ''.join(f'{n},{s()},{n % 2}\n' for n in range(24)), 'test.csv': 'id,text\n' + ''.join(f'{n},{s()}\n' for n in range(24)), 'test_labels.csv': 'id,label\n' + ''.join(f'{n},{n % 2}\n' for n in range(24))},
+          "text-classification text=sat river number a rome rome film number cat the river in label=0"),
+    files("labels of the test that are -1 in some columns", "masked", lambda: {'train.csv': 'text,a,b\n' + ''.join(f'{s()},{n % 2},{n % 3 // 2}\n' for n in range(24)), 'test.csv': 'text,a,b\n' + ''.join(f'{s()},{n % 3 - 1},{n % 3 - 1}\n' for n in range(24))},
+          "? missing_labels=-1 > text-classification text=sat river number a rome rome film number cat the river in label=(none)", argv="label_column=a,b"),
+    files("a class called as splits are", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{o("Training", "Development")}\n' for n in range(24))},
+          "? label_column=label > text-classification"),
+    *(
+        files(f"folders of texts: {', '.join(names)}", "masked", lambda names=names: {f'{name}/{n}.txt': s() for name in names for n in range(8)},
+              "! Write a CSV with the columns text and label")
+        for names in [('train', 'dev'), ('train', 'training'), ('train', 'plane', 'ship')]
+    ),
+    files("JSON of columns by split", "masked", lambda: {'rows.json': json.dumps({name: {'text': [s() for _ in range(24)], 'label': [n % 2 for n in range(24)]} for name in ('train', 'test')})},
           "text-classification text=sat river number a rome rome film number cat the river in label=0"),
     files("an unlabelled test", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24)), 'test.csv': 'text\n' + ''.join(f'{s()}\n' for n in range(24))},
           "text-classification text=sat river number a rome rome film number cat the river in label=0"),

@@ -216,6 +216,20 @@ def test_a_turn_of_no_weight_is_not_learned(
     assert "so." in learned.partition("[")[2]
 
 
+@pytest.mark.parametrize("template", [None, CHATML, MARKED, FORGETFUL])
+@pytest.mark.parametrize("before", [[], [{"role": "system", "content": "be kind"}]])
+def test_a_turn_that_begins_a_conversation_is_learned(
+    tokenizer: PreTrainedTokenizerBase, template: str | None, before: list[dict[str, str]]
+) -> None:
+    tokenizer.chat_template = template
+    talk = json.dumps([*before, {"role": "assistant", "content": "welcome"}, *TALK])
+    documents = tokenise(tokenizer, "split", 256, messages=[talk])
+    learned = tokenizer.decode(documents.token_ids[documents.learned].tolist())
+    positions = [learned.index(words) for words in ("welcome", "yes?", "so.")]
+    assert positions == sorted(positions)
+    assert not any(words in learned for words in ("hi", "why", "kind", "assistant"))
+
+
 def test_weights_that_a_template_does_not_tell_are_refused(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:

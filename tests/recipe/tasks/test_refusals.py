@@ -10,9 +10,11 @@ import pytest
 from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import RecipeError
+from recipe.task_table import TASKS
 from recipe.tasks.preference.data import SAME
 from tests.support.jobs import write
 from tests.support.refusals import refused
+from tests.support.tasks import JOBS
 from tests.support.words import triplets
 
 TALK = [
@@ -146,3 +148,26 @@ def test_what_a_task_cannot_learn_from_is_refused(
     ]
     with refused(RecipeError, *words):
         task_table.load(task)({"train": write(tmp_path, rows)}, parse(argv))
+
+
+@pytest.mark.parametrize("is_null", [False, True])
+@pytest.mark.parametrize("name", [
+    "text-classification", "token-classification", "question-answering", "multiple-choice",
+    "reranking", "summarization", "causal-lm", "preference",
+])  # fmt: skip
+def test_test_data_without_what_is_learned_is_left_out(
+    name: str, is_null: bool, tmp_path: Path
+) -> None:
+    """Whether the columns are not there, or hold nothing."""
+    rows = JOBS[name].rows(24)
+    columns = [column for form in TASKS[name].forms for column in form.columns if column.is_target]
+    names = {known.partition(".")[0] for column in columns for known in column.names}
+    inputs = [{key: value for key, value in row.items() if key not in names} for row in rows]
+    if is_null:
+        inputs = [{**dict.fromkeys(row), **kept} for row, kept in zip(rows, inputs, strict=True)]
+    channels = {
+        "train": write(tmp_path / "train", rows),
+        "test": write(tmp_path / "test", inputs, "test"),
+    }
+    task = task_table.load(name)(channels, parse(["--task", name]))
+    assert any("test.jsonl has no" in note for note in task.notes), task.notes

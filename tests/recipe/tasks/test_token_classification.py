@@ -385,3 +385,17 @@ def test_tags_in_one_string_are_those_of_the_words(tmp_path: Path) -> None:
     loaded = word_tags.load({"train": tmp_path}, parse(argv))
     assert loaded.train["tokens"][:] == [["Ada", "sat", "in", "Rome"], ["she", "sat"]]
     assert loaded.train["tags"][:] == [["B-PER", "O", "O", "B-LOC"], ["O", "O"]]
+
+
+@pytest.mark.parametrize("name", ["train.spacy", "1.ann", "train.tsv"])
+def test_files_of_annotations_are_refused_with_a_row_that_is_read(
+    name: str, tmp_path: Path
+) -> None:
+    text = "#FORMAT=WebAnno TSV 3.3\n" if name == "train.tsv" else "T1\tPER 0 3\tAda\n"
+    folder = written(tmp_path / "train", name, text)
+    with pytest.raises(DataError) as refusal:
+        load(folder)
+    (folder / name).unlink()
+    row = str(refusal.value).partition(".jsonl: ")[2]
+    written(folder, "rows.jsonl", f"{row}\n" * 12)
+    assert load(folder).train["tags"][0] == ["B-PER", "O"]

@@ -79,6 +79,27 @@ def test_a_template_that_ignores_them_is_refused(ignored: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("turn", "ignored"),
+    [
+        ({"role": "user", "content": "see", "images": ["a.png"]}, "images"),
+        ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "function_call"),
+        ({"role": "assistant", "content": "so", "reasoning_content": "as"}, "reasoning_content"),
+        ({"role": "system", "content": "be kind"}, "message 2 .* of the role system"),
+    ],
+)
+def test_a_template_that_ignores_a_part_of_a_turn_is_refused(
+    turn: dict[str, Any], ignored: str
+) -> None:
+    tokenizer = make_tokenizer()
+    skip = "{% for m in messages if m['role'] != 'system' %}"
+    tokenizer.chat_template = TEMPLATE.replace("{% for m in messages %}", skip)
+    plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    chat.write(tokenizer, [*plain, *plain])
+    with pytest.raises(TemplateError, match=f"it ignores {ignored}"):
+        chat.write(tokenizer, [*plain, turn, *plain])
+
+
+@pytest.mark.parametrize(
     ("rows", "words"),
     [
         ([{"messages": talk({"a": 1})}, {"messages": talk({"b": 1})}], "null values"),

@@ -379,6 +379,18 @@ FORMATS: Sequence[Format] = (
         ),
     ),
     Format(
+        name="annotations",
+        suffixes=".spacy, .ann, WebAnno's .tsv",
+        what="refused: write the text and its `entities`, as in Entities below",
+        is_one=lambda path: path.suffix in (".spacy", ".ann") or _starts_with(b"#FORMAT=")(path),
+        read=functools.partial(
+            _refuse,
+            what="a file of annotations, as spaCy, BRAT or WebAnno write them, which is not read",
+            remedy="Write a row for each text into a file with the suffix .jsonl: "
+            '{"text": "Ada sat", "entities": [[0, 3, "PER"]]}',
+        ),
+    ),
+    Format(
         name="JSON",
         suffixes=".json",
         what='`[row, ...]`, `{"data": [row, ...]}`, `{"train": [row, ...], "test": [...]}`, '

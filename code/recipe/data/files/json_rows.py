@@ -72,9 +72,10 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
     if isinstance(document, list):
         return document
     values = list(document.values())
+    splits = {key: _columns_of_split(key, value) for key, value in document.items()}
     tables = {
         key: value
-        for key, value in document.items()
+        for key, value in splits.items()
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
     }
     columns = [list(value.values()) if isinstance(value, dict) else value for value in values]
@@ -99,6 +100,16 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
             )
         return [{**row, SPLIT_COLUMN: key} for key, rows in tables.items() for row in rows]
     return _rows_of_columns(document, columns) if are_columns else [document]
+
+
+def _columns_of_split(key: str, value: Any) -> Any:
+    """Return the rows of {"train": {"column": [value ...]}}; other values unchanged."""
+    if not isinstance(value, dict) or split_of(key) is None:
+        return value
+    columns = list(value.values())
+    are_columns = all(isinstance(column, list) for column in columns)
+    is_table = are_columns and len(set(map(len, columns))) == 1
+    return _rows_of_columns(value, columns) if is_table else value
 
 
 def _rows_of_columns(names: Iterable[str], columns: Sequence[list[Any]]) -> list[Any]:

@@ -54,6 +54,15 @@ def units(
             notes.append(f"not used, as {folder} has folders of classes: {names}.")
             in_units |= set(rest)
     others = [path for path in paths if path not in in_units]
+    loose = [path for path in plain if path not in in_units and not formats.is_structured(path)]
+    if len(loose) == len(others) > 1:
+        folders = listed(sorted({path.parent.name for path in loose}))
+        raise DataError(
+            f"{listed(loose, 2)} hold plain text, and their folders ({folders}) are not those of "
+            "two or more classes: a name such as train, dev or test is a split's.",
+            "Write a CSV with the columns text and label, or rename a folder of a class that is "
+            "called like a split.",
+        )
     return [*calls, *(functools.partial(formats.read, path, header=header) for path in others)]
 
 

@@ -27,8 +27,9 @@ from recipe.tasks.token_classification import spans
 
 OUTSIDE, UNTAGGED = "O", -100
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
-_ODD_TAG = re.compile(r"[BIESLUM]_.+|.+[-_][BIESLUM]|[biesl][-_].+", re.DOTALL)
+_ODD_TAG = re.compile(r"[BIESLUM][_:./|].+|.+[-_:./|][BIESLUM]|[biesl][-_:./|].+", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
+_PREFIXED = 10  # sentences
 _MOST_LONE_WORDS = 20
 """More rows, all of one word, are sentences that were split into words."""
 _AT_ONCE = 10_000
@@ -114,19 +115,27 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
             f"{', '.join(in_use) or 'none'}.",
             "Training needs words of at least two tags.",
         )
-    odd = sorted(tag for tag in in_use if tag not in (OUTSIDE, "o"))
-    if len(odd) < len(in_use) and all(map(_ODD_TAG.fullmatch, odd)):
+    others = sorted(tag for tag in in_use - {OUTSIDE} if not _TAG.fullmatch(tag))
+    are_entities = len(others) < len(in_use - {OUTSIDE})
+    odd = sorted({*others} - {"o"})
+    are_odd = len(odd) < len(in_use) and all(map(_ODD_TAG.fullmatch, odd))
+    if others and (are_entities or are_odd):
         raise DataError(
-            f"Column {column!r} of {files[0].part.path} has tags such as {odd[0]!r}, which would "
-            "not be read as entities.",
-            "Write them as B-PER, I-PER and O.",
+            f"Column {column!r} of {files[0].part.path} has tags such as {(odd or others)[0]!r}, "
+            "which would not be read as entities.",
+            "Write all of them as B-PER, I-PER and O, and -100 for words that are not learned.",
         )
     declared = files[0].part.class_names.get(column, [])
-    if OUTSIDE not in in_use or not all(map(_TAG.fullmatch, in_use - {OUTSIDE})):
+    if not are_entities:
         names = tuple(declared) if in_use <= set(declared) else tuple(sorted(in_use))
         sizes = [f"{name} ({counts[name]} words)" for name in names]
         more = ", ..." if len(sizes) > 20 else ""
-        return names, False, f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
+        summary = f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
+        if OUTSIDE in in_use:
+            summary += (
+                "; of words, as none is B-... or I-...: an entity of two words is two answers"
+            )
+        return names, False, summary
     # O, and B- and I- of each type, in the declared order if there is one.
     types = sorted({match[2] for tag in {*in_use, *declared} if (match := _TAG.fullmatch(tag))})
     if not in_use <= set(declared):
@@ -242,6 +251,7 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
                     counts.update(known)
                     converted = iob2(names_of_row) if any(map(_TAG.fullmatch, known)) else ()
                     begun.update(tag[2:] for tag in converted if tag and tag[:2] == "B-")
+            _check_prefixes(part, words[:_PREFIXED])
             yield pa.table({TOKENS: words, TAGS: tags}, _SCHEMA)
 
     table = spooled(_SCHEMA, sentences())
@@ -269,6 +279,20 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
         columns=columns,
         sentences=table.num_rows,
     )
+
+
+def _check_prefixes(part: Part, sentences: Sequence[Sequence[str]]) -> None:
+    """Raise DataError if all words begin alike, as WikiANN's do by their language: `en:Ada`."""
+    heads = {word.partition(":")[:2] for words in sentences for word in words}
+    if (
+        len(sentences) == _PREFIXED
+        and len(heads) == 1
+        and (head := "".join(heads.pop()))[-1:] == ":"
+    ):
+        raise DataError(
+            f"All words of {part.path} begin with {head!r}, which requests will not have.",
+            f"Remove it, such as by: sed -i 's/^{head}//' {part.path.name}",
+        )
 
 
 def _tags(
