@@ -381,7 +381,7 @@ FORMATS: Sequence[Format] = (
     Format(
         name="annotations",
         suffixes=".spacy, .ann, WebAnno's .tsv",
-        what="refused: write the text and its `entities`, as in Entities below",
+        what="refused: write JSON Lines with `entities`",
         is_one=lambda path: path.suffix in (".spacy", ".ann") or _starts_with(b"#FORMAT=")(path),
         read=functools.partial(
             _refuse,
