@@ -73,9 +73,10 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def server(trained: Trained) -> Iterator[Running]:
+def server(trained: Trained, preloaded: Mapping[str, str]) -> Iterator[Running]:
     """Serve what was trained, in float32."""
-    with served(trained.tree.base, AMPHORA_DTYPE="float32") as running:
+    socket = preloaded["PRELOADING_SOCKET"]
+    with served(trained.tree.base, AMPHORA_DTYPE="float32", PRELOADING_SOCKET=socket) as running:
         yield running
 
 

@@ -2,14 +2,16 @@
 
 Importing torch and transformers takes most of the time of a small job. Jobs started by `PRELOADED`
 (`preloaded/train.py`, which stands in for code/train.py and code/check.py) begin in a fork of this
-process. What they do from there on is what they do by themselves: Python runs the real script with
+process, and so do the model workers of servers that get the same variables. What they do from there on is what they do by themselves: Python runs the real script with
 its arguments, environment, streams, signals and exit. `run_script` does so with other libraries.
 """
 
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -111,14 +113,14 @@ def _serve(path: str, ready_end: int) -> dict[str, Any]:
         while True:
             client, _ = listening.accept()
             size = array.array("i").itemsize
-            content, ancillary, _, _ = client.recvmsg(1 << 20, socket.CMSG_SPACE(3 * size))
+            content, ancillary, _, _ = client.recvmsg(1 << 20, socket.CMSG_SPACE(4 * size))
             streams = array.array("i", ancillary[0][2])
             if not (pid := os.fork()):
-                for number, stream in enumerate(streams):
+                for number, stream in enumerate(streams[:3]):
                     os.dup2(stream, number)
                     os.close(stream)
                 client.close()
-                return dict(json.loads(content))
+                return {**json.loads(content), "descriptors": list(map(str, streams[3:]))}
             for stream in streams:
                 os.close(stream)
             client.send(str(pid).encode())
@@ -144,10 +146,10 @@ def _become(request: dict[str, Any]) -> None:
         stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    sys.argv = request["argv"]
+    sys.argv = [*request["argv"], *request["descriptors"]]
     sys.orig_argv = [sys.executable, *sys.argv]
-    if name := os.environ.get("PRELOADING_WITHOUT"):
-        sys.modules |= {module: None for module in sys.modules if module.split(".")[0] == name}  # type: ignore[misc]
+    if left_out := os.environ.get("PRELOADING_WITHOUT"):
+        sys.modules |= {name: None for name in sys.modules if name.split(".")[0] == left_out}  # type: ignore[misc]
     for folder in folders:
         if (Path(folder) / "sitecustomize.py").is_file():
             runpy.run_path(str(Path(folder) / "sitecustomize.py"), run_name="sitecustomize")
@@ -158,7 +160,27 @@ def _become(request: dict[str, Any]) -> None:
     if script.parent == PRELOADED:
         script = CODE / script.name
     sys.path.insert(0, str(script.parent))
-    runpy.run_path(str(script), run_name="__main__")
+    code: Any = 0
+    try:
+        if module := request.get("module"):
+            runpy.run_module(module, run_name="__main__")
+        else:
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    # To take hundreds of modules apart would take longer than many a script.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for output in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):
+            output.flush()
+    os._exit(code & 0xFF)
 
 
 def _warm_up(folder: Path) -> None:
@@ -189,4 +211,7 @@ if __name__ == "__main__":
             importlib.import_module(_name)
     else:
         _warm_up(Path(_path).parent)
+    # A collection in a fork would copy the pages of all objects.
+    gc.collect()
+    gc.freeze()
     _become(_serve(_path, int(_ready_end)))

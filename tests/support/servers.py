@@ -18,6 +18,7 @@ import httpx
 
 from tests.support.paths import CODE
 from tests.support.ports import free_port
+from tests.support.preloading import PRELOADED
 from tests.support.until import until
 
 ECHO = """
@@ -77,6 +78,9 @@ class Running:
         self.log_path = base / "server.log"
         self._log = self.log_path.open("wb")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SAGEMAKER_", "SM_"))}
+        if "PRELOADING_SOCKET" in environ:
+            # Its model workers are forks of the process with the libraries.
+            inherited["PYTHONPATH"] = str(PRELOADED)
         self.process = subprocess.Popen(
             command,
             env={

@@ -1,5 +1,7 @@
 """Stands in for code/check.py, as `train.py` does for code/train.py."""
 
+import sys
+
 from train import main
 
-main()
+main(sys.argv)

@@ -13,14 +13,23 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 
-def main() -> None:
+def main(argv: Sequence[str], descriptors: Sequence[int] = (), module: str = "") -> NoReturn:
+    """Let a fork run a script, or a module to which descriptors are handed on; end as it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(os.environ["PRELOADING_SOCKET"])
-        given = {"argv": sys.argv, "environ": dict(os.environ), "cwd": str(Path.cwd())}
-        streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+        given = {
+            "argv": argv,
+            "environ": dict(os.environ),
+            "cwd": str(Path.cwd()),
+            "module": module,
+        }
+        numbers = array.array("i", [0, 1, 2, *descriptors])
+        streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
         server.sendmsg([json.dumps(given).encode()], streams)
         pid = int(server.recv(64))
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -29,8 +38,8 @@ def main() -> None:
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if code != -signal.SIGKILL else None
         os.kill(os.getpid(), -code)
-    sys.exit(code)
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)
