@@ -1,22 +1,26 @@
-"""Generated files are what their programs make: docs/REFERENCE.md, and the drawings."""
+"""Generated files are what their programs make: docs/REFERENCE.md, tables, and the drawings."""
 
 from __future__ import annotations
 
+import json
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+from recipe.task_table import TASKS
+
 ROOT = Path(__file__).parents[2]
-PROGRAM = "import runpy; print(runpy.run_path('docs/reference.py')['page'](), end='')"
+PROGRAM = "import json, runpy; print(json.dumps(runpy.run_path('docs/reference.py')['pages']()))"
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_pages_are_what_the_code_says() -> None:
     made = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    committed = (ROOT / "docs" / "REFERENCE.md").read_text()
-    assert committed == made, "run: .venv/bin/python docs/reference.py"
+    for path, text in json.loads(made).items():
+        assert (ROOT / path).read_text() == text, "run: .venv/bin/python docs/reference.py"
+        assert all(text.count(f"`{task}`") for task in TASKS)
 
 
 def test_the_drawings_are_what_the_program_draws() -> None:
