@@ -51,11 +51,14 @@ class ServedTask(ABC):
         return self.served.form
 
     def describe(self) -> dict[str, Any]:
-        """Return what is known of `architecture`, `max_length` (in tokens), `example_text` and
-        `padding` (false if texts of different lengths cost no more together than apart)."""
+        """Return what is known of `architecture`, `engine`, `max_length` (in tokens),
+        `example_text` and `padding` (false if texts of different lengths cost no more together
+        than apart)."""
         described: dict[str, Any] = {"routes": self.routes, "form": self.form}
         model = self.loaded_model
-        # Packed rows have no padding, and calls of OpenVINO's graph are cut by what padding costs.
+        if model is not None:
+            described["engine"] = "OpenVINO in int8" if model.engine else "PyTorch"
+        # Packed rows have no padding, and calls in int8 are cut by what padding costs.
         if model is not None and (model.engine or isinstance(model.layout, PackedRows)):
             described["padding"] = False
         if self.max_length < UNBOUNDED:

@@ -54,6 +54,10 @@ class Metrics:
         self.waiting = gauge("queue_requests", "Requests that wait for a worker.")
         self.queue_age = gauge("queue_age_seconds", "How long the oldest of them has waited.")
         self.workers = gauge("workers", "Living model workers.")
+        self.model = Gauge(
+            "amphora_model", "1 for the task and engine of each loaded model.", ["task", "engine"],
+            registry=self.registry,
+        )  # fmt: skip
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

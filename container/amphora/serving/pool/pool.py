@@ -176,6 +176,9 @@ class Pool:
             if self._loaded is None:
                 LOG.info("The model is loaded (%.1f s).", loaded.seconds)
                 LOG.info("ready at %s", self.settings.url)
+                if "engine" in loaded.description:
+                    labels = (loaded.description.get("task", ""), loaded.description["engine"])
+                    self._metrics.model.labels(*labels).set(1)
             self._loaded = loaded
             self._dispatcher.merges = loaded.batches
             self._failures = 0

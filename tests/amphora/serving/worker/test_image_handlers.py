@@ -47,6 +47,8 @@ def test_a_classifier_answers_and_cuts_long_texts(serve: Serve) -> None:
     ranked = server.invoke({"inputs": "good", "parameters": {"top_k": 2}}).json()
     assert len(ranked) == 2
     assert server.invoke({"inputs": ["good"], "top_k": 2}).json() == [ranked]
+    line = 'amphora_model{engine="PyTorch",task="text-classification"} 1.0'
+    assert line in server.http.get("/metrics").text.splitlines()
 
 
 def test_the_clients_faults_are_told_apart(serve: Serve) -> None:
