@@ -45,7 +45,9 @@ def pages() -> dict[str, str]:
     for path, most in {"README.md": 2, "docs/DATA.md": 4}.items():
         table = "\n".join([header, "|---|---|---|", *_task_rows(most), ""])
         page = (ROOT / path).read_text(encoding="utf-8")
-        made[path] = re.sub(re.escape(header) + r"\n(\|.*\n)+", lambda _, t=table: t, page)
+        before, header_found, rest = page.partition(header)
+        assert header_found, f"{path} has no table with the header {header}"
+        made[path] = before + table + re.sub(r"\n(\|.*\n)*", "", rest, count=1)
     return made
 
 

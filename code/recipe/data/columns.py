@@ -25,7 +25,7 @@ from recipe.data.column_refusals import (
     several_candidates,
     takes_pairs,
 )
-from recipe.data.files.part import Part, is_list, is_string
+from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
 from recipe.errors import DataError, did_you_mean
 from recipe.settings import DataSettings
 from recipe.spec import IDENTIFIERS, Column, Form, Kind, TaskSpec, normalized, stem
@@ -469,4 +469,9 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
 
 def _has_values(part: Part, name: str) -> bool:
     cells = (cell for _, batch in part.batches([name]) for cell in batch[name].to_pylist())
-    return any((cell.strip() if isinstance(cell, str) else cell) not in NOTHING for cell in cells)
+    return any(
+        any(item != UNTAGGED for item in cell)
+        if isinstance(cell, list)
+        else (cell.strip() if isinstance(cell, str) else cell) not in NOTHING
+        for cell in cells
+    )

@@ -16,14 +16,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKEN_IDS, plain
-from recipe.data.files.part import TAG, Part, is_list, is_number, is_string, token_data
+from recipe.data.files.part import TAG, UNTAGGED, Part, is_list, is_number, is_string, token_data
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 from recipe.spec import TEXT_NAMES
 
 _SAMPLE_ROWS = 1_000
 _AT_ONCE = 10_000
-_UNTAGGED = -100
 DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
 _JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
 _TAG_COLUMNS = re.compile(
@@ -187,7 +186,7 @@ def with_labels(part: Part, column: str) -> Part:
     if is_list(kind):
         pieces = (piece.table[column].to_pylist() for _, piece in part.pieces(column))
         first: list[Any] = next((row for rows in pieces for row in rows if row), [])
-        if _UNTAGGED in first:
+        if UNTAGGED in first:
             raise DataError(
                 f"Column {column!r} of {part.path} has a label of each token, with -100 where none "
                 "is learned.",

@@ -150,6 +150,11 @@ def test_what_a_task_cannot_learn_from_is_refused(
         task_table.load(task)({"train": write(tmp_path, rows)}, parse(argv))
 
 
+def test_a_remedy_follows_a_full_stop() -> None:
+    messages = [str(RecipeError(text, "Give b.")) for text in ("a", "a.", "a?", "")]
+    assert messages == ["a. Give b.", "a. Give b.", "a? Give b.", "Give b."]
+
+
 @pytest.mark.parametrize("is_null", [False, True])
 @pytest.mark.parametrize("name", [
     "text-classification", "token-classification", "question-answering", "multiple-choice",

@@ -387,6 +387,15 @@ def test_tags_in_one_string_are_those_of_the_words(tmp_path: Path) -> None:
     assert loaded.train["tags"][:] == [["B-PER", "O", "O", "B-LOC"], ["O", "O"]]
 
 
+def test_tags_without_positions_are_said_to_be_of_words(tmp_path: Path) -> None:
+    row = {"tokens": ["New", "York"], "ner_tags": ["LOC", "O"]}
+    folder = written(tmp_path / "train", "train.jsonl", json.dumps(row))
+    written(folder, "test.jsonl", json.dumps({**row, "ner_tags": [-100, -100]}))
+    notes = load(folder).notes
+    assert "an entity of two words is two answers" in notes[-1]
+    assert "test.jsonl has no column ner_tags with values" in notes[0]
+
+
 @pytest.mark.parametrize("name", ["train.spacy", "1.ann", "train.tsv"])
 def test_files_of_annotations_are_refused_with_a_row_that_is_read(
     name: str, tmp_path: Path

@@ -24,6 +24,8 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 1 << 24
 _VALUES_AT_ONCE = 1 << 17
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
+UNTAGGED = -100
+"""In place of a tag that is neither learned nor scored."""
 
 
 HeaderHint = bool | frozenset[str]

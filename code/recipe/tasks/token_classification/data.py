@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.files import fasttext, formats
-from recipe.data.files.part import TAG, HeaderHint, Part
+from recipe.data.files.part import TAG, UNTAGGED, HeaderHint, Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
@@ -25,7 +25,7 @@ from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 from recipe.tasks.token_classification import spans
 
-OUTSIDE, UNTAGGED = "O", -100
+OUTSIDE = "O"
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _ODD_TAG = re.compile(r"[BIESLUM][_:./|].+|.+[-_:./|][BIESLUM]|[biesl][-_:./|].+", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
