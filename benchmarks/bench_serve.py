@@ -2,13 +2,13 @@
 
     .venv/bin/python benchmarks/bench_serve.py
         [--workload classification|embeddings|long]
-        [--peers infinity,litserve,openvino,ray,bentoml] [--clients 32,8,1] [--rounds 1]
+        [--peers infinity,openvino] [--clients 32,8,1] [--rounds 1]
         [--engines torch,int8]
         [--seconds 4] [--texts FILE] [--model FOLDER] [--faults] [--figures FILE]
 
 Without --model, MiniLM-L6 is saved first (`servers/workloads.py`); without --texts, sentences of 6
 to 28 words are made, of 600 for `long`. Each peer is installed under build/peers the first time;
-torchserve, mms and hf are known, too (Java 17 runs them), and --peers '' measures amphora alone.
+--peers '' measures amphora alone.
 Text generation is measured by bench_generation.py.
 What a server answers is held to transformers in float32 before it is measured. --faults adds bad
 items, floods, SIGTERM and killed workers, for classification. With --figures the rounds are added
@@ -38,15 +38,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from servers import in_python, on_java
-from servers.on_java import missing_java
+from servers.in_python import PEERS
 from servers.peer import Launch, free_ports, run, written
 from servers.workloads import WORKLOADS, Right, Workload, make_texts, save_embedder, save_model
 
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = Path(__file__).with_name("load.py")
 TICKS = os.sysconf("SC_CLK_TCK")
-PEERS = {**in_python.PEERS, **on_java.PEERS}
 BAD = '{"inputs": 7}'
 # Longer than this, and a server whose workers were killed counts as gone.
 RECOVERY_SECONDS = 15
@@ -354,9 +352,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--faults", action="store_true")
-    parser.add_argument(
-        "--peers", default=",".join(in_python.PEERS), help=f"of {', '.join(PEERS)}, or ''"
-    )
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}, or ''")
     parser.add_argument("--engines", default="torch", help="of torch, int8 (of --model)")
     parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
     options = parser.parse_args()
@@ -449,11 +445,6 @@ def _peers(base: Path, names: list[str], work: Workload) -> list[Server]:
         if name not in PEERS:
             raise SystemExit(f"{name} is no peer: there are {', '.join(PEERS)}.")
         peer = PEERS[name]
-        why_not = missing_java() if peer.needs_java else ""
-        why_not = why_not or ("" if work.task in peer.tasks else f"it has no {work.task} here")
-        if why_not:
-            print(f"{peer.name} is left out: {why_not}", file=sys.stderr)
-            continue
         tools = peer.install(ROOT / "build" / "peers")
         folder = base / name
         folder.mkdir()

@@ -6,7 +6,7 @@
 First the correctness of packed rows and of calls ahead, and of a device that is full.
 Then a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers and 1, 32 and
 256 clients that ask for one short text each, and which number of workers is best; beside it the
-model alone in batches of 64, and LitServe if it is installed. Answers are checked before anything
+model alone in batches of 64. Answers are checked before anything
 is timed. Then calls of several texts, padded and end to end (`AMPHORA_PACKING`), and generation:
 32 prompts at once through the server, by transformers and, where it is installed, by vLLM, compared
 with `generate` on one after the other.
@@ -203,101 +203,6 @@ def full(stage: Stage, base: Path) -> Values:
     return {"status": status, "answered after": after}
 
 
-def litserve(stage: Stage, base: Path) -> Values:
-    """LitServe with its own batching, if it is installed."""
-    try:
-        import litserve  # noqa: F401
-    except ImportError:
-        return {"not here": "LitServe is not installed"}
-    program = base / "lit.py"
-    program.write_text(
-        "import sys, torch, litserve\n"
-        "from transformers import AutoModelForSequenceClassification, AutoTokenizer\n"
-        "class Api(litserve.LitAPI):\n"
-        "    def setup(self, device):\n"
-        "        self.device, folder = device, sys.argv[1]\n"
-        "        self.tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        "        model = AutoModelForSequenceClassification.from_pretrained(folder)\n"
-        "        self.model = model.to(device).to(torch.bfloat16).eval()\n"
-        "    def decode_request(self, request): return request['inputs']\n"
-        "    def predict(self, texts):\n"
-        "        inputs = self.tokenizer(texts, padding=True, return_tensors='pt')\n"
-        "        with torch.inference_mode():\n"
-        "            return self.model(**inputs.to(self.device)).logits.argmax(-1).tolist()\n"
-        "    def encode_response(self, output): return {'label': output}\n"
-        "if __name__ == '__main__':\n"
-        "    api = Api(max_batch_size=64, batch_timeout=0.002, api_path='/invocations')\n"
-        "    litserve.LitServer(api, accelerator='auto', devices=1, workers_per_device=2)"
-        ".run(port=int(sys.argv[2]), generate_client_file=False)\n"
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    with subprocess.Popen(
-        [sys.executable, str(program), str(base / "model"), str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as server:
-        try:
-            end = time.monotonic() + 90
-            while True:
-                try:
-                    ask(port, {"inputs": TEXTS[0]})
-                    break
-                except OSError:
-                    if server.poll() is not None or time.monotonic() > end:
-                        raise Failed("LitServe does not start") from None
-                    time.sleep(0.5)
-            rows = []
-            for clients in (1, 8) if stage.smoke else (1, 32, 256):
-                command = [sys.executable, str(LOAD), str(port), "/invocations", str(clients)]
-                command += ["2" if stage.smoke else "10", str(base / "bodies.jsonl")]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                results = json.loads(done.stdout)
-                good = results["statuses"].get("200", 0)
-                rows.append({"clients": clients, "requests/s": round(good / results["seconds"]),
-                             "p50 ms": round(results["p50"], 2)})  # fmt: skip
-        finally:
-            os.killpg(server.pid, 9)
-    return {"rows": rows}
-
-
-def packing(stage: Stage, base: Path) -> Values:
-    """Milliseconds a text, padded and end to end, in rows of several lengths, by the handlers."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import bench_packing
-    from bench_packing import Origin, loading
-
-    origin = Origin.find(str(base / "model"), os.environ)
-    lengths = (512, 2048) if stage.smoke else (2048, 8192, 16384)
-    environ = {**os.environ, "AMPHORA_PACKING": "1"}
-    loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
-    if loaded.layout is None:
-        raise Failed("the model is not packed here")
-    ways: dict[str, Any] = bench_packing.ways_of(loaded, lengths)
-    rows = []
-
-    def clock() -> float:
-        if stage.device.type == "cuda":
-            torch.cuda.synchronize(stage.device)
-        return time.perf_counter()
-
-    for name in bench_packing.SETS:
-        calls = bench_packing.calls_of(name, 2000 if stage.smoke else 100_000)
-        results = bench_packing.compare(ways, calls, 2 if stage.smoke else 5, clock)
-        count = sum(map(len, calls))
-        for way, (milliseconds, changed) in results.items():
-            if changed > 0.03 * count:
-                raise Failed("other labels end to end", way=way, changed=changed, of=count)
-            rows.append({
-                "a call": name, "by": way, "ms a text": round(milliseconds, 4),
-                "other labels": f"{changed} of {count}",
-            })  # fmt: skip
-    print(table(rows), flush=True)
-    return {"rows": rows}
-
-
 def vllm_python() -> str:
     """Return a Python that has vLLM: this one, or the one of tests/vllm/environment.sh; or ""."""
     if importlib.util.find_spec("vllm") is not None:
@@ -373,8 +278,7 @@ def main() -> None:
             stage.check("classification, padded", 50, run)
         stage.check("workers", 0, lambda: workers_chosen(rates))
         stage.check("long lists", 30, lambda: long_lists(stage, base))
-        stage.check("packing", 60, lambda: packing(stage, base))
-        stage.check("LitServe", 60, lambda: litserve(stage, base))
+        stage.check("packing", 60, lambda: serving_rows.packing(stage, base / "model"))
         stage.check("generation", 60, lambda: generation(stage, base, sys.executable))
         settings = {"AMPHORA_GENERATION": "vllm", "SM_VLLM_GPU_MEMORY_UTILIZATION": "0.5"}
         if stage.smoke:

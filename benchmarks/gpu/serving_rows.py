@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stage import Failed, Stage, Values, minilm, table
+from stage import Failed, Stage, Values, minilm, table, wait
 
 import numpy as np  # isort: skip
 import torch  # isort: skip
@@ -129,3 +130,57 @@ def ahead(stage: Stage, folder: Path) -> Values:
     if not off <= 1e-3 * float(answers[0].abs().max()):
         raise Failed("other answers with a call ahead", off=off)
     return {f"seconds, {count} ahead": min(took) for count, took in seconds.items()}
+
+
+CALLS: Mapping[str, tuple[int, Callable[[np.random.Generator, int], Any]]] = {
+    "64 texts of 1 to 128 tokens": (64, lambda random, count: random.integers(1, 129, count)),
+    "64 texts of 64 tokens": (64, lambda random, count: np.full(count, 64)),
+    **{
+        name: (count, lambda random, count: np.clip(random.normal(28, 12, count), 4, 80))
+        for name, count in (("64 tweets", 64), ("16 tweets", 16), ("4 tweets", 4), ("1 tweet", 1))
+    },
+}
+"""The texts of a call, and what draws their lengths."""
+
+
+def packing(stage: Stage, folder: Path) -> Values:
+    """Measure milliseconds a text, padded and end to end in rows of several lengths; compare the
+    labels."""
+    environ = {**os.environ, "AMPHORA_PACKING": "1"}
+    origin = Origin.find(str(folder), os.environ)
+    loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
+    if not isinstance(loaded.layout, PackedRows):
+        raise Failed("the model is not packed here")
+    models = {"padded": dataclasses.replace(loaded, layout=None)}
+    for length in (512, 2048) if stage.smoke else (2048, 8192, 16384):
+        layout = dataclasses.replace(loaded.layout, most=length)
+        models[f"rows of {length}"] = dataclasses.replace(loaded, layout=layout)
+    rows = []
+    for name, (size, draw_lengths) in CALLS.items():
+        random, calls = np.random.default_rng(0), list[list[TokenRow]]()
+        while sum(len(row.ids) for call in calls for row in call) < (
+            2000 if stage.smoke else 100_000
+        ):
+            lengths = draw_lengths(random, size).astype(int)
+            calls.append([TokenRow(random.integers(1000, 20000, n).tolist()) for n in lengths])
+        seconds: dict[str, list[float]] = {way: [] for way in models}
+        labels: dict[str, Tensor] = {}
+        for _ in range(3 if stage.smoke else 6):  # the first round compiles kernels
+            for way, model in models.items():
+                wait(stage.device)
+                began = time.perf_counter()
+                logits = [item for call in calls for item in model.forward(call, Reading.LABELS)]
+                wait(stage.device)
+                seconds[way].append(time.perf_counter() - began)
+                labels[way] = torch.stack(logits).argmax(-1)
+        count = size * len(calls)
+        for way in models:
+            changed = int((labels[way] != labels["padded"]).sum())
+            if changed > 0.03 * count:
+                raise Failed("other labels end to end", way=way, changed=changed, of=count)
+            rows.append({
+                "a call": name, "by": way, "other labels": f"{changed} of {count}",
+                "ms a text": round(min(seconds[way][1:]) * 1000 / count, 4),
+            })  # fmt: skip
+    print(table(rows), flush=True)
+    return {"rows": rows}

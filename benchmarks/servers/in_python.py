@@ -1,5 +1,4 @@
-"""The servers that are maintained today: infinity-emb, LitServe (also over OpenVINO), Ray Serve and
-BentoML.
+"""Servers that are maintained today: infinity-emb, and LitServe over OpenVINO.
 
 Each with what its documentation recommends for small models on a CPU: requests that come together
 are predicted together, 2 workers of 1 thread, weights in bfloat16. infinity-emb has one process.
@@ -112,44 +111,6 @@ if __name__ == "__main__":
         host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False, num_api_servers=1,
         log_level="error")
 """
-RAY = """
-import logging, sys, ray
-from ray import serve
-from starlette.requests import Request
-
-@serve.deployment(num_replicas=2, max_ongoing_requests=64, ray_actor_options={"num_cpus": 1})
-class App:
-    def __init__(self, folder):
-        from model import Model
-        self.model = Model(folder)
-
-    @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.005)
-    async def answers(self, lists):
-        return self.model.of_lists(lists)
-
-    async def __call__(self, request: Request):
-        return await self.answers((await request.json())["inputs"])
-
-ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR,
-         _temp_dir=sys.argv[3], object_store_memory=10**8)
-serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[2])})
-serve.run(App.bind(sys.argv[1]), blocking=True)
-"""
-BENTOML = """
-import os
-from typing import Any
-import bentoml
-
-@bentoml.service(workers=2, resources={"cpu": "2"}, traffic={"timeout": 60})
-class App:
-    def __init__(self) -> None:
-        from model import Model
-        self.model = Model(os.environ["PEER_MODEL"])
-
-    @bentoml.api(batchable=True, max_batch_size=256, max_latency_ms=10000)
-    def answers(self, inputs: list[str]) -> list[Any]:
-        return self.model(inputs)
-"""
 
 
 def _litserve(tools: Path, folder: Path, model: Path, task: str, module: str = "model") -> Launch:
@@ -168,28 +129,6 @@ def _openvino(tools: Path, folder: Path, model: Path, task: str) -> Launch:
     command = f"cd {folder} && exec {tools / 'python'} {script} {model}"
     run(["sh", "-c", command], "OpenVINO cannot convert the model", launch.environ)
     return launch
-
-
-def _ray(tools: Path, folder: Path, model: Path, task: str) -> Launch:
-    (port,) = free_ports(1)
-    (folder / "model.py").write_text(MODEL)
-    (folder / "serve.py").write_text(RAY)
-    # Paths of its sockets may have 107 characters.
-    command = [str(tools / "python"), "serve.py", str(model), str(port), str(folder / "ray")]
-    environ = environ_of(folder, tools, PEER_TASK=task, PYTHONPATH=str(folder))
-    return Launch(command, environ, port, "/", list_body)
-
-
-def _bentoml(tools: Path, folder: Path, model: Path, task: str) -> Launch:
-    (port,) = free_ports(1)
-    (folder / "model.py").write_text(MODEL)
-    (folder / "service.py").write_text(BENTOML)
-    serve = ["serve", "service:App", "--host", "127.0.0.1", "--port", str(port)]
-    environ = environ_of(
-        folder, tools, PEER_TASK=task, PEER_MODEL=str(model), PYTHONPATH=str(folder),
-        BENTOML_HOME=str(folder / "home"),
-    )  # fmt: skip
-    return Launch([str(tools / "bentoml"), *serve], environ, port, "/answers", list_body)
 
 
 def _infinity(tools: Path, folder: Path, model: Path, task: str) -> Launch:
@@ -215,12 +154,9 @@ def _infinity(tools: Path, folder: Path, model: Path, task: str) -> Launch:
 
 PEERS = {
     "infinity": Peer("infinity-emb", (TORCH, "infinity-emb[server,torch]==0.0.78"), _infinity),
-    "litserve": Peer("LitServe", (TORCH, TRANSFORMERS, "litserve==0.2.19"), _litserve),
     "openvino": Peer(
         "LitServe with OpenVINO",
         (TORCH, TRANSFORMERS, "litserve==0.2.19", "openvino==2026.4.1"),
         _openvino,
     ),
-    "ray": Peer("Ray Serve", (TORCH, TRANSFORMERS, "ray[serve]==2.60.0"), _ray),
-    "bentoml": Peer("BentoML", (TORCH, TRANSFORMERS, "bentoml==1.4.38"), _bentoml),
 }

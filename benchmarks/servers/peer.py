@@ -58,8 +58,6 @@ class Peer:
     requirements: tuple[str, ...]
     prepare: Callable[[Path, Path, Path, str], Launch]
     """(the venv's bin, an empty folder, the model, the task) to how it is started."""
-    tasks: frozenset[str] = frozenset({"classification", "embeddings"})
-    needs_java: bool = False
 
     def install(self, root: Path) -> Path:
         """Its virtual environment's bin, made where it is not there yet. Needs a package index.
@@ -110,12 +108,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def environ_of(folder: Path, tools: Path, **more: str) -> dict[str, str]:
-    """A peer's variables: one thread, a temporary folder of its own (MMS and TorchServe use one pid
-    file in it), nothing asked of the network."""
+    """Return a peer's environment: one thread, its own temporary folder, no network."""
     (folder / "tmp").mkdir()
     path = os.pathsep.join([str(tools), os.environ["PATH"]])
-    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "BENTOML_DO_NOT_TRACK": "True"}
-    quiet["RAY_USAGE_STATS_ENABLED"] = "0"
+    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     return {
         "PATH": path, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", **quiet, **more
     }  # fmt: skip
