@@ -75,8 +75,7 @@ def trained(
 @pytest.fixture(scope="module")
 def server(trained: Trained, preloaded: Mapping[str, str]) -> Iterator[Running]:
     """Serve what was trained, in float32."""
-    socket = preloaded["PRELOADING_SOCKET"]
-    with served(trained.tree.base, AMPHORA_DTYPE="float32", PRELOADING_SOCKET=socket) as running:
+    with served(trained.tree.base, preloaded, AMPHORA_DTYPE="float32") as running:
         yield running
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(model: Path) -> Iterator[str]:
-    with served(model.parent, AMPHORA_DTYPE="float32") as server:
+def url(model: Path, preloaded: Mapping[str, str]) -> Iterator[str]:
+    with served(model.parent, preloaded, AMPHORA_DTYPE="float32") as server:
         yield f"{server.http.base_url}/invocations"
 
 

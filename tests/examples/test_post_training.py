@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,9 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     # online trainer, as grpo.
     [pytest.param(name, marks=[pytest.mark.long] * (name in SIBLINGS)) for name in CASES],
 )
-def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(tree: Tree, script: str) -> None:
+def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(
+    tree: Tree, script: str, preloaded: Mapping[str, str]
+) -> None:
     """On one process, then on two. The last rate of a schedule is 0: a step more changes nothing,
     if the weights are those of the checkpoint."""
     chosen = _prepare(tree, script)
@@ -156,7 +159,7 @@ def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(tree: Tree, s
     assert _losses(_train(tree, 2)) == 1
     torch.testing.assert_close(_weights(tree.base / "model"), first, rtol=0, atol=1e-6)
 
-    with served(tree.base) as server:
+    with served(tree.base, preloaded) as server:
         reply = server.invoke(CASES[script].body)
         assert reply.status_code == 200, reply.text
         (answer,) = reply.json()

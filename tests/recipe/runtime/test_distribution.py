@@ -189,7 +189,11 @@ def test_the_token_reaches_the_hub_and_nothing_else(
     channels = write_data(tmp_path / "in", 20)
     arguments = ["--model_id", "some/model", "--hf_token", "hf_planted"]
     with http_server.running(Refuse) as port:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+        url = f"http://127.0.0.1:{port}"
+        files = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        # Without it, the library would ask huggingface.co, again and again.
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         with pytest.raises(ModelError, match="'some/model' cannot be loaded") as refused:
             Job(tmp_path, channels, arguments).run_here()

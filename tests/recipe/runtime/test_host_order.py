@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessRaisedException, spawn
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from recipe.runtime.host_order import first_of_host
+from tests.support.forked import run_processes
 
 TIMEOUT = 3.0
 """Of collectives, in seconds; what the first process does takes longer."""
@@ -51,14 +52,14 @@ def work(rank: int, folder: str, fails: bool) -> None:
 
 @pytest.mark.heavy
 def test_the_others_wait_longer_than_a_collective_would(tmp_path: Path) -> None:
-    spawn(work, (str(tmp_path), False), nprocs=WORLD)
+    run_processes(work, (str(tmp_path), False), WORLD)
     assert len(list(tmp_path.glob("done-*"))) == WORLD
 
 
 @pytest.mark.timeout(120)
 def test_a_first_process_that_fails_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ProcessRaisedException, match=r"no such column|AssertionError"):
-        spawn(work, (str(tmp_path), True), nprocs=WORLD)
+        run_processes(work, (str(tmp_path), True), WORLD)
     assert not list(tmp_path.glob("done-*"))
 
 

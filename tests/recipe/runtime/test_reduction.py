@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recipe.runtime import ddp_hook
+from tests.support.forked import run_processes
 
 ROWS, WIDTH = 20_000, 64
 
@@ -74,7 +74,7 @@ def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
     ("tied", "accumulate"), [(False, 1), (False, 3), pytest.param(True, 1, marks=pytest.mark.heavy)]
 )
 def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> None:
-    mp.spawn(process, (str(tmp_path), tied, accumulate), nprocs=2)
+    run_processes(process, (str(tmp_path), tied, accumulate), 2)
     for rank in range(2):
         expected, loaded, sent = torch.load(tmp_path / f"{rank}.pt")
         assert all(torch.equal(*pair) for pair in zip(expected, loaded, strict=True))
@@ -139,7 +139,7 @@ def process_of_three(rank: int, folder: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.long
 def test_three_processes_sum_a_first_step_as_every_other(tmp_path: Path) -> None:
-    mp.spawn(process_of_three, (str(tmp_path),), nprocs=3)
+    run_processes(process_of_three, (str(tmp_path),), 3)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     ddps, ddps_next, first, second = ranks[0]
     for one, other in ((first, second), (first, ranks[1][2]), (first, ranks[2][3])):

@@ -85,8 +85,10 @@ SPEEDS: dict[str, Callable[[int], float]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["epoch", "steps", "no"])
-@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize(
+    ("speed", "strategy"),
+    [*((speed, "epoch") for speed in SPEEDS), ("slower later", "steps"), ("slow at first", "no")],
+)
 def test_a_budget_holds_and_the_learning_rate_ends_with_it(
     speed: str, strategy: str, tmp_path: Path
 ) -> None:

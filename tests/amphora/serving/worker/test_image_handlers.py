@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ LABELS = {0: "neg", 1: "pos", 2: "mixed"}
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def serve(tmp_path_factory: pytest.TempPathFactory, preloaded: Mapping[str, str]) -> Any:
     """serve(kind, **environ): a server of the image's handlers over a tiny random model."""
     running: dict[object, Running] = {}
 
@@ -27,7 +27,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if key not in running:
             base = tmp_path_factory.mktemp(kind)
             save(kind, base / "model", **config)
-            running[key] = Running(base, IN_FLOAT32 | (environ or {}))
+            running[key] = Running(base, {**preloaded, **IN_FLOAT32, **(environ or {})})
         return running[key].ready()
 
     yield _serve
