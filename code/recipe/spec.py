@@ -263,7 +263,7 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
             *("train", "train_detail", "loss_mask", "assistant_masks", "completion_mask"),
             *("prompt_mask", "assistant_mask", "weight", "weights", "sample_weight"),
             *("loss", "loss_weight", "loss_weights", "label_mask", "target_mask", "target_ids"),
-            *("trainable", "masked", "prompt_length"),
+            *("trainable", "mask", "masked", "prompt_length"),
         ),
     }.items()
     for name in names

@@ -120,7 +120,10 @@ class LabelShape:
                 value = [] if value in (None, "") else [value]
             if self.indicators:
                 value = [number for number, has in enumerate(value) if has]
-            names = [_spell(item, class_names) for item in value]
+            names = [
+                _spell(item, class_names, self.are_codes and isinstance(item, str))
+                for item in value
+            ]
             if not all(names):
                 raise _no_class(part, row, value, column)
             spelled.append(tuple(name or "" for name in names))
@@ -140,20 +143,29 @@ def shape_of(
         problem: The hyperparameter problem_type, which decides if it is given.
     """
     nested = [part.table[name] for part, name in columns if is_list(part.table[name].type)]
+    items = itertools.chain(*(_items(part, name, separator) for part, name in columns))
+    are_codes = bool(separator or problem) and any(map(is_fraction, items))
     if problem in (None, SEVERAL) and (nested or separator or problem):
         rows = [row for column in nested for row in column.to_pylist() if row is not None]
         width = len(rows[0]) if rows else 0
         # Lists such as [0, 1, 1], all of one length, cannot be lists of classes.
         are_indicators = width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
-        return LabelShape(problem=SEVERAL, separator=separator, indicators=are_indicators)
+        return LabelShape(
+            problem=SEVERAL, separator=separator, indicators=are_indicators, are_codes=are_codes
+        )
     if problem is None and all(_are_numbers(part, name) for part, name in columns):
         return LabelShape(problem=NUMBER)
-    are_codes = problem == SINGLE and any(
-        is_fraction(str(value))
-        for part, name in columns
-        for value in part.table[name].unique().to_pylist()
-    )
     return LabelShape(problem=problem or SINGLE, are_codes=are_codes)
+
+
+def _items(part: Part, column: str, separator: str | None) -> Iterable[str]:
+    """Return the texts that may be classes; of lists, the strings."""
+    cells = part.table[column]
+    if pa.types.is_nested(cells.type):
+        rows = cells.to_pylist()
+        return (item for row in rows for item in row or () if isinstance(item, str))
+    texts = map(str, cells.unique().to_pylist())
+    return itertools.chain(*(text.split(separator) if separator else [text] for text in texts))
 
 
 def _are_numbers(part: Part, column: str) -> bool:
@@ -171,12 +183,17 @@ def _are_numbers(part: Part, column: str) -> bool:
 
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
-    codes = " For text-classification, problem_type=single_label_classification makes it a class."
+    are_several = isinstance(value, list)
+    texts = [item for item in value if isinstance(item, str)] if are_several else [str(value)]
+    codes = (
+        " For text-classification, give "
+        f"problem_type={SEVERAL if are_several else SINGLE} if it is a class."
+    )
     return DataError(
         f"{part.where(row)} has {value!r} in column {column!r}, which is not a class: a class "
         "is an integer or a string.",
         "Name the column of the classes in the hyperparameter label_column."
-        + codes * is_fraction(str(value)),
+        + codes * any(map(is_fraction, texts)),
     )
 
 
