@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from recipe.backend import packed_rows, precision
-from recipe.backend.engines.int8 import Artefact
+from recipe.backend.engines.int8 import Artefact, Trial
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
@@ -41,6 +41,7 @@ from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.compat import positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
+from recipe.errors import ModelError
 from recipe.models import packed_encoders
 from recipe.runtime import blocked_weights
 from recipe.tokenization.encoding import types_alone
@@ -234,7 +235,10 @@ def _quantized(
 
         return compute
 
-    trial = artefact.try_out(forward, loaded.model, prepare)
+    try:
+        trial = artefact.try_out(forward, loaded.model, prepare)
+    except ModelError as error:
+        trial = Trial(error.message, {})
     if trial.why_not:
         log(
             f"engine: PyTorch instead of int8: {trial.why_not}{f' ({trial})' if str(trial) else ''}"

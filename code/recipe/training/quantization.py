@@ -30,7 +30,6 @@ from recipe.backend.saved.origin import Origin
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
 from recipe.data.column_names import TYPE_IDS
-from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
 from recipe.plan.resolution import Plan
 from recipe.plan.worlds import Computation
@@ -180,7 +179,9 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
             forward = Forward(aside, subject.inputs, names, precision)
             subject.reset(forward)
             metric, scores, changed = _compared(plan.task, exact, subject.evaluate())
-            if not (excess := _excess(metric, scores, changed, given)):
+            if not (
+                excess := _excess(metric, scores, changed, given.max_score_loss, given.max_flips)
+            ):
                 break
         else:
             return f"not saved: {excess}", False
@@ -272,17 +273,17 @@ def _compared(
 
 
 def _excess(
-    metric: str, scores: tuple[float, float], changed: float, given: Hyperparameters
+    metric: str, scores: tuple[float, float], changed: float, most_lost: float, most_changed: float
 ) -> str:
     """Return which bound is exceeded and by how much; empty if none is."""
     exact, quick = scores
     loss = (quick - exact) / abs(exact or 1) if metric in _LOWER_IS_BETTER else exact - quick
     shown = _shown(metric, scores, changed)
     # NaN is beyond every bound.
-    if not loss <= given.max_score_loss:
-        return f"{shown}; the loss of {loss:.4f} exceeds max_score_loss={given.max_score_loss:g}"
-    if not changed <= given.max_flips:
-        return f"{shown}; {changed:.4f} exceeds max_flips={given.max_flips:g}"
+    if not loss <= most_lost:
+        return f"{shown}; the loss of {loss:.4f} exceeds max_score_loss={most_lost:g}"
+    if not changed <= most_changed:
+        return f"{shown}; {changed:.4f} exceeds max_flips={most_changed:g}"
     return ""
 
 

@@ -20,6 +20,7 @@ from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import packed_encoders
 
+_REMEDY = "Leave quantize out."
 _LONGEST = 4096
 """Tokens of the longest text that is compared."""
 
@@ -43,9 +44,9 @@ def check(model: Any, tokenizer: Any, longest: int) -> None:
     kind = model.config.model_type
     why_not = f"{kind} computes texts of one length at a time"
     if kind not in packed_encoders.UNMASKED:
-        why_not = int8.run_forked(compare)
+        why_not = int8.run_forked(compare, _REMEDY)
     if why_not:
-        raise int8.failed(why_not, "Leave quantize out.")
+        raise int8.failed(why_not, _REMEDY)
 
 
 @torch.no_grad()

@@ -240,7 +240,7 @@ def distance(states: Floats, expected: Floats) -> float:
     return float(differences.max())
 
 
-def run_forked(work: Callable[[], Any]) -> Any:
+def run_forked(work: Callable[[], Any], remedy: str = "") -> Any:
     """Return what `work` returns in a fork of this process, with one thread.
 
     Raises:
@@ -255,8 +255,9 @@ def run_forked(work: Callable[[], Any]) -> Any:
         try:
             outcome = "", work()
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
-            outcome = f"{type(error).__name__}: {first[:300]}", None
+            # OpenVINO's first line is a line of its source.
+            text = " ".join(line.strip() for line in str(error).splitlines()[-6:])
+            outcome = f"{type(error).__name__}: {text[:300]}", None
         sender.send(outcome)
         # The threads of OpenVINO are not waited for.
         sender.close()
@@ -268,16 +269,16 @@ def run_forked(work: Callable[[], Any]) -> Any:
         sender.close()
         try:
             if not receiver.poll(_SECONDS):
-                raise failed(f"it was not computed in {_SECONDS:g} s")
+                raise failed(f"it was not computed in {_SECONDS:g} s", remedy)
             why, result = receiver.recv()
         except EOFError:
             process.join()
-            raise failed(f"it ended with exit code {process.exitcode}") from None
+            raise failed(f"it ended with exit code {process.exitcode}", remedy) from None
         finally:
             process.kill()
             process.join()
     if why:
-        raise failed(why)
+        raise failed(why, remedy)
     return result
 
 
