@@ -70,7 +70,9 @@ def metric_line(step: int, epoch: float | None, values: Mapping[str, object]) ->
     """
     reported = {**values, "epoch": epoch}
     pairs = [
-        f"'{name}': {_written_out(value)}" for name, value in reported.items() if _is_finite(value)
+        f"'{name}': {_written_out(value)}"
+        for name, value in reported.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
     ]
     return f"metric step={step} {{{', '.join(pairs)}}}"
 
@@ -84,10 +86,6 @@ def result_lines(values: Mapping[str, float]) -> list[str]:
 def _written_out(value: object) -> str:
     text = f"{decimal.Decimal(f'{value:.6g}'):f}"
     return text if "." in text else f"{text}.0"
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def metric_names(task: str = "") -> list[str]:

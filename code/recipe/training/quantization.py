@@ -169,6 +169,7 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
         float_states = int8.states_of(subject.encoder, stored, subject.inputs)
         with int8.quiet():
             converted, names = graph.convert(subject.encoder, subject.inputs)
+        metric = next(name for name in plan.task.about().headline if name in exact.scores)
         precision = "bf16" if plan.arguments.bf16 else "f32"
         for keeps_outputs in (False, True):
             aside = Path(scratch) / f"{keeps_outputs}"
@@ -178,10 +179,13 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
                 graph.save(quantized, aside)
             forward = Forward(aside, subject.inputs, names, precision)
             subject.reset(forward)
-            metric, scores, changed = _compared(plan.task, exact, subject.evaluate())
-            if not (
-                excess := _excess(metric, scores, changed, given.max_score_loss, given.max_flips)
-            ):
+            quick = subject.evaluate()
+            scores, changed = (
+                (exact.scores[metric], quick.scores[metric]),
+                quick.changed_from(exact),
+            )
+            excess = _excess(metric, scores, changed, given.max_score_loss, given.max_flips)
+            if not excess:
                 break
         else:
             return f"not saved: {excess}", False
@@ -206,15 +210,20 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
         size = sum(path.stat().st_size for path in aside.iterdir())
         with atomic.results("The model in int8", folder, size, _REMEDY) as arriving:
             shutil.copytree(aside, arriving / int8.FOLDER)
+    shown = f"{_shown(metric, scores, changed)} of {proof.evaluated} rows"
+    return shown + _timed(plan, folder, proof), True
+
+
+def _timed(plan: Plan, folder: Path, proof: Proof) -> str:
+    """Add the CPU times of a served text to the proof; return them for a reader."""
     # A new process, since this one has run OpenVINO, and serving tries it in a fork.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        trial = pool.submit(_serve, str(given.task), str(folder)).result()
-    if trial is not None:
-        int8.write(
-            folder / int8.FOLDER, dataclasses.replace(proof, milliseconds=trial.milliseconds)
-        )
-    served = f"; {trial}" if trial is not None and trial.milliseconds else ""
-    return f"{_shown(metric, scores, changed)} of {proof.evaluated} rows{served}", True
+        trial = pool.submit(_serve, str(plan.hyperparameters.task), str(folder)).result()
+    if trial is None or not trial.milliseconds:
+        return ""
+    proof = dataclasses.replace(proof, milliseconds=trial.milliseconds)
+    int8.write(folder / int8.FOLDER, proof)
+    return f"; {trial}"
 
 
 def _serve(task: str, folder: str) -> Trial | None:
@@ -261,15 +270,6 @@ def _quantized(graph: Any, rows: Sequence[TokenRow], inputs: Sequence[str], keep
         subset_size=len(rows),
         ignored_scope=nncf.IgnoredScope(names=narrowing) if narrowing else None,
     )
-
-
-def _compared(
-    task: Task, exact: _Evaluation, quick: _Evaluation
-) -> tuple[str, tuple[float, float], float]:
-    """Return the task's main metric, its two values, and the share of changed answers."""
-    metric = next(name for name in task.about().headline if name in exact.scores)
-    scores = exact.scores[metric], quick.scores[metric]
-    return metric, scores, quick.changed_from(exact)
 
 
 def _excess(
