@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Plan:
     is_sharded: bool
     """Whether weights are sharded over the processes (FSDP)."""
     hosts: Hosts
+    host_count: int
+    """Hosts of the job, each of which has its price."""
     task: Task
     """With the data, whose columns and labels it has chosen."""
     source: Source
@@ -122,6 +125,7 @@ def resolve(
         is_sharded=chosen.processes > 1
         and bool(hyperparameters.passed.get("fsdp") or shared.arguments.get("fsdp")),
         hosts=hosts,
+        host_count=len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1,
         task=made,
         source=pretrained.find(hyperparameters.model_name_or_path, folders.channels),
     )

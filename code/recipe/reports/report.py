@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from transformers import TrainerState, TrainingArguments
 
 from recipe.console import say
+from recipe.hyperparameters import Hyperparameters
 from recipe.reports import figures
 from recipe.reports.model_card import Facts, versions
 from recipe.reports.section import RULE, Section
@@ -62,24 +63,33 @@ class FinishedRun(Protocol):
     def tokens_computed(self) -> int: ...
 
 
+class FinishedJob(Protocol):
+    """A finished run with its model and data."""
+
+    @property
+    def trainer(self) -> FinishedRun: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    def sections(self) -> Sequence[Section]: ...
+
+
 def write_report(
-    trainer: FinishedRun,
+    job: FinishedJob,
     facts: Facts,
-    show: Callable[[], Sequence[Section]],
-    max_length: int,
-    batch_size: int,
-    seconds: Mapping[str, float],
-    price_per_hour: float | None,
+    hyperparameters: Hyperparameters,
     hosts: int,
+    seconds: Mapping[str, float],
     folder: Path,
 ) -> None:
-    """Write the report of a finished run to `folder`, or log why it cannot be written.
+    """Write the report of a finished job to `folder`, or log why it cannot be written.
 
     Args:
-        show: Returns the task's sections about the model's answers.
-        batch_size: The hyperparameter; the trainer's may be smaller (`worlds.cut_by_length`).
+        hyperparameters: The trainer's batch size may be smaller (`worlds.cut_by_length`).
         seconds: Seconds of each phase; training includes evaluations.
     """
+    trainer = job.trainer
     try:
         evaluating = sum(
             value
@@ -92,13 +102,13 @@ def write_report(
         material = Material(
             facts=facts,
             history=trainer.state.log_history,
-            sections=show(),
+            sections=job.sections(),
             lengths=trainer.training_lengths(),
-            max_length=max_length,
+            max_length=job.max_length,
             computed_tokens=trainer.tokens_computed(),
             phases=phases,
-            batch_size=batch_size,
-            price_per_hour=price_per_hour,
+            batch_size=hyperparameters.per_device_train_batch_size,
+            price_per_hour=hyperparameters.price_per_hour,
             hosts=hosts,
             epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
         )

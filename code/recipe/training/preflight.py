@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import random
@@ -53,7 +52,7 @@ def inspect(
     try:
         hyperparameters = arguments.parse(argv, folders)
         # Without RANK and WORLD_SIZE: the job's processes are not there.
-        named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES", "SM_FRAMEWORK_PARAMS", "CXX",
+        named = ("SM_NUM_GPUS", "SM_HOSTS", "CUDA_VISIBLE_DEVICES", "SM_FRAMEWORK_PARAMS", "CXX",
                  "OMP_NUM_THREADS")  # fmt: skip
         environ = {name: os.environ[name] for name in named if name in os.environ}
         plan = resolution.resolve(hyperparameters, folders, environ, table, processes)
@@ -166,7 +165,7 @@ def _trial(
             rows=whole,
             steps_of_epoch=steps_of_epoch,
             started=time.monotonic(),
-            hosts=len(json.loads(os.environ.get("SM_HOSTS") or "[]")) or 1,
+            hosts=plan.host_count,
             bytes_per_second=lambda: trainer.bytes_per_second,
         )
         trainer.add_callback(forecast)

@@ -86,27 +86,13 @@ def run(
             facts = facts_with(metrics)
             if hyperparameters.trains:
                 _write_card(facts, folders.model_dir)
-        hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
-
-        def show() -> Sequence[Section]:
-            return [*job.data_sections, *plan.task.sections(job.trainer, job.samples)]
-
         output = folders.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
         if hyperparameters.predicts and (predictions := plan.task.answers(job.trainer)) is not None:
             predicted.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
-            report.write_report(
-                job.trainer,
-                facts,
-                show,
-                job.loaded.max_length,
-                hyperparameters.per_device_train_batch_size,
-                watch.seconds,
-                hyperparameters.price_per_hour,
-                hosts,
-                output,
-            )
+            given = plan.hyperparameters
+            report.write_report(job, facts, given, plan.host_count, watch.seconds, output)
     if xla.is_used():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if plan.device.kind == "cuda":
@@ -145,6 +131,15 @@ class _Job:
     loaded: Loaded
     samples: Mapping[str, Samples]
     trainer: Engine
+
+    @property
+    def max_length(self) -> int:
+        """Return the length in tokens at which samples are cut; 0 for images."""
+        return self.loaded.max_length
+
+    def sections(self) -> Sequence[Section]:
+        """Return what the report shows of the data and of the model's answers."""
+        return [*self.data_sections, *self.task.sections(self.trainer, self.samples)]
 
 
 def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]) -> _Job:
@@ -195,7 +190,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         rows={name: len(split) for name, split in samples.items()},
         steps_of_epoch=trainer.steps_of_epoch(),
         started=watch.started,
-        hosts=len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1,
+        hosts=plan.host_count,
         bytes_per_second=lambda: trainer.bytes_per_second,
     )
     trainer.add_callback(forecast)
