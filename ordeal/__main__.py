@@ -1,6 +1,6 @@
 """Run campaigns and print what held: `python -m ordeal --only kill,requests --short --seed 7`.
 
-Exit code 1 where a promise was broken, or was never tried.
+The exit code is 1 if a promise was broken or not tried.
 """
 
 from __future__ import annotations
@@ -13,26 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from ordeal.common import CAMPAIGNS, PLANTED, Trial
-
-ROOT = Path(__file__).resolve().parents[1]
+from ordeal.common import CAMPAIGNS, PLANTED, ROOT, Trial
 
 
 def main() -> int:
-    """One campaign after the other, each in a folder of its own."""
-    arguments = _parser().parse_args()
-    names = arguments.only.split(",") if arguments.only else list(CAMPAIGNS)
-    unknown = sorted(set(names) - set(CAMPAIGNS))
-    if unknown:
-        sys.exit(f"There is no campaign {', '.join(unknown)}; there are {', '.join(CAMPAIGNS)}.")
-    # Set before torch is imported: no campaign may depend on how many cores are free.
-    os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **PLANTED})
-    sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
-    trials = [_run(name, arguments) for name in names]
-    return 0 if all(trial.held for trial in trials) else 1
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the campaigns one after the other, each in its own folder."""
     parser = argparse.ArgumentParser(prog="python -m ordeal", description=__doc__)
     parser.add_argument("--only", metavar="NAMES", help=f"of {', '.join(CAMPAIGNS)}")
     parser.add_argument("--short", action="store_true", help="the form that the tests run")
@@ -43,7 +28,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "build" / "ordeal", help="for logs and NAME.json"
     )
-    return parser
+    arguments = parser.parse_args()
+    names = arguments.only.split(",") if arguments.only else list(CAMPAIGNS)
+    unknown = sorted(set(names) - set(CAMPAIGNS))
+    if unknown:
+        sys.exit(f"There is no campaign {', '.join(unknown)}: choose from {', '.join(CAMPAIGNS)}.")
+    # Set before torch is imported: no campaign may depend on how many cores are free.
+    os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **PLANTED})
+    sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
+    trials = [_run(name, arguments) for name in names]
+    return 0 if all(trial.held for trial in trials) else 1
 
 
 def _run(name: str, arguments: argparse.Namespace) -> Trial:

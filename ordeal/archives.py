@@ -9,13 +9,12 @@ from __future__ import annotations
 import gzip
 import io
 import shutil
-import sys
 import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ordeal.common import ROOT, Trial, configure, failure, start
+from ordeal.common import Trial, configure, failure, start
 
 OUTSIDE = "nothing is written outside, and no link leads out"
 BOUNDED = "what is unpacked is bounded in size, and in time (20 s)"
@@ -41,7 +40,7 @@ KINDS = (
 
 
 def write(trial: Trial, path: Path) -> None:
-    """An archive that is hostile in some way, or in none."""
+    """Write an archive that is hostile in some way, or in none."""
     stream = io.BytesIO()
     pax = trial.random.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))
     with tarfile.open(fileobj=stream, mode="w", format=pax, errors="surrogateescape") as tar:
@@ -91,8 +90,7 @@ def _add(trial: Trial, tar: tarfile.TarFile) -> None:
 
 
 def run(trial: Trial) -> None:
-    """Thousands of archives through both unpackers, then some through real processes."""
-    sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
+    """Unpack thousands of archives by both unpackers, then some by real processes."""
     from amphora.common import archives
     from amphora.common.errors import CodeError
     from recipe.data.layout import model_channel
@@ -178,7 +176,7 @@ def _kept(trial: Trial, archive: Path) -> Path:
 
 
 def _processes(trial: Trial, archive: Path) -> None:
-    """What the unit calls cannot show: exit codes, the failure file, and that nothing was begun."""
+    """Check exit codes and the failure file of real processes, and that nothing was started."""
     with tarfile.open(archive, "w:gz") as tar:
         for name, link in (("a", "."), ("b", "a/../secret"), ("b", "")):
             member = tarfile.TarInfo(name)

@@ -1,4 +1,4 @@
-"""What hypothesis makes channels and configurations of: files of every shape, whole and damaged."""
+"""Strategies of hypothesis for channels and configurations: files of all shapes, some damaged."""
 
 # ruff: noqa: E501
 from __future__ import annotations
@@ -49,13 +49,13 @@ NAMES = st.sampled_from([
 
 
 def encoded(text: str, encoding: str) -> bytes:
-    """Text in an encoding, what it lacks replaced."""
+    """Encode a text; replace what the encoding lacks."""
     return text.encode(encoding, "replace" if encoding == "latin-1" else "surrogatepass")
 
 
 @st.composite
 def delimited(draw: Any) -> bytes:
-    """Cells with some delimiter, quoted or not, in rows of equal or unequal length."""
+    """Draw delimited cells, quoted or not, in rows of equal or unequal length."""
     rows = draw(st.lists(st.lists(CELLS, max_size=4), max_size=12))
     header = draw(
         st.sampled_from([[], ["text", "label"], ["a", "b", "a"], ["review", "rating", "x"]])
@@ -69,7 +69,7 @@ def delimited(draw: Any) -> bytes:
 
 @st.composite
 def documents(draw: Any) -> bytes:
-    """JSON of some shape, or what only begins like it."""
+    """Draw JSON of some shape, or bytes that only begin like it."""
     records = draw(RECORDS)
     shape = draw(st.sampled_from(["list", "lines", "columns", "any", "deep", "digits"]))
     if shape == "deep":
@@ -87,7 +87,7 @@ def documents(draw: Any) -> bytes:
 
 @st.composite
 def tables(draw: Any) -> bytes:
-    """Parquet or Arrow of columns of any type."""
+    """Draw Parquet or Arrow files of columns of any type."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -120,7 +120,7 @@ def tables(draw: Any) -> bytes:
 
 @st.composite
 def damaged(draw: Any) -> bytes:
-    """Any of these, whole, cut, with a byte changed, or packed."""
+    """Draw one of these, whole, cut, with a byte changed, or compressed."""
     some = st.one_of(GOOD, GOOD, delimited(), documents(), tables(), st.binary(max_size=300))
     data = bytearray(draw(some))
     for _ in range(draw(st.integers(0, 2))):

@@ -1,7 +1,7 @@
-"""Channels and configurations that hypothesis makes up: read in-process, and by real jobs.
+"""Random channels and configurations, read in this process and by real jobs.
 
-A call must give a result or an error that a user can act on, which names the file. What is written
-rightly must be read as it was.
+A call must return a result or raise an error that names the file and a remedy. Well-formed rows
+must be read unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import csv
 import json
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -20,10 +19,10 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from ordeal.channels import CHANNEL, CONFIG, ROWS
-from ordeal.common import ROOT, Trial, configure, failure, made_elsewhere, start
+from ordeal.common import Trial, configure, failure, make_model, start
 
 ERRORS = "a channel is read, or refused by an error that names a file, a channel or a key"
-RIGHT = "rows that are written rightly are read as they were"
+RIGHT = "well-formed rows are read unchanged"
 CONFIGS = "a configuration is read, or refused by a ConfigError that names the file or the key"
 HANGS = "no call takes longer than 10 s"
 PROCESS = "a real job ends by itself, and its failure text says what is wrong without a traceback"
@@ -31,8 +30,7 @@ PROMISES = (ERRORS, RIGHT, CONFIGS, HANGS, PROCESS)
 
 
 def run(trial: Trial) -> None:
-    """In-process first, then a share as real jobs."""
-    sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
+    """Read data in this process first, then some by real jobs."""
     import recipe.data.classification  # noqa: F401  # its seconds are not those of a call
 
     count = 100 if trial.short else 6000
@@ -40,14 +38,14 @@ def run(trial: Trial) -> None:
     _generate(trial, count, CONFIG, lambda value: _config(trial, value))
     _generate(trial, count // 3, ROWS, lambda value: _rows(trial, value))
     _generate(trial, count, CHANNEL, lambda value: _channel(trial, value, kept))
-    model = made_elsewhere(trial.folder / "pretrained")
+    model = make_model(trial.folder / "pretrained")
     for number in range(1 if trial.short else 30):
         if kept and trial.has_time():
             _process(trial, number, kept[trial.random.randrange(len(kept))], model)
 
 
-class Over(BaseException):
-    """The time is; an Exception would be an example to hypothesis."""
+class TimeIsUp(BaseException):
+    """Ends hypothesis, which would take an Exception for a failed example."""
 
 
 def _generate(trial: Trial, count: int, what: Any, judge: Callable[[Any], None]) -> None:
@@ -59,13 +57,13 @@ def _generate(trial: Trial, count: int, what: Any, judge: Callable[[Any], None])
     @given(what)
     def one(value: Any) -> None:
         if not trial.has_time():
-            raise Over
+            raise TimeIsUp
         began = time.monotonic()
         judge(value)
         took = time.monotonic() - began
         trial.check(HANGS, took < 10, f"{took:.1f} s: {value!r}")
 
-    with contextlib.suppress(Over):
+    with contextlib.suppress(TimeIsUp):
         one()
 
 
@@ -122,7 +120,7 @@ def _config(trial: Trial, files: dict[str, bytes]) -> None:
 
 
 def read_configuration(base: Path) -> None:
-    """What is made of a job's input/config before anything is started."""
+    """Do all that is done with input/config before a job starts a process."""
     from amphora.common import devices
     from amphora.contract import job as contract
     from amphora.contract import sm_variables

@@ -7,19 +7,19 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ordeal.common import (
     Trial,
-    clean_environ,
     configure,
     failure,
-    made_elsewhere,
+    make_model,
     reviews,
     start,
 )
-from ordeal.serving import Server, copy_model
+from ordeal.serving import Server
 
 FULL = "on a disk of any size a training ends well, or with words about the space, and no model"
 LOCKED = "a read-only folder is an error that names it"
@@ -31,8 +31,8 @@ PROMISES = (FULL, LOCKED, FAILING, DAMAGED, SERVED, BEGUN)
 
 
 def run(trial: Trial) -> None:
-    """Trainings by the recipe; then servers, each on a copy of one model."""
-    model = made_elsewhere(trial.folder / "pretrained")
+    """Train with the recipe; then serve damaged copies of its model."""
+    model = make_model(trial.folder / "pretrained")
     data = trial.folder / "train"
     data.mkdir()
     reviews(data / "train.csv", 90)
@@ -40,7 +40,7 @@ def run(trial: Trial) -> None:
     assert _train(trial, whole) == 0, failure(whole)
     size = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
     shares = (0.5,) if trial.short else (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.5)
-    if _may_mount():
+    if os.geteuid() == 0 and shutil.which("mount") is not None:
         for share in shares:
             _full(trial, f"full-{share}", model, data, int(size * share) + 8)
         for folder in ("model", "checkpoints", "output")[: 1 if trial.short else 3]:
@@ -77,56 +77,52 @@ def _train(trial: Trial, base: Path) -> int:
     return start(base, "train", trial.folder / f"{base.name}.log").wait(300)
 
 
-def _may_mount() -> bool:
-    return os.geteuid() == 0 and shutil.which("mount") is not None
+@contextmanager
+def _mounted(path: Path, options: str) -> Iterator[bool]:
+    """Mount a tmpfs during a block; False without the right to, and the promise stays untried."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    is_mounted = subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield is_mounted
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", str(path)], check=True)
 
 
 def _full(trial: Trial, name: str, model: Path, data: Path, kilobytes: int) -> None:
     base = trial.folder / name
-    base.mkdir()
-    options = ["-o", f"size={kilobytes}k", "tmpfs", str(base)]
-    if subprocess.run(["mount", "-t", "tmpfs", *options], capture_output=True).returncode:
-        return  # No right to mount: the promise stays untried, and the table says so.
-    try:
+    with _mounted(base, f"size={kilobytes}k") as is_mounted:
+        if not is_mounted:
+            return
         code = _train(trial, _job(trial, name, model, data))
         text = failure(base) or (trial.folder / f"{name}.log").read_text()
         is_whole = (base / "model" / "model.safetensors").is_file()
         is_reported = re.search(r"No space left|are free|cannot be written|disk|space", text[:2000])
-        fine = (
-            is_whole
-            if code == 0
-            else is_reported and not list((base / "model").glob("*.safetensors"))
-        )
+        weights = list((base / "model").glob("*.safetensors"))
+        fine = is_whole if code == 0 else is_reported and not weights
         trial.check(FULL, bool(fine), (name, code, text[:600], list((base / "model").glob("*"))))
         trial.count("ended well" if code == 0 else "refused for space")
-    finally:
-        subprocess.run(["umount", str(base)], check=True)
 
 
 def _read_only(trial: Trial, folder: str, model: Path, data: Path) -> None:
     base = _job(trial, f"locked-{folder}", model, data)
-    mount_point = base / folder
-    mount_point.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", str(mount_point)]
-    if subprocess.run(mounted, capture_output=True).returncode:
-        return
-    try:
+    with _mounted(base / folder, "ro,size=1m") as is_mounted:
+        if not is_mounted:
+            return
         code = _train(trial, base)
         text = failure(base) + (trial.folder / f"{base.name}.log").read_text()
-        trial.check(LOCKED, code != 0 and str(mount_point) in text, (folder, code, text[-1200:]))
-    finally:
-        subprocess.run(["umount", str(mount_point)], check=True)
+        is_named = str(base / folder) in text
+        trial.check(LOCKED, code != 0 and is_named, (folder, code, text[-1200:]))
 
 
 def _failing(trial: Trial, name: str, model: Path, data: Path, most: int) -> None:
-    """No file can grow beyond `most` bytes: EFBIG, in whatever writes, with room on the disk."""
+    """Train while no file can grow beyond `most` bytes (EFBIG), with room on the disk."""
     if shutil.which("prlimit") is None:
         return
     base = _job(trial, name, model, data)
-    with (trial.folder / f"{name}.log").open("ab") as log:
-        command = ["prlimit", f"--fsize={most}", sys.executable, "-m", "amphora", "train"]
-        environ = clean_environ(SAGEMAKER_BASE_DIR=str(base))
-        job = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+    launcher = ["prlimit", f"--fsize={most}"]
+    job = start(base, "train", trial.folder / f"{name}.log", launcher)
     code, text = job.wait(300), failure(base)
     is_whole = (base / "model" / "model.safetensors").is_file()
     fine = is_whole if code == 0 else "cannot be written" in text and str(base) in text
@@ -135,7 +131,7 @@ def _failing(trial: Trial, name: str, model: Path, data: Path, most: int) -> Non
 
 
 def _damage(trial: Trial, path: Path) -> str:
-    """Cut, flip a bit of, empty or remove a file; what was done."""
+    """Cut, flip a bit of, empty or remove a file; return what was done."""
     data = bytearray(path.read_bytes())
     how = trial.random.choice(("cut", "flip", "empty", "remove"))
     offset = trial.random.randrange(len(data))
@@ -149,7 +145,7 @@ def _damage(trial: Trial, path: Path) -> str:
 
 
 def _damaged_checkpoints(trial: Trial, number: int, whole: Path, model: Path, data: Path) -> None:
-    """As after a kill before the model was written, with something wrong in some checkpoints."""
+    """Resume from checkpoints of which some are damaged."""
     base = _job(trial, f"damaged-{number}", model, data)
     shutil.copytree(whole / "checkpoints", base / "checkpoints")
     done = []
@@ -165,15 +161,15 @@ def _damaged_checkpoints(trial: Trial, number: int, whole: Path, model: Path, da
 
 
 def _damaged_model(trial: Trial, good: Path, model_folder: Path) -> str:
-    """A copy of a model with one damaged file; what was done."""
-    copy_model(good, model_folder)
+    """Copy a model and damage one file; return what was done."""
+    shutil.copytree(good, model_folder)
     weights = "model.safetensors"
     names = (weights, weights, "config.json", "tokenizer.json", "SHA256SUMS")
     return _damage(trial, model_folder / trial.random.choice(names))
 
 
 def _served(trial: Trial, number: int, good: Path, expected: str) -> None:
-    """A model with one damaged file, by a server of its own."""
+    """Serve a model with one damaged file."""
     undamaged = Trial.begin("served", [], trial.folder / f"served-{number}", 0, True)
     done = _damaged_model(trial, good, undamaged.folder / "model")
     server = Server(undamaged, workers=1)
@@ -192,7 +188,7 @@ def _served(trial: Trial, number: int, good: Path, expected: str) -> None:
 
 
 def _begun(trial: Trial, number: int, again: Path, good: Path, data: Path) -> None:
-    """A training from a model with one damaged file."""
+    """Train from a model with one damaged file."""
     start = trial.folder / f"start-{number}"
     done = _damaged_model(trial, good, start)
     base = _job(trial, f"begun-{number}", start, data)
@@ -205,6 +201,6 @@ def _begun(trial: Trial, number: int, again: Path, good: Path, data: Path) -> No
 
 def _answer_of(trial: Trial, model: Path) -> str:
     undamaged = Trial.begin("disk/undamaged", [], trial.folder / "undamaged", 0, True)
-    copy_model(model, undamaged.folder / "model")
+    shutil.copytree(model, undamaged.folder / "model")
     with Server(undamaged, workers=1) as server:
         return server.invoke()[1].decode()

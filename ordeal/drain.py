@@ -6,8 +6,9 @@ import http.client
 import json
 import threading
 import time
+from functools import partial
 
-from ordeal.common import Trial
+from ordeal.common import Trial, in_threads
 from ordeal.serving import HEALTHY, Server
 
 LOST = "no accepted request is lost"
@@ -18,7 +19,7 @@ CLIENTS = 16
 
 
 def run(trial: Trial) -> None:
-    """Each round a server of its own, under the load of clients with and without keep-alive."""
+    """Stop a new server each round, under the load of clients with and without keep-alive."""
     for _ in range(2 if trial.short else 50):
         if trial.has_time():
             with Server(trial) as server:
@@ -28,29 +29,23 @@ def run(trial: Trial) -> None:
 
 def _round(trial: Trial, server: Server) -> None:
     stop = threading.Event()
-    threads = [
-        threading.Thread(target=_client, args=(trial, server.port, number % 2 == 0, stop))
-        for number in range(CLIENTS)
+    clients = [
+        partial(_client, trial, server.port, number % 2 == 0, stop) for number in range(CLIENTS)
     ]
-    for thread in threads:
-        thread.start()
-    time.sleep(trial.random.uniform(0.3, 1.5))
-    began = time.monotonic()
-    code = server.stop()
-    took = time.monotonic() - began
-    stop.set()
-    for thread in threads:
-        thread.join()
-    trial.check(ENDS, code == 0 and took < 28, (code, took, server.text[-1000:]))
-    longest = max(trial.figures.get("longest end, s", 0), round(took, 1))
-    trial.figure("longest end, s", longest)
+    with in_threads(*clients, stop=stop):
+        time.sleep(trial.random.uniform(0.3, 1.5))
+        began = time.monotonic()
+        code = server.stop()
+        seconds = time.monotonic() - began
+    trial.check(ENDS, code == 0 and seconds < 28, (code, seconds, server.text[-1000:]))
+    trial.longest("longest end, s", seconds)
 
 
 def _client(trial: Trial, port: int, keeps: bool, stop: threading.Event) -> None:
-    """Ask until the port is closed. A refused connection is no loss; a broken one is.
+    """Send requests until the port is closed. A broken connection is a loss, a refused one is not.
 
-    On a connection that is kept, the server may close while the next request is on its way, as
-    HTTP allows: that one counts only where the answer before did not announce the end.
+    As HTTP allows, the server may close a connection that is kept while a request is on its way:
+    such a request is lost only if the answer before it did not announce the end.
     """
     body = json.dumps(HEALTHY).encode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

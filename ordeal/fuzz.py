@@ -45,9 +45,9 @@ SEEDS = {
 
 
 def run(trial: Trial) -> None:
-    """Every reader for its share of the time."""
+    """Fuzz every reader for its share of the time."""
     if importlib.util.find_spec("atheris") is None and not (PACKAGES / "atheris").is_dir():
-        return  # The promises stay untried, and the table says so.
+        return  # the promises stay untried, and the table says so
     seconds = 4 if trial.short else 180
     for name in SEEDS:
         if trial.has_time():
@@ -81,10 +81,9 @@ def _fuzz(trial: Trial, name: str, seconds: int) -> None:
 
 @contextlib.contextmanager
 def _file(content: bytes, name: str) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(
-        dir="/dev/shm" if Path("/dev/shm").is_dir() else None
-    ) as index:
-        path = Path(index) / name
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        path = Path(folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         yield path

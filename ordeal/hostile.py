@@ -1,4 +1,4 @@
-"""Requests that look like what a server reads, or not at all: drawn from a seed, as bytes."""
+"""Random requests, as bytes, that resemble what a server reads, or do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WANTS = ("", "*/*", "application/json", "text/csv", "application/x-npy", "image/
 
 
 class _Payload:
-    """Unpickled anywhere, it leaves a mark."""
+    """Leaves a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -39,7 +39,7 @@ class Hostile:
         self.mark = mark
 
     def body(self) -> bytes:
-        """Something that looks like what a handler reads, or not at all."""
+        """Return bytes that resemble what a handler reads, or do not."""
         return self.random.choice((
             self._json, self._json, self._nested, self._npy, self._text, self._bytes, self._lines,
         ))()  # fmt: skip
@@ -109,7 +109,7 @@ class Hostile:
         return b"\n".join(lines)
 
     def head(self) -> tuple[str, str, list[tuple[str, str]]]:
-        """Method, path and headers."""
+        """Return method, path and headers."""
         target = self.random.choice((
             "/invocations", "/invocations", "/invocations", "/invocations", "/ping", "/metrics",
             "/models", "/models/x/invoke", "/%2e%2e/",
@@ -135,7 +135,7 @@ class Hostile:
         return method, target, headers
 
     def request(self) -> tuple[bytes, bool]:
-        """The bytes of a request, and whether its framing is right."""
+        """Return the bytes of a request, and whether its framing is right."""
         method, target, headers = self.head()
         body = self.body()
         framing = self.random.randrange(12)
@@ -167,6 +167,6 @@ class Hostile:
 
 
 def on_the_wire(method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
-    """A request as it goes over the wire."""
+    """Return the bytes of a request."""
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body

@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 
-from ordeal.common import ROOT, Trial, kill_tree, send
-from ordeal.trainings import KINDS, Job, material
+from ordeal.common import Trial, exit_code, kill_tree, send
+from ordeal.trainings import KINDS, Job, make_material
 
 WEIGHTS = (
     "a disturbed training ends with the undisturbed one's weights, bit for bit; one that goes on "
@@ -33,8 +32,7 @@ CLOSE = 0.001
 
 
 def run(trial: Trial) -> None:
-    """Jobs of every kind and number of processes, until there have been enough kills."""
-    sys.path.insert(0, str(ROOT / "code"))
+    """Interrupt jobs of every kind and number of processes, until there have been enough kills."""
     import recipe.training.run  # noqa: F401  # before the forks
 
     wanted = 6 if trial.short else 220
@@ -44,16 +42,16 @@ def run(trial: Trial) -> None:
     round_ = 0
     while _goes_on(trial, wanted) and trial.has_time():
         kind, processes = cases[round_ % len(cases)]
-        its = material(kind.material, trial.folder / "material")
+        material = make_material(kind.material, trial.folder / "material")
         if (kind.name, processes) not in references:
             name = re.sub(r"\W+", "-", f"whole-{processes}-{kind.name}")
-            job = Job(trial.folder / name, kind, its, processes)
+            job = Job(trial.folder / name, kind, material, processes)
             began = time.monotonic()
             codes = [_code(pid, 300) for pid in job.fork()]
             assert codes == [0] * processes, job.log.read_text()[-3000:]
             references[kind.name, processes] = (job, time.monotonic() - began)
         reference, seconds = references[kind.name, processes]
-        job = Job(trial.folder / f"job-{round_}", kind, its, processes)
+        job = Job(trial.folder / f"job-{round_}", kind, material, processes)
         _torment(trial, job, seconds, wanted)
         trial.count(f"trainings by {processes} {kind.name}".strip())
         if kind.changes:
@@ -68,7 +66,7 @@ def run(trial: Trial) -> None:
 
 
 def _check_losses(trial: Trial, job: Job, reference: Job) -> None:
-    """Each step's, whoever made it, are the undisturbed training's."""
+    """Compare the loss of each step, from all starts, with the undisturbed training's."""
     expected, losses = reference.losses(), job.losses()
     trial.check(WEIGHTS, losses.keys() == expected.keys(), (job.base, sorted(losses)))
     for step, (loss,) in expected.items():
@@ -78,12 +76,12 @@ def _check_losses(trial: Trial, job: Job, reference: Job) -> None:
 
 
 def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
-    """Interrupt a job again and again; each time it may live a little longer, so that it ends."""
+    """Interrupt a job repeatedly, each time a little later on average, until it ends."""
     patience = seconds * 0.7
     kind = job.kind
     while True:
         # `amphora train` on one machine is one host.
-        may_be_whole = not kind.rows_of_each and not kind.changes
+        may_be_whole = not kind.host_processes and not kind.changes
         is_whole = trial.random.randrange(WHOLE) == 0 and may_be_whole
         number = trial.random.choice((signal.SIGKILL, signal.SIGTERM))
         # Before the first checkpoint there is no step to be kept, but those of another job.
@@ -105,7 +103,7 @@ def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
 
 
 def _goes_on(trial: Trial, wanted: int) -> bool:
-    """Whether more is to be interrupted: six may be KILLs all, or come before any checkpoint."""
+    """Return whether to interrupt more: few may be KILLs only, or precede all checkpoints."""
     was_tried = all(trial.promises[item].times for item in (CHOSEN, STOPPED))
     interruptions = sum(trial.figures.get(name, 0) for name in ("KILL", "TERM"))
     return interruptions < wanted or not was_tried
@@ -116,7 +114,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _end(trial: Trial, job: Job, pids: list[int], number: signal.Signals) -> list[int]:
-    """Kill or stop a start; the exit codes."""
+    """Kill or stop a start; return the exit codes."""
     trial.count(number.name[3:])
     if any((job.base / "checkpoints").glob(".writing-*")):
         trial.count("while a checkpoint was written")
@@ -126,8 +124,7 @@ def _end(trial: Trial, job: Job, pids: list[int], number: signal.Signals) -> lis
     codes = [_code(pid, BUDGET * 3) for pid in pids]
     took = time.monotonic() - began
     if number == signal.SIGTERM:
-        longest = max(trial.figures.get("longest stop, s", 0), round(took, 1))
-        trial.figure("longest stop, s", longest)
+        trial.longest("longest stop, s", took)
         # Before it listens, a process ends by the signal itself; it has nothing to save then.
         fine = set(codes) <= {0, 75, -15, 143}
         trial.check(STOPPED, took < BUDGET and fine, (took, codes, job.log.read_text()[-1500:]))
@@ -135,7 +132,7 @@ def _end(trial: Trial, job: Job, pids: list[int], number: signal.Signals) -> lis
 
 
 def _log_of(trial: Trial, job: Job) -> str:
-    """What the last start printed, with its choice of a checkpoint looked at."""
+    """Return what the last start printed, after a check of the checkpoint that it chose."""
     text = job.log.read_text(errors="replace") if job.log.exists() else ""
     for name in re.findall(r"resuming from \S*/(checkpoint-\d+)", text):
         trial.check(CHOSEN, True, name)
@@ -146,13 +143,6 @@ def _log_of(trial: Trial, job: Job) -> str:
 
 
 def _code(pid: int, seconds: float) -> int:
-    """The exit code of a child, which is killed after so many seconds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    kill_tree(pid)
-    os.waitpid(pid, 0)
-    return -99
+    """Return the exit code of a child, which is killed after so many seconds (-99)."""
+    code = exit_code(pid, seconds, lambda: kill_tree(pid))
+    return -99 if code is None else code

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
-from ordeal.common import ROOT, Trial
+from ordeal.common import ROOT, Trial, in_threads
 from ordeal.serving import HEALTHY, Server
 
 SHARE = "good answers under overload are at least 90 % of the peak without it"
@@ -31,9 +32,8 @@ class Counts:
 
 
 def run(trial: Trial) -> None:
-    """The peak first, by 16 to 64 clients; then twice as many requests a second as that; then 256
-    clients that ask again as soon as they are answered, or refused.
-    """
+    """Measure the peak by 16 to 64 clients; then send twice as many requests a second, and then as
+    many as 256 clients can that repeat at once."""
     seconds, rounds = (4, 1) if trial.short else (60, 10)
     with Server(trial, AMPHORA_QUEUE_LIMIT="64") as server:
         _hammer(server, 64, 2)
@@ -41,38 +41,35 @@ def run(trial: Trial) -> None:
         peak = max(_rate(trial, server, f"{many} clients", many, seconds / 2) for many in few)
         before = server.weight[0]
         stop = threading.Event()
-        pinger = threading.Thread(target=_pinger, args=(trial, server, stop))
-        pinger.start()
-        # In seconds-long rounds on shared cores the share says nothing.
-        least = (0.3 if trial.short else 0.9) * peak
-        for number in range(rounds):
-            rate = _rate(trial, server, f"twice the peak {number + 1}", 192, seconds, 2 * peak)
-            trial.check(SHARE, rate >= least, f"twice the peak: {rate} of {peak}")
-        for number in range(rounds // 3 or 1):
-            rate = _rate(trial, server, f"256 clients {number + 1}", 256, seconds)
-            trial.check(SHARE, rate >= least, f"256 clients: {rate} of {peak}")
-        stop.set()
-        pinger.join()
+        with in_threads(partial(_pinger, trial, server, stop), stop=stop):
+            # In seconds-long rounds on shared cores the share says nothing.
+            least = (0.3 if trial.short else 0.9) * peak
+            for number in range(rounds):
+                rate = _rate(trial, server, f"twice the peak {number + 1}", 192, seconds, 2 * peak)
+                trial.check(SHARE, rate >= least, f"twice the peak: {rate} of {peak}")
+            for number in range(rounds // 3 or 1):
+                rate = _rate(trial, server, f"256 clients {number + 1}", 256, seconds)
+                trial.check(SHARE, rate >= least, f"256 clients: {rate} of {peak}")
         after = server.weight[0]
         trial.figure("MB before, after", f"{before:.0f}, {after:.0f}")
         trial.check(MEMORY, after - before < 60, (before, after))
 
 
 def _rate(
-    trial: Trial, server: Server, name: str, clients: int, seconds: float, request: float = 0
+    trial: Trial, server: Server, name: str, clients: int, seconds: float, requests: float = 0
 ) -> float:
-    """Good answers a second, `asked` or, where that is 0, as many as the clients can ask for."""
-    counts = _hammer(server, clients, seconds, request)
+    """Return good answers a second to `requests` a second; 0: as many as the clients can send."""
+    counts = _hammer(server, clients, seconds, requests)
     trial.check(ONLY, counts.other == 0 and counts.good > 0, counts)
     rate = round(counts.good / seconds)
     trial.figure(name, f"{rate}/s good, {round(counts.refused / seconds)}/s refused")
     return rate
 
 
-def _hammer(server: Server, clients: int, seconds: float, request: float = 0) -> Counts:
-    """Clients in a process of its own, so that they do not share this one's lock."""
+def _hammer(server: Server, clients: int, seconds: float, requests: float = 0) -> Counts:
+    """Run clients in another process, so that they do not wait for this one's lock."""
     command = [sys.executable, "-m", "ordeal.load", str(server.port), str(clients), str(seconds)]
-    command.append(str(clients / request if request else 0))
+    command.append(str(clients / requests if requests else 0))
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     return Counts(**json.loads(done.stdout))
 
@@ -81,14 +78,13 @@ def _pinger(trial: Trial, server: Server, stop: threading.Event) -> None:
     while not stop.wait(0.2):
         began = time.monotonic()
         status = server.ping()
-        took = time.monotonic() - began
-        trial.check(PING, status == 200 and took < 2, (status, took))
-        longest = max(trial.figures.get("longest ping, s", 0), round(took, 2))
-        trial.figure("longest ping, s", longest)
+        seconds = time.monotonic() - began
+        trial.check(PING, status == 200 and seconds < 2, (status, seconds))
+        trial.longest("longest ping, s", seconds)
 
 
 def _client(port: int, end: float, pause: float, counts: Counts) -> None:
-    """Ask, at most once in `pause` seconds; one that has fallen behind asks at once."""
+    """Send requests, one in `pause` seconds; a client that is late sends the next one at once."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = json.dumps(HEALTHY).encode()
     due = time.monotonic() + random.uniform(0, pause)
@@ -114,11 +110,8 @@ def _client(port: int, end: float, pause: float, counts: Counts) -> None:
 def _main(port: int, clients: int, seconds: float, pause: float) -> None:
     counts = [Counts() for _ in range(clients)]
     end = time.monotonic() + seconds
-    threads = [threading.Thread(target=_client, args=(port, end, pause, count)) for count in counts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(*(partial(_client, port, end, pause, count) for count in counts)):
+        pass
     total = {key: sum(vars(count)[key] for count in counts) for key in vars(Counts())}
     print(json.dumps(total))
 

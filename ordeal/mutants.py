@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import itertools
 import json
 import mmap
 import os
@@ -18,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -27,7 +27,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from ordeal.common import ROOT, exit_code
+
 WORK = ROOT if ROOT.name == "tree" else ROOT / "build" / "mutants" / "tree"
 OUT = WORK.parent
 PACKAGES = {"container/amphora": 0.45, "code/recipe": 0.55}
@@ -72,10 +73,7 @@ class Mutant:
 
 def line_starts(source: bytes) -> list[int]:
     """Return the position of the first byte of each line."""
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    return starts
+    return [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
 
 
 def called(node: Any) -> str:
@@ -160,9 +158,9 @@ def drawn(count: int, seed: int) -> list[Mutant]:
         paths = [p for p in sorted((WORK / package).rglob("*.py")) if b"def " in p.read_bytes()]
         mutants = [mutant for path in paths for mutant in mutants_of(path)]
         kinds = sorted({mutant.kind for mutant in mutants})
-        for line_number, kind in enumerate(kinds):
-            of_kind = [mutant for mutant in mutants if mutant.kind == kind]
-            chosen += draw.sample(of_kind, (round(count * share) + line_number) // len(kinds))
+        for rest, kind in enumerate(kinds):
+            some = [mutant for mutant in mutants if mutant.kind == kind]
+            chosen += draw.sample(some, (round(count * share) + rest) // len(kinds))
     return chosen
 
 
@@ -214,8 +212,8 @@ def with_recorders(name: str, mutants: list[tuple[int, Mutant]]) -> bytes:
             added += [(mutant.start, 2, f"(_hit({number}) or ("), (mutant.end, 0, "))")]
     future = next(s for s in tree.body if isinstance(s, ast.ImportFrom))
     added.append((starts[future.end_lineno or 0], -1, "from _hits import _hit\n"))
-    for line_number, _, text in sorted(added, key=lambda item: item[:2], reverse=True):
-        source = source[:line_number] + text.encode() + source[line_number:]
+    for offset, _, text in sorted(added, key=lambda item: item[:2], reverse=True):
+        source = source[:offset] + text.encode() + source[offset:]
     return source
 
 
@@ -253,15 +251,7 @@ def run_tests(arguments: list[str], log: Path, limit: float, plugins: list[Any])
         code = int(pytest.main([*quiet, *arguments], plugins))
         sys.stdout.flush()
         os._exit(code)
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.1)
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
+    return exit_code(pid, limit, lambda: os.killpg(pid, signal.SIGKILL))
 
 
 def record(mutants: list[Mutant], tests: list[str]) -> None:
@@ -272,12 +262,8 @@ def record(mutants: list[Mutant], tests: list[str]) -> None:
     before = {name: (WORK / name).read_bytes() for name in {mutant.path for mutant in mutants}}
     try:
         for name in before:
-            inside = [
-                (line_number, mutant)
-                for line_number, mutant in enumerate(mutants)
-                if mutant.path == name
-            ]
-            (WORK / name).write_bytes(with_recorders(name, inside))
+            numbered = [item for item in enumerate(mutants) if item[1].path == name]
+            (WORK / name).write_bytes(with_recorders(name, numbered))
         run_tests([*tests, "-m", MARKS], OUT / "record.log", 7200, [Watch(OUT / "current")])
     finally:
         for name, source in before.items():
@@ -347,11 +333,9 @@ def main() -> None:
     results.touch()
     last = {row["number"]: row for row in map(json.loads, results.read_text().splitlines())}
     only = [int(number) for number in arguments.only.split(",") if number]
-    for number in only or [
-        line_number for line_number in range(len(mutants)) if line_number not in last
-    ]:
-        its_tests = (only and arguments.tests) or tests[number]
-        last[number] = judge(number, mutants[number], its_tests)
+    for number in only or [number for number in range(len(mutants)) if number not in last]:
+        chosen = (only and arguments.tests) or tests[number]
+        last[number] = judge(number, mutants[number], chosen)
         with results.open("a") as file:
             file.write(json.dumps(last[number]) + "\n")
         print(*(last[number][key] for key in ("number", "outcome", "path", "line", "new")))

@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,14 +22,15 @@ from typing import Any
 from ordeal.common import (
     ROOT,
     Trial,
-    clean_environ,
     configure,
     descendants,
     failure,
     kill_tree,
-    made_elsewhere,
+    make_model,
     reviews,
     send,
+    start,
+    wait_until,
 )
 
 ENDS = "every host ends within 90 s, none with exit code 0"
@@ -39,6 +39,8 @@ EMPTY = "no model is left behind that is empty or half a model"
 PROMISES = (ENDS, CAUSE, EMPTY)
 
 BOUND = 90.0
+START = 240.0
+"""Seconds until a rank is in its phase: four hosts import the recipe on one machine."""
 PHASES = ("start", "training", "evaluation", "saving")
 ACTS = ("KILL", "STOP", "raise")
 _PHASE = """
@@ -92,13 +94,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def run(trial: Trial) -> None:
-    """Every phase with every act, on processes of one host and on two hosts."""
+    """Try every phase with every act, on processes of one host and on several hosts."""
     cases = [(phase, act, number) for phase in PHASES for act in ACTS for number in (1, 2, 3, 4)]
     trial.random.shuffle(cases)
     if trial.short:
         # A stopped process takes the collective's whole time-out to be missed.
         cases = [case for case in cases if case[1] != "STOP"]
-    model = made_elsewhere(trial.folder / "pretrained")
+    model = make_model(trial.folder / "pretrained")
     with _network() as spaces:
         for number, (phase, act, processes) in enumerate(cases[: 1 if trial.short else None]):
             # Nobody waits for a single process that is stopped.
@@ -128,39 +130,24 @@ def _prepared(base: Path, script: str = SCRIPT, more: dict[str, Any] | None = No
     return base
 
 
-def _start(base: Path, before: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    with (base / "log.txt").open("ab") as log:
-        return subprocess.Popen(
-            [*before, sys.executable, "-m", "amphora", "train"],
-            env=clean_environ(SAGEMAKER_BASE_DIR=str(base), **environ),
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-
-
 def _processes(trial: Trial, number: int, phase: str, act: str, processes: int) -> None:
     rank = trial.random.randrange(processes)
     base = _prepared(trial.folder / f"processes-{number}")
     environ = {**_variables(base, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
-    job = _start(base, [], environ)
+    job = start(base, "train", base / "log.txt", **environ)
+    wait_until((base / "here").exists, START)
     _strike(base, act)
     name = f"processes: {phase} {act} rank {rank} of {processes}"
     _judge(trial, name, {"": (job, base)}, act)
 
 
 def _strike(folder: Path, act: str, victims: list[int] | None = None) -> None:
-    """Once the rank is where it is wanted, kill or stop it, or all of its host."""
-    _await(folder)
+    """Kill or stop a rank that is in its phase, or all of its host."""
     time.sleep(0.3)
     number = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}.get(act)
     if number is not None:
         for pid in victims or [int((folder / "here").read_text())]:
             send(pid, number)
-
-
-def _await(folder: Path) -> None:
-    end = time.monotonic() + 240  # four hosts import the recipe on one machine
-    while not (folder / "here").exists() and time.monotonic() < end:
-        time.sleep(0.05)
 
 
 def _judge(
@@ -177,7 +164,7 @@ def _judge(
     took = time.monotonic() - began
     codes = [job.returncode for job, _ in jobs.values()]
     trial.check(ENDS, 0 not in codes, f"{name}: {codes}")
-    trial.figure("longest end, s", max(trial.figures.get("longest end, s", 0), round(took, 1)))
+    trial.longest("longest end, s", took)
     trial.count(f"cases of {name.partition(':')[0]}")
     for host, (_, base) in jobs.items():
         message = failure(base)
@@ -190,31 +177,21 @@ def _judge(
         trial.check(EMPTY, not left, f"{name} {host}: {left}")
 
 
-def _resources(host: str, hosts: Sequence[str]) -> dict[str, Any]:
-    return {"current_host": host, "hosts": list(hosts), "network_interface_name": "eth0"}
-
-
 def _hosts(
     trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, processes: int
 ) -> None:
+    """Run the script on two hosts, and strike one of them."""
     hosts = list(spaces)[:2]
     victim = trial.random.choice(hosts)
     rank = hosts.index(victim) * processes + trial.random.randrange(processes)
     folder = trial.folder / f"hosts-{number}"
-    folder.mkdir()
-    jobs = {}
-    for host in hosts:
-        base = _prepared(folder / host, resourceconfig=_resources(host, hosts))
-        environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
-        jobs[host] = (_start(base, ["ip", "netns", "exec", spaces[host]], environ), base)
-    lost, _ = jobs[victim]
-    _await(folder)
-    _strike(folder, act, [lost.pid, *descendants(lost.pid)])
-    others = jobs if act == "raise" else {host: job for host, job in jobs.items() if host != victim}
+    variables = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
+    bases = {
+        host: _prepared(folder / host, resourceconfig=_resources(host, hosts)) for host in hosts
+    }
     # A host that is gone leaves nothing to read; the one that is left must say so.
-    _judge(trial, f"hosts: {phase} {act} {victim}", others, act)
-    kill_tree(lost.pid)
-    lost.wait()
+    name = f"hosts: {phase} {act} {victim}"
+    _strike_host(trial, name, act, spaces, bases, variables, victim, act != "raise")
 
 
 def _shards(
@@ -230,33 +207,46 @@ def _shards(
     rank = trial.random.randrange(world)
     victim = hosts[rank // processes]
     folder = trial.folder / f"shards-{number}"
-    folder.mkdir()
-    jobs = {}
     more = {"model_name_or_path": str(model), "epochs": 2, "batch_size": 4, "logging_steps": 1}
-    of_each = {"train": {"S3DistributionType": "ShardedByS3Key"}}
+    bases = {}
     for host, count in zip(hosts, rows, strict=True):
-        base = _prepared(
+        bases[host] = _prepared(
             folder / host, RECIPE, {**more, **WAYS[way]}, resourceconfig=_resources(host, hosts),
-            inputdataconfig=of_each,
+            inputdataconfig={"train": {"S3DistributionType": "ShardedByS3Key"}},
         )  # fmt: skip
-        for channel in of_each:
-            channel_folder = base / "input" / "data" / channel
-            channel_folder.mkdir(parents=True)
-            if count:
-                reviews(channel_folder / "part-0.csv", count)
-        environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
-        jobs[host] = (_start(base, ["ip", "netns", "exec", spaces[host]], environ), base)
-    lost, _ = jobs[victim]
-    _await(folder)
+        channel = bases[host] / "input" / "data" / "train"
+        channel.mkdir(parents=True)
+        if count:
+            reviews(channel / "part-0.csv", count)
     is_whole_host = act == "STOP" or (
         act == "KILL" and len(hosts) > 1 and trial.random.random() < 0.5
     )
-    _strike(folder, act, [lost.pid, *descendants(lost.pid)] if is_whole_host else None)
-    others = {host: job for host, job in jobs.items() if not is_whole_host or host != victim}
     what = f"host {victim}" if is_whole_host else f"rank {rank}"
     name = f"shards: {way}, {rows} rows, {world} processes, {phase} {act} {what}"
-    _judge(trial, name, others, act)
+    variables = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
+    _strike_host(trial, name, act, spaces, bases, variables, victim, is_whole_host)
     trial.count(f"with {way} by {world} processes{', a host without rows' * (not rows[-1])}")
+
+
+def _resources(host: str, hosts: Sequence[str]) -> dict[str, Any]:
+    return {"current_host": host, "hosts": list(hosts), "network_interface_name": "eth0"}
+
+
+def _strike_host(
+    trial: Trial, name: str, act: str, spaces: dict[str, str], bases: dict[str, Path],
+    variables: dict[str, str], victim: str, is_whole_host: bool,
+) -> None:  # fmt: skip
+    """Start a job on each host, strike a rank or all of the victim, and judge the other jobs."""
+    jobs = {}
+    for host, base in bases.items():
+        launcher = ["ip", "netns", "exec", spaces[host]]
+        jobs[host] = (start(base, "train", base / "log.txt", launcher, **variables), base)
+    lost, _ = jobs[victim]
+    folder = Path(variables["ORDEAL_FOLDER"])
+    wait_until((folder / "here").exists, START)
+    _strike(folder, act, [lost.pid, *descendants(lost.pid)] if is_whole_host else None)
+    others = {host: job for host, job in jobs.items() if not is_whole_host or host != victim}
+    _judge(trial, name, others, act)
     kill_tree(lost.pid)
     lost.wait()
 
@@ -270,7 +260,7 @@ def _ip(*words: str, check: bool = True) -> int:
 
 @contextmanager
 def _network() -> Iterator[dict[str, str]]:
-    """Host name to network namespace; empty without the right to make them."""
+    """Yield network namespaces by host name; none without the right to make them."""
     spaces = {host: f"ordeal-{os.getpid()}-{host}" for host in HOSTS}
     # All wires end in one more namespace, whose packets the machine's own rules do not see.
     switch = f"ordeal-{os.getpid()}-switch"

@@ -16,17 +16,18 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from ordeal import openapi
-from ordeal.common import Trial, clean_environ
+from ordeal.common import Trial, clean_environ, in_threads
 from ordeal.hostile import Hostile, on_the_wire
 from ordeal.serving import HEALTHY, Healthy, Server
 
 PLANNED = "no 5xx but 503 overloaded, 504 deadline_exceeded, and 501 for a transfer coding"
 CODE = "no code of a request is run"
 FLAT = "memory and file descriptors do not grow"
-OTHERS = "healthy requests beside are answered, and rightly"
+OTHERS = "healthy requests sent meanwhile get right answers"
 ALIVE = "no worker dies, and the log has no traceback"
 SCHEMA = "schemathesis finds nothing against ordeal/openapi.py"
 PIPELINE = "pipelined requests are all answered, in their order"
@@ -34,7 +35,7 @@ PROMISES = (PLANNED, CODE, FLAT, OTHERS, ALIVE, SCHEMA, PIPELINE)
 
 
 def run(trial: Trial) -> None:
-    """One server; everything against it, with a healthy client beside."""
+    """Send everything to one server, while a client sends healthy requests."""
     mark = trial.folder / "code-was-run"
     wanted = 800 if trial.short else 100_000
     with Server(trial, AMPHORA_UI="1") as server, Healthy(server) as healthy:
@@ -66,7 +67,7 @@ def run(trial: Trial) -> None:
 
 
 def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
-    """So many requests of four seeds, by four threads."""
+    """Send `count` requests of four seeds, by four threads."""
     seeds = [trial.random.random() for _ in range(4)]
     answers: Counter[str] = Counter()
     lock = threading.Lock()
@@ -90,17 +91,14 @@ def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
                 )
                 trial.check(PLANNED, planned, detail)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in seeds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(*(partial(work, seed) for seed in seeds)):
+        pass
     for status, times in answers.items():
         trial.count(f"answers {status}", times)
 
 
 def _exchange(port: int, request: bytes, framed: bool) -> tuple[int, bytes]:
-    """Status and body; 0 where the server closed without an answer, or waits for the rest."""
+    """Return status and body; 0 if the server closed without an answer, or waits for the rest."""
     with socket.create_connection(("127.0.0.1", port), timeout=30 if framed else 0.05) as sock:
         with contextlib.suppress(OSError):  # It may answer, and close, before it has all.
             sock.sendall(request)
@@ -134,7 +132,7 @@ def _schemathesis(trial: Trial, server: Server, seconds: int) -> None:
 
 
 def _slow(trial: Trial, server: Server) -> None:
-    """Connections that send a byte now and then, or nothing, or half-close."""
+    """Open connections that send a byte now and then, or nothing, or half-close."""
     begin = on_the_wire("POST", "/invocations", [("Host", "x"), ("Content-Length", "500")], b"{")
     socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
     for number, sock in enumerate(socks):
@@ -143,10 +141,8 @@ def _slow(trial: Trial, server: Server) -> None:
             sock.shutdown(socket.SHUT_WR)
     for _ in range(5):
         for sock in socks[1::5]:
-            try:
+            with contextlib.suppress(OSError):
                 sock.sendall(b"x")
-            except OSError:
-                continue
         time.sleep(0.2)
     trial.check(OTHERS, server.invoke()[0] == 200, "beside slow clients")
     for sock in socks:
@@ -165,7 +161,7 @@ def _oversized(trial: Trial, server: Server) -> None:
 
 
 def _pipelined(trial: Trial, server: Server) -> None:
-    """Forty requests in one write: a good one, then one that asks too much, in turns."""
+    """Send forty requests in one write, good ones and wrong ones by turns."""
     good = json.dumps(HEALTHY).encode()
     wrong = b'{"inputs": 1}'
     bodies = [good, wrong] * 20

@@ -1,6 +1,6 @@
-"""Known secrets in hyperparameters, the environment, URLs and files, and the search for them.
+"""Planted secrets in hyperparameters, the environment, URLs and files.
 
-Runs of its own that would show them, then everything that the other campaigns printed and wrote.
+Searches runs that would show them, then all that the other campaigns have printed and written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def predict_fn(data, model): return data
 
 
 def run(trial: Trial) -> None:
-    """A failing script, failing installs, failing handlers; then the search."""
+    """Run a failing script, a failing install and failing handlers; then search."""
     _script(trial)
     _install(trial)
     _handlers(trial)
@@ -60,7 +60,7 @@ def run(trial: Trial) -> None:
 
 
 def _is_output(path: Path) -> bool:
-    """What the product wrote; not what the campaigns gave it."""
+    """Return whether the product wrote a file, rather than a campaign."""
     given = ("/input/", "/code/", "/channel/", "/rows/", ".hypothesis", "/config/")
     return path.is_file() and not any(part in str(path) for part in given)
 
@@ -99,5 +99,5 @@ def _handlers(trial: Trial) -> None:
     with Server(handlers_trial, 1, MY_API_KEY="planted-in-the-model's-environment-6") as server:
         status, body = server.invoke()
         (trial.folder / "response.txt").write_bytes(body)
-        (trial.folder / "metrics.txt").write_bytes(server.ask("GET", "/metrics")[1])
+        (trial.folder / "metrics.txt").write_bytes(server.request("GET", "/metrics")[1])
     trial.check(USED, status == 400 and b"bad body" in body, (status, body))

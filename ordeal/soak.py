@@ -1,4 +1,4 @@
-"""Long serving, and many short trainings one after the other: nothing may grow."""
+"""A server that runs long, and many short trainings in sequence: nothing may grow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from ordeal.common import Trial, configure, failure, start
+from ordeal.common import Trial, configure, failure, start, wait_until
 from ordeal.serving import Server
 
 SERVING = "a server's memory (after 1/4 of the time) and descriptors do not grow"
@@ -24,7 +24,7 @@ pathlib.Path(os.environ["SM_MODEL_DIR"], "weights").write_bytes(bytes(1000))
 
 
 def run(trial: Trial) -> None:
-    """Serving first, then trainings by scripts that leave a process behind."""
+    """Serve first, then train by scripts that leave a process behind."""
     _serve(trial, 10 if trial.short else 1800)
     _train(trial, 3 if trial.short else 200)
 
@@ -55,9 +55,8 @@ def _serve(trial: Trial, seconds: float) -> None:
         pids = server.pids
         trial.check(ZOMBIES, not _zombies(pids), _zombies(pids))
         server.stop()
-        end = time.monotonic() + 5
-        while (left := [pid for pid in pids if _status(pid)]) and time.monotonic() < end:
-            time.sleep(0.1)
+        wait_until(lambda: not any(map(_status, pids)), 5)
+        left = [pid for pid in pids if _status(pid)]
         trial.check(ZOMBIES, not left, left)
     # torch keeps one cache for each user there.
     files = [p for p in _tmp(trial, "serving").iterdir() if not p.name.startswith("torchinductor")]
@@ -98,7 +97,7 @@ def _status(pid: int) -> str:
 
 
 def _processes() -> set[str]:
-    """The `sleep 300` that scripts leave behind, and children of this process."""
+    """Return the `sleep 300` that scripts leave behind, and the children of this process."""
     results = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""The trainings that the campaign kill interrupts: their models, data and ways to share work."""
+"""The trainings that the campaign `kill` interrupts: their models, data and processes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Kind:
     """Hyperparameters."""
     material: str = "reviews"
     """Model and data, one of MATERIALS."""
-    rows_of_each: int = 0
-    """Processes of a host that has rows of its own; 0: all hosts have all rows."""
+    host_processes: int = 0
+    """Processes of a host, which has its own rows; 0: all hosts have all rows."""
     without_rows: bool = False
     """Whether the last host has none."""
     changes: bool = False
@@ -49,11 +49,11 @@ KINDS = (
     Kind(name="two batches a step", processes=(1, 3), more={"gradient_accumulation_steps": 2}),
     Kind(name="FSDP2, two batches a step", processes=(3,),
          more={**SHARDED, "gradient_accumulation_steps": 2}),
-    Kind(name="sharded rows", processes=(2, 3, 4), rows_of_each=1),
-    Kind(name="sharded rows, a host without", processes=(2, 3, 4), rows_of_each=1,
+    Kind(name="sharded rows", processes=(2, 3, 4), host_processes=1),
+    Kind(name="sharded rows, a host without", processes=(2, 3, 4), host_processes=1,
          without_rows=True),
-    Kind(name="sharded rows, two processes a host", processes=(4,), rows_of_each=2),
-    Kind(name="sharded rows, FSDP2", processes=(2, 3), rows_of_each=1, more=SHARDED),
+    Kind(name="sharded rows, two processes a host", processes=(4,), host_processes=2),
+    Kind(name="sharded rows, FSDP2", processes=(2, 3), host_processes=1, more=SHARDED),
     Kind(name="summaries", processes=(1, 2, 3), more=SUMMARIES, material="summaries"),
     Kind(name="summaries, FSDP2", processes=(3,), more={**SUMMARIES, **SHARDED},
          material="summaries"),
@@ -69,23 +69,21 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Material:
-    """A model and its channels."""
+    """A model and its channel."""
 
     model: Path
-    channels: Mapping[str, Path]
+    train: Path
 
 
-def material(name: str, folder: Path) -> Material:
-    """The model and the data of a kind, written below `folder` if they are not there."""
-    location = folder / name.replace(" ", "-")
-    channels = {"train": location / "train"}
-    if not location.exists():
-        for path in channels.values():
-            path.mkdir(parents=True)
+def make_material(name: str, folder: Path) -> Material:
+    """Return the model and the data of a kind; write them below `folder` the first time."""
+    folder = folder / name.replace(" ", "-")
+    if not folder.exists():
+        (folder / "train").mkdir(parents=True)
         still = name.startswith("still")
-        tiny_model(location / "model", still=still, writes=name.endswith("summaries"))
-        _write(name.removeprefix("still "), channels["train"])
-    return Material(location / "model", channels)
+        tiny_model(folder / "model", still=still, generates=name.endswith("summaries"))
+        _write(name.removeprefix("still "), folder / "train")
+    return Material(folder / "model", folder / "train")
 
 
 def _write(name: str, folder: Path) -> None:
@@ -104,14 +102,14 @@ def _write(name: str, folder: Path) -> None:
 
 
 class Job:
-    """Starts of one and the same training on one tree."""
+    """A training in one folder, which can be started again."""
 
-    def __init__(self, base: Path, kind: Kind, its: Material, processes: int) -> None:
-        self.base, self.kind, self.its, self.processes = base, kind, its, processes
+    def __init__(self, base: Path, kind: Kind, material: Material, processes: int) -> None:
+        self.base, self.kind, self.material, self.processes = base, kind, material, processes
         self.log = base / "log.txt"
         base.mkdir(parents=True)
         self.hyperparameters: dict[str, Any] = {
-            "model_name_or_path": str(its.model), "epochs": 2, "lr": 1e-3, "max_length": 32,
+            "model_name_or_path": str(material.model), "epochs": 2, "lr": 1e-3, "max_length": 32,
             "batch_size": 8 // processes, "logging_steps": 1, "save_steps": 2,
         }  # fmt: skip
         for name, value in kind.more.items():
@@ -119,16 +117,10 @@ class Job:
             self.hyperparameters[name] = value.format(processes=processes) if given else value
 
     def fork(self, processes: int | None = None) -> list[int]:
-        """Its processes, as torchrun would start them, in as many as the job has, or in others."""
+        """Start it as torchrun would, in its number of processes or another; return their ids."""
         count = processes or self.processes
-        variables = {
-            "SAGEMAKER_BASE_DIR": str(self.base),
-            "PYTHONUNBUFFERED": "1",
-            **{
-                f"SM_CHANNEL_{channel.upper()}": str(path)
-                for channel, path in self.its.channels.items()
-            },
-        }
+        variables = {"SAGEMAKER_BASE_DIR": str(self.base), "PYTHONUNBUFFERED": "1"}
+        variables["SM_CHANNEL_TRAIN"] = str(self.material.train)
         if count > 1:
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                           "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}  # fmt: skip
@@ -146,8 +138,8 @@ class Job:
             os.dup2(out, 2)
             if "WORLD_SIZE" in variables:
                 variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            if self.kind.rows_of_each:
-                variables |= self._own_rows(rank)
+            if self.kind.host_processes:
+                variables |= self._host_rows(rank)
             environ = clean_environ(**variables)
             os.environ.clear()
             os.environ.update(environ)
@@ -156,7 +148,7 @@ class Job:
 
             import train
 
-            # A job of its own begins without any other's tokens.
+            # A new job begins without the tokens of others.
             datasets.config.HF_DATASETS_CACHE = str(self.base / "cache")
             # Its lock is one semaphore for all forks: a killed one would hold it for ever.
             tqdm.tqdm.set_lock(threading.RLock())
@@ -172,11 +164,11 @@ class Job:
             sys.stdout.flush()
             os._exit(code)
 
-    def _own_rows(self, rank: int) -> dict[str, str]:
-        """A process's variables, and its host's part of the rows; parts are not equal."""
-        of_each = self.kind.rows_of_each
-        host, hosts = rank // of_each, self.processes // of_each
-        header, *rows = (self.its.channels["train"] / "train.csv").read_text().splitlines()
+    def _host_rows(self, rank: int) -> dict[str, str]:
+        """Write the rows of a process's host, in unequal parts, and return its variables."""
+        local_world = self.kind.host_processes
+        host, hosts = rank // local_world, self.processes // local_world
+        header, *rows = (self.material.train / "train.csv").read_text().splitlines()
         with_rows = hosts - self.kind.without_rows
         shares = [max(0, number % (with_rows + 1) - 1) for number in range(len(rows))]
         local_rows = [row for row, share in zip(rows, shares, strict=True) if share == host]
@@ -189,33 +181,28 @@ class Job:
         channels = {"train": {"S3DistributionType": "ShardedByS3Key"}}
         return {
             "SM_CHANNEL_TRAIN": str(part), "SM_INPUT_DATA_CONFIG": json.dumps(channels),
-            "SM_HOSTS": json.dumps([f"algo-{channel + 1}" for channel in range(hosts)]),
+            "SM_HOSTS": json.dumps([f"algo-{number + 1}" for number in range(hosts)]),
             "SM_CURRENT_HOST": f"algo-{host + 1}",
-            "LOCAL_RANK": str(rank % of_each), "LOCAL_WORLD_SIZE": str(of_each),
+            "LOCAL_RANK": str(rank % local_world), "LOCAL_WORLD_SIZE": str(local_world),
         }  # fmt: skip
 
     def whole(self) -> int:
-        """`amphora train`, and what it starts."""
-        configure(
-            self.base,
-            self.hyperparameters,
-            inputdataconfig={channel: {} for channel in self.its.channels},
-        )
-        for name, path in self.its.channels.items():
-            channel = self.base / "input" / "data" / name
-            if not channel.exists():
-                shutil.copytree(path, channel)
+        """Start `amphora train`; return its process id."""
+        configure(self.base, self.hyperparameters, inputdataconfig={"train": {}})
+        channel = self.base / "input" / "data" / "train"
+        if not channel.exists():
+            shutil.copytree(self.material.train, channel)
         environ = {"AMPHORA_NPROC_PER_NODE": str(self.processes)}
         environ |= {"HF_DATASETS_CACHE": str(self.base / "cache")}
         return start(self.base, "train", self.log, **environ).pid
 
     def weights(self) -> dict[str, bytes]:
-        """Of the model it has written, by file."""
+        """Return the weights of the model that it has written, by file."""
         files = (self.base / "model").rglob("*.safetensors")
         return {str(path.relative_to(self.base)): path.read_bytes() for path in files}
 
     def losses(self) -> dict[int, set[float]]:
-        """Of each step, in whichever start it was made."""
+        """Return the losses of each step, from all starts."""
         losses: dict[int, set[float]] = {}
         for path in (self.log, *self.base.glob("log-*.txt")):
             text = path.read_text(errors="replace") if path.exists() else ""

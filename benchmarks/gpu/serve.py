@@ -18,26 +18,18 @@ import concurrent.futures
 import functools
 import importlib.util
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import serving_rows
-from stage import CODE, ROOT, Failed, Stage, Values, minilm, table, timed
+from stage import ROOT, Failed, Stage, Values, amphora_server, find_minilm, table, timed
 
 import torch  # isort: skip
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-LOAD = ROOT / "benchmarks" / "load.py"
 WORDS = [
     "film", "was", "the", "a", "good", "bad", "great", "awful",
     "plot", "cast", "music", "long", "short", "day", "rain",
@@ -46,63 +38,16 @@ TEXTS = [" ".join(WORDS[(n * k) % len(WORDS)] for k in range(1, 4 + n % 20)) for
 
 
 def save_model(stage: Stage, folder: Path) -> None:
-    """A classifier with random weights, and its tokenizer."""
-    config = AutoConfig.from_pretrained(minilm(stage.options))
+    """Save a classifier with random weights, and its tokenizer."""
+    config = AutoConfig.from_pretrained(find_minilm(stage))
     config.num_labels = 2
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(minilm(stage.options)).save_pretrained(folder)
-
-
-@contextmanager
-def served(
-    base: Path, workers: int, python: str = sys.executable, **variables: str
-) -> Iterator[int]:
-    """Start `amphora serve` over base/model, and yield its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "container"),
-        "AMPHORA_CODE_DIR": str(CODE),
-        "SAGEMAKER_BASE_DIR": str(base),
-        "SAGEMAKER_BIND_TO_PORT": str(port),
-        "SAGEMAKER_MODEL_SERVER_WORKERS": str(workers),
-        **variables,
-    }
-    log = (base / f"server-{workers}.log").open("w+")
-    with log, subprocess.Popen(
-        [python, "-m", "amphora", "serve"], env=environ, stdout=log, stderr=log
-    ) as server:  # fmt: skip
-        try:
-            end = time.monotonic() + 300
-            while True:
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
-                    break
-                except OSError:
-                    if server.poll() is not None or time.monotonic() > end:
-                        log.seek(0)
-                        raise Failed("the server does not start", log=log.read()[-1500:]) from None
-                    time.sleep(0.1)
-            yield port
-        finally:
-            server.terminate()
-
-
-def ask(port: int, value: Any) -> Any:
-    """One request's answer."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/invocations",
-        json.dumps(value).encode(),
-        {"Content-Type": "application/json"},
-    )
-    return json.loads(urllib.request.urlopen(request, timeout=120).read())
+    AutoTokenizer.from_pretrained(find_minilm(stage)).save_pretrained(folder)
 
 
 def alone(stage: Stage, folder: Path) -> tuple[float, list[str]]:
-    """Texts a second of the model in batches of 64 that lie on the device, and its labels."""
+    """Return texts a second of the model, in batches of 64 on the device, and its labels."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).to(stage.device).eval()
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt").to(stage.device)
@@ -116,7 +61,7 @@ def alone(stage: Stage, folder: Path) -> tuple[float, list[str]]:
 def classification(
     stage: Stage, base: Path, workers: int, rates: dict[str, int], **variables: str
 ) -> Values:
-    """Requests a second and latencies with 1, 32 and 256 clients.
+    """Measure requests a second and latencies with 1, 32 and 256 clients.
 
     Args:
         rates: Gets the requests a second of the most clients.
@@ -126,19 +71,15 @@ def classification(
     bodies = base / "bodies.jsonl"
     bodies.write_text("\n".join(json.dumps({"inputs": text}) for text in TEXTS))
     rows = []
-    with served(base, workers, **variables) as port:
+    with amphora_server(base, workers, **variables) as server:
+        server.start({"inputs": TEXTS})
         # Its first answers are what is timed later: they must be the model's own.
-        got = [entry["label"] for entry in ask(port, {"inputs": TEXTS})]
-        same = sum(one == other for one, other in zip(got, labels, strict=True))
+        answered = [entry["label"] for entry in server.request({"inputs": TEXTS})]
+        same = sum(one == other for one, other in zip(answered, labels, strict=True))
         if same < 0.97 * len(TEXTS):
             raise Failed("other labels than the model's", same=same, of=len(TEXTS))
         for clients in (1, 8) if stage.smoke else (1, 32, 256):
-            seconds = "2" if stage.smoke else "10"
-            command = [sys.executable, str(LOAD), str(port), "/invocations", str(clients), seconds]
-            done = subprocess.run(
-                [*command, str(bodies)], capture_output=True, text=True, check=True
-            )
-            results = json.loads(done.stdout)
+            results = server.load(clients, 2 if stage.smoke else 10, bodies)
             good = results["statuses"].get("200", 0)
             rows.append({
                 "workers": workers, "clients": clients,
@@ -149,30 +90,31 @@ def classification(
             })  # fmt: skip
     rates[" ".join([f"{workers} worker(s)", *variables.values()])] = rows[-1]["requests/s"]
     print(table(rows), flush=True)
-    log = (base / f"server-{workers}.log").read_text().splitlines()
+    log = (base / "amphora.log").read_text().splitlines()
     chosen = [line.partition("batches: ")[2] for line in log if "batches: " in line]
     return {"rows": rows, "model alone, texts/s": round(rate), "batches": chosen}
 
 
 def long_lists(stage: Stage, base: Path) -> Values:
-    """Two lists of texts one after the other, and at once: the tokens of one are made while the
-    device computes the other. Answers must be the same."""
+    """Compare two lists of texts in sequence and at once, when one is tokenized while the device
+    computes the other."""
     count = 400 if stage.smoke else 4000
     lists = [{"inputs": [f"{text} {number}" for number, text in enumerate(TEXTS * (count // 64))]}]
     lists.append({"inputs": lists[0]["inputs"][::-1]})
-    with served(base, 1) as port:
-        wanted = [ask(port, body) for body in lists]
+    with amphora_server(base, 1) as server:
+        server.start(lists[0])
+        expected = [server.request(body) for body in lists]
         began = time.perf_counter()
         for body in lists:
-            ask(port, body)
+            server.request(body)
         apart = time.perf_counter() - began
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             began = time.perf_counter()
-            results = list(pool.map(lambda body: ask(port, body), lists))
+            results = list(pool.map(server.request, lists))
             together = time.perf_counter() - began
     pairs = [
         (one, other)
-        for ours, theirs in zip(results, wanted, strict=True)
+        for ours, theirs in zip(results, expected, strict=True)
         for one, other in zip(ours, theirs, strict=True)
     ]
     others = sum(one["label"] != other["label"] for one, other in pairs)
@@ -182,21 +124,21 @@ def long_lists(stage: Stage, base: Path) -> Values:
 
 
 def full(stage: Stage, base: Path) -> Values:
-    """A request that the device has no room for is 507, and the next one is answered."""
+    """Check that a request beyond the device's memory gets 507, and the next one an answer."""
     if stage.device.type != "cuda":
         return {"not here": "the memory of this device is the host's"}
-    with served(base, 1) as port:
-        ask(port, {"inputs": TEXTS})
+    with amphora_server(base, 1) as server:
+        server.start({"inputs": TEXTS})
         free, _ = torch.cuda.mem_get_info()
         held = torch.empty(max(0, free - (64 << 20)), dtype=torch.uint8, device=stage.device)
         status = 200
         try:
-            ask(port, {"inputs": [" ".join(WORDS * 30)] * 2000})
+            server.request({"inputs": [" ".join(WORDS * 30)] * 2000})
         except urllib.error.HTTPError as error:
             status = error.code
         del held
         torch.cuda.empty_cache()
-        after = len(ask(port, {"inputs": TEXTS}))
+        after = len(server.request({"inputs": TEXTS}))
     # What torch has kept for itself may be enough: then nothing was full.
     if status not in (200, 507) or after != len(TEXTS):
         raise Failed("a full device", status=status, answered_after=after)
@@ -212,7 +154,7 @@ def vllm_python() -> str:
 
 
 def generation(stage: Stage, base: Path, python: str, **variables: str) -> Values:
-    """32 prompts at once through the server, compared with `generate` on one after the other."""
+    """Compare 32 prompts at once, sent to the server, with `generate` on one after the other."""
     if not python:
         return {"not here": "vLLM is not installed: make build/vllm/.made, or use AWS's vLLM image"}
     from jobs import save_decoder
@@ -233,13 +175,12 @@ def generation(stage: Stage, base: Path, python: str, **variables: str) -> Value
     one_by_one = time.perf_counter() - began
     parameters = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False,
                   "return_full_text": False}  # fmt: skip
-    with served(base / "decoder", 1, python, **variables) as port:
-        ask(port, {"inputs": prompts[0], "parameters": parameters})
+    bodies = [{"inputs": prompt, "parameters": parameters} for prompt in prompts]
+    with amphora_server(base / "decoder", 1, python=python, **variables) as server:
+        server.start(bodies[0])
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             began = time.perf_counter()
-            answers = list(pool.map(
-                lambda prompt: ask(port, {"inputs": prompt, "parameters": parameters}), prompts
-            ))  # fmt: skip
+            answers = list(pool.map(server.request, bodies))
             together = time.perf_counter() - began
     texts = [answer[0]["generated_text"] for answer in answers]
     same = sum(one == other for one, other in zip(texts, wanted, strict=True))
@@ -251,7 +192,7 @@ def generation(stage: Stage, base: Path, python: str, **variables: str) -> Value
 
 
 def workers_chosen(rates: dict[str, int]) -> Values:
-    """The number of workers with the most requests a second, and how to have as many."""
+    """Return the number of workers with the most requests a second, and its setting."""
     best = max(
         (way for way in rates if way.endswith("worker(s)")), key=rates.__getitem__, default=""
     )
@@ -261,7 +202,7 @@ def workers_chosen(rates: dict[str, int]) -> Values:
 
 
 def main() -> None:
-    """All of it; exit code 1 if something failed."""
+    """Run all checks; the exit code is 1 if one failed."""
     stage = Stage("serve", __doc__, seconds=660)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)

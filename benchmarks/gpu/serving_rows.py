@@ -1,4 +1,4 @@
-"""Rows of texts end to end, as serving computes them: are they right on this device?"""
+"""Check rows of texts end to end, as serving computes them, on this device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stage import Failed, Stage, Values, minilm, table, wait
+from stage import Failed, Stage, Values, find_minilm, table, wait
 
 import numpy as np  # isort: skip
 import torch  # isort: skip
@@ -30,9 +30,9 @@ _PADDED_TEXTS = 32
 
 
 def truth(stage: Stage) -> Values:
-    """Compare states of rows end to end with padded texts in float32: they may be twice as far off
-    as padded texts in bfloat16 are."""
-    exact: Any = AutoModel.from_pretrained(minilm(stage.options), dtype=torch.float32)
+    """Compare states of rows end to end with padded texts in float32; the error may be twice that
+    of padded texts in bfloat16."""
+    exact: Any = AutoModel.from_pretrained(find_minilm(stage), dtype=torch.float32)
     exact = exact.to(stage.device).eval()
     model = copy.deepcopy(exact).to(torch.bfloat16)
     longest = int(model.config.max_position_embeddings)
@@ -57,8 +57,8 @@ def truth(stage: Stage) -> Values:
 
 
 def examples(tokens: int, longest: int, config: Any) -> list[list[TokenRow]]:
-    """Texts for a row of so many tokens, three quarters full as rows are on average: sentences of 8
-    to 56 tokens, and texts of all lengths, shorter ones first."""
+    """Return texts for a row of `tokens`, three quarters full as rows are on average: sentences of
+    8 to 56 tokens, and texts of all lengths, shorter ones first."""
     random, room = np.random.default_rng(tokens), tokens * 3 // 4
     calls = []
     for least, most in ((8, 56), (1, longest)):
@@ -77,7 +77,7 @@ def examples(tokens: int, longest: int, config: Any) -> list[list[TokenRow]]:
 
 @torch.inference_mode()
 def states_of_padded(model: PreTrainedModel, rows: Sequence[TokenRow], longest: int) -> Tensor:
-    """The last hidden states [tokens, hidden] of texts that are padded, one after the other.
+    """Return the last hidden states [tokens, hidden] of padded texts, one after the other.
 
     Args:
         longest: Tokens that the model reads at most.
@@ -92,15 +92,14 @@ def states_of_padded(model: PreTrainedModel, rows: Sequence[TokenRow], longest: 
 
 
 def farthest(states: Tensor, expected: Tensor) -> float:
-    """How far the token that is farthest off is from its expected state, in terms of how far tokens
-    are from their mean on average; infinite if something is NaN.
+    """Return the largest distance of a token's state from the expected one, relative to the mean
+    distance of tokens from their mean; infinite if a number is NaN.
 
-    A share of the largest number would say little: a few numbers of an encoder's states are large
-    for every token.
+    The largest number is no measure: a few of an encoder's states are large for every token.
 
     Args:
         states: [tokens, hidden].
-        expected: EmbeddingObjective.
+        expected: [tokens, hidden].
     """
     expected = expected.float()
     spread = (expected - expected.mean(0)).norm(dim=1).mean().clamp_min(1e-6)
@@ -108,7 +107,7 @@ def farthest(states: Tensor, expected: Tensor) -> float:
 
 
 def ahead(stage: Stage, folder: Path) -> Values:
-    """A long list with no call ahead and with one: the same answers; seconds of each."""
+    """Compare the answers and seconds of a long list without a call ahead and with one."""
     origin = Origin.find(str(folder), os.environ)
     loaded = loading.load(origin, AutoModelForSequenceClassification, os.environ)
     random = np.random.default_rng(0)
@@ -156,11 +155,11 @@ def packing(stage: Stage, folder: Path) -> Values:
         layout = dataclasses.replace(loaded.layout, most=length)
         models[f"rows of {length}"] = dataclasses.replace(loaded, layout=layout)
     rows = []
-    for name, (size, draw_lengths) in CALLS.items():
+    for name in ["16 tweets", "1 tweet"] if stage.smoke else CALLS:
+        size, draw_lengths = CALLS[name]
         random, calls = np.random.default_rng(0), list[list[TokenRow]]()
-        while sum(len(row.ids) for call in calls for row in call) < (
-            2000 if stage.smoke else 100_000
-        ):
+        tokens = 500 if stage.smoke else 100_000
+        while sum(len(row.ids) for call in calls for row in call) < tokens:
             lengths = draw_lengths(random, size).astype(int)
             calls.append([TokenRow(random.integers(1000, 20000, n).tolist()) for n in lengths])
         seconds: dict[str, list[float]] = {way: [] for way in models}

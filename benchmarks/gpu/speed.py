@@ -15,10 +15,19 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from stage import Stage, Values, matrix_rate, minilm, table, timed, wait
+from stage import (
+    Stage,
+    Values,
+    find_minilm,
+    matrix_rate,
+    table,
+    take_turns,
+    training_arguments,
+    wait,
+)
 
 import datasets  # isort: skip
 import numpy as np
@@ -29,12 +38,12 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
+    DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
     ModernBertConfig,
     Qwen3Config,
     Trainer,
     TrainerCallback,
-    TrainingArguments,
 )
 
 from recipe.batching.document_batches import Documents
@@ -66,38 +75,16 @@ class Clock(TrainerCallback):  # type: ignore[misc]
                 self.seconds = now - self._began
 
 
-def lengths_of(count: int) -> Any:
-    """Tokens of `count` tweets."""
+def tweet_lengths(count: int) -> Any:
+    """Return the numbers of tokens of `count` tweets."""
     drawn = np.random.default_rng(1).normal(28, 12, count)
     return np.clip(drawn, 4, PADDED).astype(np.int64)
 
 
-def arguments(
-    stage: Stage, folder: str, size: int, steps: int, **changes: Any
-) -> TrainingArguments:
-    """bfloat16, the fused optimizer, nothing saved, evaluated or logged."""
-    values = {
-        "output_dir": folder,
-        "max_steps": steps,
-        "per_device_train_batch_size": size,
-        "learning_rate": 1e-4,
-        "bf16": True,
-        "use_cpu": stage.device.type == "cpu",
-        "optim": "adamw_torch_fused",
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_nan_inf_filter": False,
-        **changes,
-    }
-    return TrainingArguments(**values)
-
-
 def encoder(stage: Stage, name: str) -> Any:
-    """A model of that shape; the weights do not matter."""
+    """Return a model of that shape with random weights."""
     if stage.smoke or name == "MiniLM":
-        config = AutoConfig.from_pretrained(minilm(stage.options))
+        config = AutoConfig.from_pretrained(find_minilm(stage))
         config.num_labels = 2
         if stage.smoke:
             config.num_hidden_layers = 1
@@ -108,69 +95,66 @@ def encoder(stage: Stage, name: str) -> Any:
     return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
 
 
-def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[float, Any]:
-    """Samples a second, and the model."""
+def seconds_of_steps(stage: Stage, trainer: Trainer, warm_up: int) -> float:
+    """Train, and return the seconds from the end of step `warm_up` to the end of the last one."""
+    clock = Clock(stage.device, warm_up)
+    trainer.add_callback(clock)
+    trainer.train()
+    return clock.seconds
+
+
+def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[float, int]:
+    """Return samples a second, and the model's weights without embeddings."""
     model = encoder(stage, name)
-    tokenizer = AutoTokenizer.from_pretrained(minilm(stage.options))
-    lengths = lengths_of(max(size * 8, 256))
+    tokenizer = AutoTokenizer.from_pretrained(find_minilm(stage))
+    lengths = tweet_lengths(max(size * 8, 256))
     ids = np.random.default_rng(0).integers(1000, 20000, lengths.sum()).astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     labels = np.random.default_rng(2).integers(0, 2, len(lengths))
-    clock = Clock(stage.device, min(WARM_UP, steps - 1))
     with tempfile.TemporaryDirectory() as folder:
         if way.startswith("recipe"):
-            changes = {"torch_compile": True} if "compiled" in way else {}
-            args = arguments(stage, folder, size, steps, **changes)
             samples = Samples(ids, starts, labels)
+            args = training_arguments(folder, size, steps, torch_compile="compiled" in way)
             computation = Computation(
                 model=model, tokenizer=tokenizer, arguments=args, objective=CLASSES
             )
             trainer: Trainer = engine.build(computation, {"train": samples, "evaluation": samples})
         else:
-            changes = {}
-            if way == "HF grouped by length":
-                changes = {"train_sampling_strategy": "group_by_length"}
-            split = datasets.Dataset.from_dict({
-                "input_ids": [ids[a:b].tolist() for a, b in itertools.pairwise(starts)],
-                "labels": labels.tolist(),
-            })  # fmt: skip
+            rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
+            split = datasets.Dataset.from_dict({"input_ids": rows, "labels": labels.tolist()})
             padding: dict[str, Any] = {"padding": "max_length", "max_length": PADDED}
             if way == "HF grouped by length":
                 padding = {"padding": True, "pad_to_multiple_of": 8}
+            grouping = "group_by_length" if way == "HF grouped by length" else "random"
             trainer = Trainer(
                 model=model,
-                args=arguments(stage, folder, size, steps, **changes),
+                args=training_arguments(folder, size, steps, train_sampling_strategy=grouping),
                 train_dataset=split,
                 data_collator=DataCollatorWithPadding(tokenizer, **padding),
             )
-        trainer.add_callback(clock)
-        trainer.train()
-    return size * (steps - min(WARM_UP, steps - 1)) / clock.seconds, model
+        warm_up = min(WARM_UP, steps - 1)
+        seconds = seconds_of_steps(stage, trainer, warm_up)
+    return size * (steps - warm_up) / seconds, model.num_parameters(exclude_embeddings=True)
 
 
-def encoders(stage: Stage, rate: float, name: str, size: int) -> Values:
-    """All ways to train one model at one batch size, taking turns twice."""
+def encoders(stage: Stage, rates: list[float], name: str, size: int) -> Values:
+    """Train one model at one batch size in all ways, which take turns."""
     steps = 3 if stage.smoke else {32: 60, 256: 30}.get(size, 15)
     ways = ["HF padded to 128", "HF grouped by length", "recipe", "recipe, compiled"]
     if stage.smoke:
         ways.remove("recipe, compiled")
-    results: dict[str, list[float]] = {way: [] for way in ways}
-    weights = 0
-    for _ in range(1 if stage.smoke else 2):
-        for way in ways:
-            speed, model = train(stage, way, name, size, steps)
-            results[way].append(speed)
-            weights = model.num_parameters(exclude_embeddings=True)
-            del model
-    best = {way: max(speeds) for way, speeds in results.items()}
-    mean = float(lengths_of(1000).mean())
+    trainings = {way: partial(train, stage, way, name, size, steps) for way in ways}
+    results = take_turns(trainings, 1 if stage.smoke else 2)
+    best = {way: max(speed for speed, _ in speeds) for way, speeds in results.items()}
+    weights = results["recipe"][0][1]
+    mean = float(tweet_lengths(1000).mean())
     rows = [
         {
             "way": way,
             "samples/s": round(speed),
             "to HF padded": round(speed / best["HF padded to 128"], 2),
             "to HF grouped": round(speed / best["HF grouped by length"], 2),
-            "share of the matrix rate": f"{6 * weights * mean * speed / rate:.1%}",
+            "share of the matrix rate": f"{6 * weights * mean * speed / rates[0]:.1%}",
         }
         for way, speed in best.items()
     ]
@@ -179,7 +163,7 @@ def encoders(stage: Stage, rate: float, name: str, size: int) -> Values:
 
 
 def decoder(stage: Stage, rate: float) -> Values:
-    """Tokens a second of a decoder of 0.6 G weights, by the recipe and by HF Trainer."""
+    """Measure tokens a second of a decoder of 0.6 G weights, by the recipe and by HF Trainer."""
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
              "num_key_value_heads": 1, "intermediate_size": 128, "vocab_size": 512}  # fmt: skip
     large = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
@@ -194,15 +178,14 @@ def decoder(stage: Stage, rate: float) -> Values:
     learned = np.ones(len(ids), dtype=bool)
     learned[starts[:-1]] = False
     documents = Documents(ids, starts, (lengths - 1).astype(np.int64), learned)
-    tokenizer = AutoTokenizer.from_pretrained(minilm(stage.options))
+    tokenizer = AutoTokenizer.from_pretrained(find_minilm(stage))
     results = {}
     for way in ("HF grouped by length", "recipe"):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        clock = Clock(stage.device, min(2, steps - 1))
+        grouping = "random" if way == "recipe" else "group_by_length"
         with tempfile.TemporaryDirectory() as folder:
-            args = arguments(stage, folder, size, steps, train_sampling_strategy="group_by_length"
-                             if way != "recipe" else "random")  # fmt: skip
+            args = training_arguments(folder, size, steps, train_sampling_strategy=grouping)
             if way == "recipe":
                 ready = {"train": documents, "evaluation": documents}
                 computation = Computation(
@@ -211,31 +194,14 @@ def decoder(stage: Stage, rate: float) -> Values:
                 trainer: Trainer = engine.build(computation, ready)
             else:
                 rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
-
-                def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-                    longest = max(len(item["input_ids"]) for item in features)
-                    shape = (len(features), longest)
-                    batch = {
-                        "input_ids": torch.zeros(shape, dtype=torch.long),
-                        "attention_mask": torch.zeros(shape, dtype=torch.long),
-                        "labels": torch.full(shape, -100),
-                    }
-                    for row, feature in enumerate(features):
-                        count = len(feature["input_ids"])
-                        batch["input_ids"][row, :count] = torch.tensor(feature["input_ids"])
-                        batch["attention_mask"][row, :count] = 1
-                        batch["labels"][row, :count] = batch["input_ids"][row, :count]
-                    return batch
-
                 trainer = Trainer(
-                    model=model,
-                    args=args,
+                    model=model, args=args,
                     train_dataset=datasets.Dataset.from_dict({"input_ids": rows}),
-                    data_collator=collate,
-                )
-            trainer.add_callback(clock)
-            trainer.train()
-        tokens = float(lengths.mean()) * size * (steps - min(2, steps - 1)) / clock.seconds
+                    data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+                )  # fmt: skip
+            warm_up = min(2, steps - 1)
+            seconds = seconds_of_steps(stage, trainer, warm_up)
+        tokens = float(lengths.mean()) * size * (steps - warm_up) / seconds
         share = 6 * model.num_parameters(exclude_embeddings=True) * tokens / rate
         results[way] = {"tokens/s": round(tokens), "share of the matrix rate": f"{share:.1%}"}
         del model, trainer
@@ -244,47 +210,8 @@ def decoder(stage: Stage, rate: float) -> Values:
     return results
 
 
-def ceiling(stage: Stage, rate: float) -> Values:
-    """A bare loop on one batch that lies on the device: what no trainer can pass."""
-    name, size = "BERT-base", 8 if stage.smoke else 256
-    model = encoder(stage, name).to(stage.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(1000, 20000, (size, PADDED), device=stage.device)
-    labels = torch.zeros(size, dtype=torch.long, device=stage.device)
-
-    def step() -> None:
-        with torch.autocast(stage.device.type, torch.bfloat16):
-            loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    seconds = timed(stage.device, step, 2 if stage.smoke else 20)
-    flops = 6 * model.num_parameters(exclude_embeddings=True) * size * PADDED
-    return {"share of the matrix rate, all tokens real": f"{flops / seconds / rate:.1%}"}
-
-
-def trace(stage: Stage) -> Values:
-    """Three steps as torch.profiler sees them: the ten dearest operations, and a trace file."""
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU]
-    if stage.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
-        train(stage, "recipe", "MiniLM", 32, 3)
-    path = Path(stage.options.out) / "trace.json.gz"
-    profiler.export_chrome_trace(str(path))
-    by = "self_cuda_time_total" if stage.device.type == "cuda" else "self_cpu_time_total"
-    averages = profiler.key_averages()
-    rows = [line for line in averages.table(sort_by=by, row_limit=10).splitlines() if line.strip()]
-    (Path(stage.options.out) / "profile.txt").write_text("\n".join(rows) + "\n")
-    launches = sum(e.count for e in averages if "LaunchKernel" in e.key)
-    return {"trace": str(path), "kernel launches in 3 steps": launches}
-
-
 def main() -> None:
-    """All of it; exit code 1 if something failed."""
+    """Run all checks; the exit code is 1 if one failed."""
     stage = Stage("speed", __doc__, seconds=540)
     rates: list[float] = []
 
@@ -299,11 +226,9 @@ def main() -> None:
             stage.check(
                 f"{name}, batch {size}",
                 35,
-                lambda name=name, size=size: encoders(stage, rates[0], name, size),  # type: ignore[misc]
+                partial(encoders, stage, rates, name, size),
             )
-    stage.check("ceiling", 10, lambda: ceiling(stage, rates[0]))
     stage.check("decoder", 60, lambda: decoder(stage, rates[0]))
-    stage.check("trace", 20, lambda: trace(stage))
     stage.end()
 
 

