@@ -169,11 +169,6 @@ def _process(trial: Trial, number: int, files: dict[str, bytes], model: Path) ->
     )
     code = start(base, "train", trial.folder / f"job-{number}.log").wait(120)
     message = failure(base).partition("\n\n")[0]
-    fine = (
-        code != 0
-        and message
-        and "Traceback" not in message
-        and "Error: " in message.splitlines()[0]
-    )
-    trial.check(PROCESS, bool(fine), (code, message))
+    is_clear = "Traceback" not in message and "Error: " in message.partition("\n")[0]
+    trial.check(PROCESS, code != 0 and is_clear, (code, message))
     trial.check(PROCESS, not list((base / "model").glob("*")), "a model was written")

@@ -109,10 +109,8 @@ def _configuration(content: bytes) -> None:
     from amphora.common.errors import AmphoraError
     from ordeal.data import read_configuration
 
-    with (
-        _file(content, "input/config/hyperparameters.json") as path,
-        contextlib.suppress(AmphoraError),
-    ):
+    name = "input/config/hyperparameters.json"
+    with _file(content, name) as path, contextlib.suppress(AmphoraError):
         read_configuration(path.parents[2])
 
 

@@ -257,8 +257,8 @@ def run_tests(arguments: list[str], log: Path, limit: float, plugins: list[Any])
 def record(mutants: list[Mutant], tests: list[str]) -> None:
     """Run tests once, to see which of them reach each mutant."""
     packages = next((WORK / ".venv" / "lib").glob("python*/site-packages"))
-    paths = {"current": str(OUT / "current"), "hits": str(OUT / "hits")}
-    (packages / "_hits.py").write_text(RECORDER.format(**paths))
+    recorder = RECORDER.format(current=str(OUT / "current"), hits=str(OUT / "hits"))
+    (packages / "_hits.py").write_text(recorder)
     before = {name: (WORK / name).read_bytes() for name in {mutant.path for mutant in mutants}}
     try:
         for name in before:

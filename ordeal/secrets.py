@@ -5,6 +5,7 @@ Searches runs that would show them, then all that the other campaigns have print
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from ordeal.common import PLANTED, Trial, configure, failure, start
@@ -66,8 +67,6 @@ def _is_output(path: Path) -> bool:
 
 
 def _script(trial: Trial) -> None:
-    import hashlib
-
     base = trial.folder / "script"
     configure(base, {"sagemaker_program": "script.py", **HYPERPARAMETERS})
     (base / "code").mkdir()

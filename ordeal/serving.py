@@ -135,7 +135,10 @@ class Healthy:
         self._thread.__exit__(None, None, None)
 
     def _repeat(self) -> None:
-        _, expected = self._server.invoke()
+        status, expected = self._server.invoke()
+        if status != 200:
+            self.wrong.append(f"the first answer: {status} {expected[:200]!r}")
+            return
         while not self._stop.wait(0.05):
             began = time.monotonic()
             status, body = self._server.invoke()
