@@ -243,7 +243,9 @@ def exit_code(pid: int, seconds: float, kill: Callable[[], None]) -> int | None:
 
 
 @contextmanager
-def in_threads(*targets: Callable[[], None], stop: threading.Event | None = None) -> Iterator[None]:
+def background_threads(
+    *targets: Callable[[], None], stop: threading.Event | None = None
+) -> Iterator[None]:
     """Run functions in threads during a block; at its end set `stop`, and wait for them."""
     threads = [threading.Thread(target=target) for target in targets]
     for thread in threads:

@@ -8,7 +8,7 @@ import threading
 import time
 from functools import partial
 
-from ordeal.common import Trial, in_threads
+from ordeal.common import Trial, background_threads
 from ordeal.serving import HEALTHY, Server
 
 LOST = "no accepted request is lost"
@@ -32,7 +32,7 @@ def _round(trial: Trial, server: Server) -> None:
     clients = [
         partial(_client, trial, server.port, number % 2 == 0, stop) for number in range(CLIENTS)
     ]
-    with in_threads(*clients, stop=stop):
+    with background_threads(*clients, stop=stop):
         time.sleep(trial.random.uniform(0.3, 1.5))
         began = time.monotonic()
         code = server.stop()

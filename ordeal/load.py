@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from ordeal.common import ROOT, Trial, in_threads
+from ordeal.common import ROOT, Trial, background_threads
 from ordeal.serving import HEALTHY, Server
 
 SHARE = "good answers under overload are at least 90 % of the peak without it"
@@ -41,7 +41,7 @@ def run(trial: Trial) -> None:
         peak = max(_rate(trial, server, f"{many} clients", many, seconds / 2) for many in few)
         before = server.weight[0]
         stop = threading.Event()
-        with in_threads(partial(_pinger, trial, server, stop), stop=stop):
+        with background_threads(partial(_pinger, trial, server, stop), stop=stop):
             # In seconds-long rounds on shared cores the share says nothing.
             least = (0.3 if trial.short else 0.9) * peak
             for number in range(rounds):
@@ -110,7 +110,7 @@ def _client(port: int, end: float, pause: float, counts: Counts) -> None:
 def _main(port: int, clients: int, seconds: float, pause: float) -> None:
     counts = [Counts() for _ in range(clients)]
     end = time.monotonic() + seconds
-    with in_threads(*(partial(_client, port, end, pause, count) for count in counts)):
+    with background_threads(*(partial(_client, port, end, pause, count) for count in counts)):
         pass
     total = {key: sum(vars(count)[key] for count in counts) for key in vars(Counts())}
     print(json.dumps(total))

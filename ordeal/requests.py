@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from ordeal import openapi
-from ordeal.common import Trial, clean_environ, in_threads
+from ordeal.common import Trial, background_threads, clean_environ
 from ordeal.hostile import Hostile, on_the_wire
 from ordeal.serving import HEALTHY, Healthy, Server
 
@@ -88,7 +88,7 @@ def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
                 detail = f"{seed} {number}: {sent} -> {body[:300]!r}"
                 trial.check(PLANNED, bool(status < 500 or is_explained), detail)
 
-    with in_threads(*(partial(work, seed) for seed in seeds)):
+    with background_threads(*(partial(work, seed) for seed in seeds)):
         pass
     for status, times in answers.items():
         trial.count(f"answers {status}", times)

@@ -11,11 +11,11 @@ import time
 
 from ordeal.common import (
     Trial,
+    background_threads,
     children,
     descendants,
     descriptors,
     free_port,
-    in_threads,
     kill_tree,
     make_model,
     memory,
@@ -125,7 +125,7 @@ class Healthy:
         self.answered, self.longest = 0, 0.0
         self.wrong: list[str] = []
         self._server, self._stop = server, threading.Event()
-        self._thread = in_threads(self._repeat, stop=self._stop)
+        self._thread = background_threads(self._repeat, stop=self._stop)
 
     def __enter__(self) -> Healthy:
         self._thread.__enter__()

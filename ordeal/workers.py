@@ -7,7 +7,7 @@ import threading
 import time
 from functools import partial
 
-from ordeal.common import Trial, children, in_threads, send, wait_until
+from ordeal.common import Trial, background_threads, children, send, wait_until
 from ordeal.serving import Server
 
 BACK = "serving again within 10 s of each kill"
@@ -24,7 +24,7 @@ def run(trial: Trial) -> None:
     with Server(trial) as server:
         trial.bound(min(trial.end - time.monotonic(), 8 if trial.short else 300))
         clients = [partial(_client, trial, server, stop)] * CLIENTS
-        with in_threads(*clients, partial(_pinger, trial, server, stop), stop=stop):
+        with background_threads(*clients, partial(_pinger, trial, server, stop), stop=stop):
             while trial.has_time() or not trial.figures.get("kills"):
                 time.sleep(trial.random.uniform(0.1, 3))
                 _kill(trial, server)
