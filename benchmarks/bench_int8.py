@@ -1,12 +1,12 @@
-"""A classifier in 8 bits by OpenVINO's and ONNX Runtime's own tools: labels that change, and speed.
+"""A classifier in int8 by the tools of OpenVINO and ONNX Runtime: changed labels, and speed.
 
-    pip install nncf onnx onnxruntime    # beside the recipe's environment
+    pip install onnx onnxruntime    # in addition to make setup
     python benchmarks/bench_int8.py --model FOLDER --texts FILE --calibration FILE
 
-A text a line; 300 of the second file set the scales of activations. The model is one of
+FILE has one text a line; 300 of the second file set the scales of activations. The model is one of
 AutoModelForSequenceClassification. Labels are compared with those of OpenVINO in float32, over
-batches of 16 of like length; CPU-milliseconds a text are the least of five rounds in which the
-variants take turns, over texts drawn at random, on one thread.
+batches of 16 texts of similar length; CPU-ms a text are the least of five rounds in which the
+variants take turns, over random texts, on one thread.
 """
 
 from __future__ import annotations

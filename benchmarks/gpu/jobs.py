@@ -153,9 +153,8 @@ def memory_estimate(stage: Stage, size: int) -> Values:
     arguments += ["--batch_size", str(size), "--eval_strategy", "no", "--save_strategy", "no"]
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), stage, max(96, 4 * size))
-        check = [sys.executable, str(CODE / "check.py"), "1", *arguments]
-        done = subprocess.run(check, env=job.environ, capture_output=True, text=True)
-        line = next(line for line in done.stdout.splitlines() if '"memory"' in line)
+        check = run([sys.executable, str(CODE / "check.py"), "1", "0", *arguments], job.environ)
+        line = next(line for line in check.splitlines() if '"memory"' in line)
         detail = json.loads(line.partition(" ")[2])["detail"]
         log = job.train(*arguments)
     if stage.device.type != "cuda":

@@ -1,15 +1,13 @@
-"""Stage C on a GPU, 11 minutes: how much does it serve?
+"""Stage C on a GPU, 11 minutes: correctness and speed of serving.
 
     make gpu-serve                     on a machine with a CUDA device
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
 
-First the correctness of packed rows and of calls ahead, and of a device that is full.
-Then a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers and 1, 32 and
-256 clients that ask for one short text each, and which number of workers is best; beside it the
-model alone in batches of 64. Answers are checked before anything
-is timed. Then calls of several texts, padded and end to end (`AMPHORA_PACKING`), and generation:
-32 prompts at once through the server, by transformers and, where it is installed, by vLLM, compared
-with `generate` on one after the other.
+Checks packed rows, calls ahead and a full device. Then a classifier of MiniLM's shape behind
+`amphora serve`, with 1, 2 and 3 workers and 1, 32 and 256 clients that send one short text each:
+answers are compared with the model alone before anything is timed. Then calls of several texts,
+padded and end to end (`AMPHORA_PACKING`), and generation: 32 prompts at once through the server, by
+transformers and, if it is installed, by vLLM, compared with `generate` on one after the other.
 """
 
 from __future__ import annotations
