@@ -6,8 +6,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.support.servers import Running
-
 COLOURS, ANIMALS = ("red", "green", "blue"), ("cat", "dog", "bird")
 KINDS = ("gpt2", "llama")
 TEMPLATE = (
@@ -109,11 +107,3 @@ def pairs(count: int) -> list[dict[str, str]]:
         colour, animal = drawn.randrange(len(COLOURS)), drawn.choice(ANIMALS)
         rows.append({"prompt": f"{COLOURS[colour]} {animal}:", "completion": animal * (colour + 1)})
     return rows
-
-
-def complete(server: Running, prompt: str) -> str:
-    """Return what the served model generates after `prompt`."""
-    parameters = {"max_new_tokens": 16, "return_full_text": False}
-    reply = server.invoke({"inputs": prompt, "parameters": parameters}).raise_for_status()
-    (answer,) = reply.json()
-    return str(answer["generated_text"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from recipe.tasks.causal_lm.serve import Generator
 from tests.support import causal_kit, chain
 from tests.support.serving_kit import save
 
-Ask = Callable[..., Any]
 TEXTS = ["the film was good", "anna said", "paris again . who was bad in the film"]
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 

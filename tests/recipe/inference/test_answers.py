@@ -22,7 +22,7 @@ from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
 TOLERANCE = 2e-5
 TEXTS_OF_ROWS = datasets.Sequence(datasets.Value("string"))
-A, B, C, D = TEXTS
+A, B, _, D = TEXTS
 LONG = " ".join([B, D] * 2)
 LABELS = {0: "neg", 1: "pos", 2: "mixed"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}

@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.plan import detection
 from recipe.training import run as training_run
 from tests.support.paths import CODE, ROOT
+from tests.support.preloading import run_script
 from tests.support.tasks import CASES, make
 from tests.support.words import reviews
 
@@ -51,16 +53,14 @@ registration._setup_privateuseone_for_python_backend("neuron", Module())
 
 
 def run(
-    folder: Path, rows: list[tuple[str, str]], *arguments: str, processes: int = 1, **more: str
-) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    folder: Path, rows: list[tuple[str, str]], preloaded: Mapping[str, str], *arguments: str,
+    processes: int = 1, **more: str,
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:  # fmt: skip
     """A training under the rules, and what each process saw."""
     data = folder / "in"
     data.mkdir(parents=True)
     lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
     (data / "train.jsonl").write_text("\n".join(lines))
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("SM_", "SAGEMAKER_"))},
         "HF_HUB_OFFLINE": "1",
@@ -69,13 +69,14 @@ def run(
         "SM_CHANNEL_TRAIN": str(data),
         **more,
     }
-    done = subprocess.run(
-        [*launcher, str(RULES), str(folder), "--bf16", "False", *arguments],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    argv = [str(RULES), str(folder), "--bf16", "False", *arguments]
+    if processes == 1:
+        done = run_script(preloaded, argv, environ, folder)
+    else:
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        done = subprocess.run(
+            [sys.executable, "-m", *launcher, *argv], env=environ, capture_output=True, text=True, timeout=240
+        )  # fmt: skip
     return done, [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
 
 
@@ -84,12 +85,14 @@ def run(
     "name",
     [case if case in WATCHED else pytest.param(case, marks=pytest.mark.long) for case in CASES],
 )
-def test_nothing_is_computed_in_float64(name: str, tmp_path: Path) -> None:
+def test_nothing_is_computed_in_float64(
+    name: str, tmp_path: Path, preloaded: Mapping[str, str]
+) -> None:
     """TorchNeuron would silently compute it in float32."""
     data, arguments = make(name, tmp_path)
     more = ("--max_steps", "3", "--batch_size", "4")
     done, (seen,) = run(
-        tmp_path / "run", [], *arguments, *more, SM_CHANNEL_TRAIN=str(data), WATCH="1"
+        tmp_path / "run", [], preloaded, *arguments, *more, SM_CHANNEL_TRAIN=str(data), WATCH="1"
     )
     assert done.returncode == 0, done.stderr
     assert {"aten.embedding.default", "aten.embedding_dense_backward.default"} <= set(
@@ -132,13 +135,17 @@ def test_the_process_group_is_started_before_anything_is_seeded(
         for case in CASES
     ],
 )
-def test_every_task_keeps_the_rules(name: str, tmp_path: Path) -> None:
+def test_every_task_keeps_the_rules(
+    name: str, tmp_path: Path, preloaded: Mapping[str, str]
+) -> None:
     """No break, no symbolic shape, and as many graphs however many epochs there are."""
     data, arguments = make(name, tmp_path)
     graphs = []
     for epochs in ("1", "2"):
         more = ("--epochs", epochs, "--batch_size", "4", *COMPILED)
-        done, (seen,) = run(tmp_path / epochs, [], *arguments, *more, SM_CHANNEL_TRAIN=str(data))
+        done, (seen,) = run(
+            tmp_path / epochs, [], preloaded, *arguments, *more, SM_CHANNEL_TRAIN=str(data)
+        )
         assert done.returncode == 0, done.stderr
         assert seen["breaks"] == 0
         graphs.append(seen["graphs"])
@@ -147,14 +154,18 @@ def test_every_task_keeps_the_rules(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.long
-def test_a_shape_that_varies_would_be_seen(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_shape_that_varies_would_be_seen(
+    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
+) -> None:
     """The counter counts: padded batches have a graph more for each length."""
     rows = [
         ("the film " * (1 + 9 * (n % 3)) + text, label)
         for n, (text, label) in enumerate(reviews(40))
     ]
     arguments = ("--model_id", str(tiny_model), "--epochs", "1", "--batch_size", "4")
-    done, (seen,) = run(tmp_path / "padded", rows, *arguments, *COMPILED, "--packing", "False")
+    done, (seen,) = run(
+        tmp_path / "padded", rows, preloaded, *arguments, *COMPILED, "--packing", "False"
+    )
     assert done.returncode == 0, done.stderr
     assert seen["graphs"] > 2
 
@@ -162,14 +173,21 @@ def test_a_shape_that_varies_would_be_seen(tmp_path: Path, tiny_model: Path) -> 
 @pytest.mark.heavy
 @pytest.mark.long
 def test_two_processes_agree_through_a_group_called_neuron(
-    tmp_path: Path, still_model: Path
+    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
 ) -> None:
     arguments = ("--model_id", str(still_model), "--epochs", "2", "--lr", "5e-3")
     weights = []
     for processes, size in ((1, "8"), (2, "4")):
         folder = tmp_path / str(processes)
         done, seen = run(
-            folder, reviews(40), *arguments, *COMPILED, "--batch_size", size, processes=processes
+            folder,
+            reviews(40),
+            preloaded,
+            *arguments,
+            *COMPILED,
+            "--batch_size",
+            size,
+            processes=processes,
         )
         assert done.returncode == 0, done.stderr
         assert [case["graphs"] for case in seen] == [2] * processes, seen
@@ -182,10 +200,10 @@ def test_two_processes_agree_through_a_group_called_neuron(
 @pytest.mark.heavy
 @pytest.mark.long
 def test_processes_that_do_not_reduce_are_refused_before_they_train(
-    tmp_path: Path, tiny_model: Path
+    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
 ) -> None:
     arguments = ("--model_id", str(tiny_model), "--epochs", "1")
-    done, _ = run(tmp_path / "a", reviews(20), *arguments, processes=2, LONELY="1")
+    done, _ = run(tmp_path / "a", reviews(20), preloaded, *arguments, processes=2, LONELY="1")
     assert done.returncode != 0
     assert "WORLD_SIZE is 2, but a sum over all processes has 1 term(s)" in done.stderr
     assert not (tmp_path / "a" / "model").exists()
