@@ -1,7 +1,5 @@
 """What tests of several folders share: a tiny real model, made here, since no test has a network."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

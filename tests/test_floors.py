@@ -1,7 +1,5 @@
 """The structure that docs/ARCHITECTURE.md draws, held by the imports themselves."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A run of tests fails for a test that fails twice, and for tests that are all skipped."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A job's tree in a temporary folder, and real `amphora train` processes on it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

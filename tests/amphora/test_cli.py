@@ -1,7 +1,5 @@
 """The command line itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from amphora import cli

@@ -1,7 +1,5 @@
 """What a user gives and cannot be used: one table of the error, the key, its value and the remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where packages for the user's code come from: CodeArtifact, a private index, wheels beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The contract of script mode: what a user's script is given, and what becomes of its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

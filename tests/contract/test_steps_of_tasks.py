@@ -1,8 +1,6 @@
 """What the steps of a training may depend on, for every task: not on interruptions, processes or
 packing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

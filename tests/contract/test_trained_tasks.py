@@ -3,8 +3,6 @@
 The tests speak as users do: by hyperparameters, files, exit codes and HTTP.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A Docker engine, a stand-in base, the images built from it, and a job's folders to mount."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A tiny model and tiny data, for jobs of some ten seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 GOOD, BAD = "a lovely day", "a dreadful day"

@@ -1,7 +1,5 @@
 """SageMaker's SDKs in environments of their own, where a call to AWS is seen and goes nowhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The CPU image, run as SageMaker runs it: train, then serve, then a request."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ are what they are everywhere. For that /etc/hosts and /etc/docker/certs.d change
 every run test_scripts.py has the commands of a push, and tests/amphora the code from S3.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Dockerfile.neuron's two stacks on stand-in bases; no Neuron device is needed, or used."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

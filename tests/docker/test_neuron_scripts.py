@@ -1,7 +1,5 @@
 """What Dockerfile.neuron does to a base's packages, without Docker: its script and its locks."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """SDK v2's @remote: the job that it asks AWS for is run in the image, and the client gets the result."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

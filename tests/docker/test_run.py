@@ -1,7 +1,5 @@
 """`docker run`, as users and SageMaker call it: mounts, stops, exit codes, failure files."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The shell scripts and the locks, without Docker."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """SageMaker's SDK v2 in local mode, on the CPU image: what a user writes, in containers."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

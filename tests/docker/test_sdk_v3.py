@@ -1,7 +1,5 @@
 """SageMaker's SDK v3 in its local container mode, on the CPU image."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 from pathlib import Path

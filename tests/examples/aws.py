@@ -5,8 +5,6 @@ the least that botocore's service model allows, every job completed and every en
 enumerations, patterns and upper bounds count too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

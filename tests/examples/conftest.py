@@ -1,7 +1,5 @@
 """Running an example against the stand-in for AWS."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

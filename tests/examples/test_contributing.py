@@ -1,7 +1,5 @@
 """CONTRIBUTING.md's ten changes, followed to the letter on a copy of the code."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The demo, and each command that it ends with."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

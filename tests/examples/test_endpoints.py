@@ -1,7 +1,5 @@
 """What docs/ENDPOINTS.md tells Clarify, and what it does with captured files, on a real server's answers."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """The requests of docs/ESTIMATORS.md and ENDPOINTS.md are ones that AWS takes, by botocore's service model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """examples/evaluation through `amphora train`: lm-eval's scores of a model, beside transformers' own."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

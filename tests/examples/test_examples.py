@@ -1,8 +1,6 @@
 """Every example runs for real, to the request that AWS would get; the request is held to botocore's
 service model. No network: see aws.py."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

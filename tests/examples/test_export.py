@@ -1,7 +1,5 @@
 """examples/export through `amphora train`: what is written answers as the model it was made of."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What docs/MIGRATING.md says of images, settings and estimators is what the code does."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

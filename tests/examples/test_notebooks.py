@@ -1,7 +1,5 @@
 """The notebooks: valid, executed from top to bottom, without this machine's paths; and executed again."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

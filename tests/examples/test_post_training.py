@@ -1,8 +1,6 @@
 """The scripts of examples/post_training and retrieval through `amphora train`: stopped, gone on with,
 and served."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

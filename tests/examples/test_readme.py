@@ -1,7 +1,5 @@
 """What README.md, TRAINING.md and SERVING.md show is run, or says before it why not; then stand-ins are called."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The pipeline and the Model Registry's examples, to the requests that AWS would get."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Each failure of docs/TROUBLESHOOTING.md is provoked here, or by the test that ELSEWHERE names."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

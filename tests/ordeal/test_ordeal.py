@@ -1,7 +1,5 @@
 """The short form of each campaign, as `make ordeal ARGS=--short` runs it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

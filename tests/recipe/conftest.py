@@ -1,7 +1,5 @@
 """A tiny real model and small labelled data, made here: no test needs a network."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the recipe relies on in libraries beyond their interface is listed, and looked for."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

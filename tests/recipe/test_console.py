@@ -1,7 +1,5 @@
 """What a run shows: a bar to a terminal, really one; lines to a log."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

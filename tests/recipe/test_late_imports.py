@@ -1,7 +1,5 @@
 """`recipe.late_imports`: a module that is imported by a call of one of its functions."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Identifiers are nouns and verbs: some words that say nothing about what they hold are refused."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Generated files are what their programs make: docs/REFERENCE.md, tables, and the drawings."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess

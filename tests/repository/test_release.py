@@ -1,7 +1,5 @@
 """What a release and other people's CI rest on: versions that agree, a workflow that calls what exists."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

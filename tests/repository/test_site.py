@@ -1,7 +1,5 @@
 """The documentation site: built without a warning, every link of it leads somewhere."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Add a folder to CLEAN once it has none of them.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LoRA adapters with random weights, and the same adapters merged into their base."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

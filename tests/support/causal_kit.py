@@ -1,7 +1,5 @@
 """Tiny decoders and data for the tests of task=causal-lm."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny causal model whose answers are known: each character has one successor."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

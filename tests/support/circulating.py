@@ -1,7 +1,5 @@
 """Metric regexes that users copy for Hugging Face's images, by where they are published."""
 
-from __future__ import annotations
-
 import re
 
 from recipe import metrics

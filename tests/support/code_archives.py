@@ -1,7 +1,5 @@
 """Code archives as the SDKs upload them."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

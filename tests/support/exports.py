@@ -1,7 +1,5 @@
 """Examples that train by `amphora train` in an environment of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sysconfig
 import tarfile

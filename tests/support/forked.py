@@ -1,7 +1,5 @@
 """Processes of a test that have imported torch: forks of one process that did."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from typing import Any

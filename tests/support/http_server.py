@@ -1,7 +1,5 @@
 """An HTTP server of the standard library, for stand-ins of services that tests cannot reach."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

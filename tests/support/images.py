@@ -1,7 +1,5 @@
 """An image of noise, and a tiny model that generates text from images."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

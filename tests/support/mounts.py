@@ -1,7 +1,5 @@
 """File systems of a few kilobytes, really mounted, to fill a disk."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """A package index behind a password, and the two calls of AWS CodeArtifact that lead to it."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

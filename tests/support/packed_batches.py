@@ -1,7 +1,5 @@
 """Small random models, samples and an engine for tests of packed batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The answers of a saved model by the plain libraries, in the form in which they are served."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

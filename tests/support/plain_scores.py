@@ -1,7 +1,5 @@
 """Scores of a saved model, from what do_predict wrote or from the plain libraries' answers."""
 
-from __future__ import annotations
-
 import math
 import re
 import string

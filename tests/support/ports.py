@@ -1,7 +1,5 @@
 """Free ports for servers that tests start."""
 
-from __future__ import annotations
-
 import socket
 
 

@@ -1,7 +1,5 @@
 """The part of the Hugging Face hub that a push of small files uses: repositories and commits."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -3,8 +3,6 @@ tokens; with an error if a body holds "refused", and with a broken stream if it 
 once" or after a token. Its engine is dead while the file RECORDED.dead exists.
 If it holds "halves" too, the second half of the error waits for the file RECORDED.read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What a refusal must name."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ own after all others. If it then passes, it failed because of its company or of 
 passes, shows the first failure, and appends the test's name to the file.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tiny random models of each kind that is served, and the image's handlers on them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ The columns have the first names of docs/DATA.md. The contract (tests/contract) 
 each row of `JOBS`; a new task joins by a row.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Waiting for a condition. The time limit ends a test that fails; it measures nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

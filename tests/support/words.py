@@ -1,7 +1,5 @@
 """The words that the tiny model of tests/conftest.py knows, and reviews of them."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

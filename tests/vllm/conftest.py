@@ -1,7 +1,5 @@
 """A tiny decoder that vLLM serves, and `amphora serve` in vLLM's environment."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A decoder served by vLLM behind the front: its clients, its adapters, its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

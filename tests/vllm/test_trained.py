@@ -1,7 +1,5 @@
 """Decoders that `amphora train` has left behind, served by vLLM as they were saved."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GPUs and drivers, on a stand-in for nvidia-smi and a libcuda.so.1 compiled here."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from dataclasses import dataclass

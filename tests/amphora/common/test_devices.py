@@ -1,7 +1,5 @@
 """Devices found by the tools that list them; stand-ins for the tools, since none are here."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

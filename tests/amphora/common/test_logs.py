@@ -1,7 +1,5 @@
 """Known values are masked in every spelling; test_secret_rules.py has names and shapes."""
 
-from __future__ import annotations
-
 import pytest
 
 from amphora.common import logs

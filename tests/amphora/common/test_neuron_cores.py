@@ -4,8 +4,6 @@ The listings have the fields and values of AWS's neuron-ls guide (trn2, Neuron 2
 that others published (trn1.2xlarge, trn2.3xlarge). No Neuron device was asked.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

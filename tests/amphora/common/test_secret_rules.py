@@ -1,7 +1,5 @@
 """Which names and shapes are taken for secrets, and which look-alikes are not."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

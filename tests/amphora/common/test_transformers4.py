@@ -1,7 +1,5 @@
 """What transformers 5 ignores is found in a user's files before they run."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Variables of the environment; tests/amphora/test_errors.py has those that are refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

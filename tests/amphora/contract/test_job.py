@@ -1,8 +1,6 @@
 """Reading /opt/ml/input: what is accepted. test_errors.py has what is refused, and tests/contract how
 hyperparameters are decoded."""
 
-from __future__ import annotations
-
 from amphora.contract.job import decode, read_job
 from tests.support.job_tree import Tree
 

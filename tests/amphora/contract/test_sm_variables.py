@@ -1,7 +1,5 @@
 """SM_* and argv, held equal to sagemaker-training 5.1.4 but for the differences we list."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Real servers: `python -m amphora serve` on a free port, over a model that a test writes."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

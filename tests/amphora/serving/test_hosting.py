@@ -1,7 +1,5 @@
 """The environment, read into settings; and what a worker is started with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The decision for all hosts, and the port on which they meet, as strangers use it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

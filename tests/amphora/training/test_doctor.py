@@ -1,7 +1,5 @@
 """`amphora doctor`: real jobs looked at, nothing trained."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

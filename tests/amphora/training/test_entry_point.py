@@ -1,7 +1,5 @@
 """The user's code: where it comes from, what is refused, what is installed."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import tarfile

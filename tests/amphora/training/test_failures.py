@@ -1,7 +1,5 @@
 """The table of failures: what stands in the first 1,024 characters, and the exit code."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the hook does to the script's own processes, and what it leaves alone."""
 
-from __future__ import annotations
-
 from tests.support.job_tree import Tree
 
 MARK = "import builtins\nbuiltins.chained = True\n"

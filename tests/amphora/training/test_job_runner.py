@@ -1,7 +1,5 @@
 """`amphora train` on users' scripts: real processes, their exit codes and the failure file."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """From a job and its devices to a command: pure, so tested without starting anything."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

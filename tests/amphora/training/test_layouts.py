@@ -1,7 +1,5 @@
 """Layouts of code folders: what runs, and as what, is what sagemaker-training makes of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A script that uses accelerate trains one model in several processes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 No Neuron device was here: that the variables do what AWS's documents say of them is not tested.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

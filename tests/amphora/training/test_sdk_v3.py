@@ -1,7 +1,5 @@
 """SDK v3's ModelTrainer on the image: bash as PID 1, the SDK's own driver files, real processes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import runpy

@@ -1,7 +1,5 @@
 """Adapters that are merged when their folder is served, beside what peft computes with them."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models unlike BERT: what their tokenizers and their forwards need, compared with transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a request may cost: refused with the figure and the bound, before memory is taken."""
 
-from __future__ import annotations
-
 import io
 import json
 import resource

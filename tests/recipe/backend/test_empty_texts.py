@@ -1,7 +1,5 @@
 """Texts of which a tokenizer makes no token, beside others and alone, in every task."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Generated texts compared with transformers' pipeline, on random models; refused requests."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

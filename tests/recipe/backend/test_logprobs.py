@@ -1,7 +1,5 @@
 """Log-probabilities, penalties and biases, compared with the model's own scores."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts end to end in one row, against each text alone; and where they are padded instead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

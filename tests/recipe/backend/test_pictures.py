@@ -1,8 +1,6 @@
 """Tasks of pictures beside image-classification, on tiny random models: what transformers' pipelines
 answer, by bodies of requests; and what is refused instead of ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How many tokens a model reads, against the model itself."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

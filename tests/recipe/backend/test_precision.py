@@ -1,7 +1,5 @@
 """float16 in place of float32, as on a GPU without bfloat16; here on the CPU, which has both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

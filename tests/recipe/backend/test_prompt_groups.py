@@ -1,7 +1,5 @@
 """Prompts with equal settings, continued together: compared with `generate` for each alone."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

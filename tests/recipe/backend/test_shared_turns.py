@@ -1,7 +1,5 @@
 """Work that several predictions share while they take turns in a worker."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any

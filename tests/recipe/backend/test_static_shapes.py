@@ -1,8 +1,6 @@
 """Calls of a few shapes: which bucket a text goes into, and what a model answers in them, under
 TorchNeuron's rules for torch.compile."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoder-decoders and decoders whose requests take turns, compared with `generate` for each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

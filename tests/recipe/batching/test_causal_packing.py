@@ -1,7 +1,5 @@
 """Packed documents: the same answers, losses and gradients as each document alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Packed batches: the same logits, gradients and losses as without, in one shape, nearly full."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Planning: what any plan of batches holds to, how full it is, and that its cost is linear."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

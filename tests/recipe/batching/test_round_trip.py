@@ -1,7 +1,5 @@
 """Rows to tokens to batches and back, for any processes, hosts and layouts: nothing lost or twice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples of which each host has its own: numbers of rows, steps and evaluations of all."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

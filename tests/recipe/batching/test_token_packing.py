@@ -1,7 +1,5 @@
 """Packed words and windows: the same logits, losses and gradients as each sample alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

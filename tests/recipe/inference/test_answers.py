@@ -4,8 +4,6 @@ Each body is answered alone and merged with all others of its task; both must be
 gives, in shape and names exactly and in numbers within TOLERANCE.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,8 +1,6 @@
 """Bodies of OpenAI's and TEI's APIs for vectors, labels and rankings, beside the same models'
 own answers."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies of other servers' clients: answered as by those servers, or refused with the reason."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

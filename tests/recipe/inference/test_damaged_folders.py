@@ -1,7 +1,5 @@
 """Model folders that cannot be served as they are named, packed or requested."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

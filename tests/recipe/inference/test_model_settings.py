@@ -1,7 +1,5 @@
 """What a model's generation_config.json says, against transformers' own generate for each text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

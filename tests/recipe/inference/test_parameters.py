@@ -1,8 +1,6 @@
 """Each parameter of a task changes its answer, or is refused; a table of them, and what vectors'
 parameters do under every pooling."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Predictions of every kind as answers, and which type of answer a client gets."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """What is refused, at start and of a request; and the tasks that transformers' pipelines answer."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

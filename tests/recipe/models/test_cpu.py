@@ -1,7 +1,5 @@
 """Dropout and attention on a CPU: the same functions as PyTorch's, from the same generator."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that comes over a connection that breaks: an error that says so, and then it comes."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from http.server import BaseHTTPRequestHandler

@@ -1,7 +1,5 @@
 """Samples end to end in one row: what is not said by the tests of packing (logits, gradients)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

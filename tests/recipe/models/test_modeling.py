@@ -1,7 +1,5 @@
 """Which model is taken, how texts become token ids for it, and how those become batches."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Texts in one padded batch get the logits that each gets by itself, whatever the model heeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that a task cannot start from are refused with the reason, before anything is trained."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -3,8 +3,6 @@
 With bitsandbytes in the environment a training is run too, on its layers for CPUs.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Losses of what is ranked, held to sentence-transformers' own: values and gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What settings of a training do to its loss and its weights, not only that they are taken."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

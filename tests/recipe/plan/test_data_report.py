@@ -1,7 +1,5 @@
 """The report on a job's rows: each fault of the data is found, with its rows, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which task a job is for if it is not given, and what the refusal lists."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

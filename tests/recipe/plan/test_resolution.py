@@ -1,7 +1,5 @@
 """A plan of a job: the same from inside the job and for doctor, each decision with its reason."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A training resumed by another number of processes goes on with the same steps."""
 
-from __future__ import annotations
-
 import copy
 import random
 import re

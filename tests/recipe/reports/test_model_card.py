@@ -1,7 +1,5 @@
 """The card's front matter, as the hub's own library reads it."""
 
-from __future__ import annotations
-
 import pytest
 from huggingface_hub import ModelCard
 

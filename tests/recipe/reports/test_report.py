@@ -1,7 +1,5 @@
 """The report: what it says, that it is one file that shows nothing wrong, and a look at it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil

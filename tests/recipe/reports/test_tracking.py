@@ -1,7 +1,5 @@
 """report_to: metrics of a run in MLflow's own store, without secrets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

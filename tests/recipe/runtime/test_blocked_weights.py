@@ -1,7 +1,5 @@
 """Weights as a CPU's kernels read them: the same answers, or the plain ones are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """SageMaker's requests for sharding, compilation and smddp, and the hub's token."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

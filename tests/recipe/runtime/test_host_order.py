@@ -1,7 +1,5 @@
 """Waiting for a host's first process, beside a collective's time-out."""
 
-from __future__ import annotations
-
 import os
 import time
 from datetime import timedelta

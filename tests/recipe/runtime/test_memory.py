@@ -1,7 +1,5 @@
 """Memory that may be used, below a container's limit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

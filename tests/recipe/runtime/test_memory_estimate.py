@@ -1,7 +1,5 @@
 """The estimate of a step's memory, held to what PyTorch's own tracker counts in a real step."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Gradients summed between two processes: what DDP sums, with fewer numbers sent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

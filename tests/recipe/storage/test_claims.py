@@ -1,8 +1,6 @@
 """Numbers whose writing was killed: nothing of them stays after the next start, and nothing that a
 living process writes is taken from it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """`push_to_hub`, against a hub on this machine: what is pushed, and what a failure costs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """task=causal-lm: what is read, what of it is learned, and a run whose model is served."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores of predicted numbers, and the best weights by them."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

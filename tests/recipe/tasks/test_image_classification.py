@@ -1,7 +1,5 @@
 """task=image-classification: which pictures are read and how, what is drawn, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

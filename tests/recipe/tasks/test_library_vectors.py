@@ -1,7 +1,5 @@
 """Sparse and multi-vector encoders are served as sentence-transformers computes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """task=masked-lm: what is masked, what is learned of it, and a run."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

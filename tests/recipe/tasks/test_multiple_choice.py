@@ -1,7 +1,5 @@
 """Multiple choice: public formats, transformers' own losses and answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Questions about contexts: SQuAD nested and flat, answers' starts, windows, and the scores."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

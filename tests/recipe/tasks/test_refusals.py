@@ -1,7 +1,5 @@
 """Data and hyperparameters that a task cannot learn from: each is refused, and what to do is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reranking: trained in this process, read by sentence-transformers' CrossEncoder, served."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from typing import Any

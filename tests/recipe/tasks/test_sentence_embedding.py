@@ -1,7 +1,5 @@
 """Sentence embedding: trained in this process, read by sentence-transformers, served by our image."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What sentence-transformers has saved, against that library itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """task=summarization, translation, text2text-generation: what is read, learned and scored."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Words with tags: every format and spelling to the same entities; illegal data names its row."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

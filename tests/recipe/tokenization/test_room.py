@@ -1,8 +1,6 @@
 """A disk without room for rows or tokens, really mounted: an error says so, and nothing half is
 left."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

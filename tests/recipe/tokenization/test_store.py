@@ -1,7 +1,5 @@
 """Tokens that go from the tokenizer into a mapped file: those of the library, row for row."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

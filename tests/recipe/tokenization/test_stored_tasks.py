@@ -1,7 +1,5 @@
 """Every task's tokens come from files, some rows at a time: those of each row alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

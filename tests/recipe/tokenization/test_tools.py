@@ -1,7 +1,5 @@
 """Tools in conversations: trained as the chat template writes them, or refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

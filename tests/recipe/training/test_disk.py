@@ -1,7 +1,5 @@
 """Disks that are full or read-only, really mounted: what was good stays, and the error says why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A budget of time, and the forecast of time and price, with a clock of their own."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What a step does otherwise on a GPU, tried on a CPU: stops, buffers, copies."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which hyperparameters a resume may not change."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

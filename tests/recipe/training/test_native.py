@@ -8,8 +8,6 @@ torch_neuronx that holds no tensor. Not exercised: torch-neuronx, its eager oper
 bfloat16 there, and accelerate's own start of the group. No Trainium device was here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 tests/contract stops every task; test_resume.py two processes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Mapping

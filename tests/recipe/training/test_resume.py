@@ -1,7 +1,5 @@
 """A training that is killed or stopped anywhere ends as one that was not."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The recipe as users run it: code/train.py in a process of its own, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

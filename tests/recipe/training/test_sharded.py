@@ -1,7 +1,5 @@
 """Weights sharded over two processes (FSDP2): the training of one process, resumed bit for bit."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

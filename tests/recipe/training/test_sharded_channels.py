@@ -1,7 +1,5 @@
 """Hosts with rows of their own (ShardedByS3Key): unequal parts, a part of one label, none."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """How often a step of each task would wait for a GPU, counted on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

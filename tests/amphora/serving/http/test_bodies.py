@@ -1,7 +1,5 @@
 """Bodies: compressed, in many charsets, too large, announced by Expect."""
 
-from __future__ import annotations
-
 import json
 import socket
 from http.client import HTTPConnection

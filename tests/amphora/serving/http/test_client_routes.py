@@ -1,7 +1,5 @@
 """The routes of other servers' APIs: which are there is the handlers' to say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

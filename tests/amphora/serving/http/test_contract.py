@@ -1,7 +1,5 @@
 """The hosting contract's plain part: ping, invocations, statuses, error bodies, the end."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal

@@ -1,7 +1,5 @@
 """Sessions, attributes, metrics, the access log, batch transform, the multi-model API, WebSockets."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Who may manage models and adapters, and by which requests."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Many models where memory is short: a control group's limit, as a container has it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

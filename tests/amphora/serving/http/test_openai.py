@@ -1,8 +1,6 @@
 """OpenAI's and Hugging Face's own clients, and boto3, against a server of a tiny causal model whose
 every answer is known (`tests.support.chain`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers in chunks: generators from predict_fn or output_fn."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

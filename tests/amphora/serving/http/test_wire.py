@@ -1,7 +1,5 @@
 """Clients that are slow, greedy, gone, or do not speak HTTP, on real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Merging: the plan, the delay, and a real server whose handlers declare it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

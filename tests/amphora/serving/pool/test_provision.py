@@ -1,7 +1,5 @@
 """Code that is fetched and requirements that are installed before the model is loaded."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Overload, deadlines, hanging and dying workers, clients that go away."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The table of open sessions, without a server."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The choice of the engine that generates text, and the arguments of vLLM's server."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What vLLM receives for Hugging Face's and TGI's bodies, and what its answers become."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

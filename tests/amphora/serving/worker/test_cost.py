@@ -1,7 +1,5 @@
 """No accepted request takes a gigabyte, or makes a neighbour wait, whatever its parameters are."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a user's file may leave out, take for granted and shadow."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """A device whose memory a call does not fit into: 507, and the worker goes on with the others."""
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Finding the handlers, and saying truly why they cannot be used."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

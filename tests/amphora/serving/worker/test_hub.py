@@ -1,7 +1,5 @@
 """HF_MODEL_ID with a Hub on this machine, and without a way to any."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

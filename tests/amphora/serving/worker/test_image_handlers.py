@@ -1,7 +1,5 @@
 """The image's own handlers over HTTP; tests/recipe/inference compares their answers with pipelines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

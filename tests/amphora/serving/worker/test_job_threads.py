@@ -1,7 +1,5 @@
 """Requests that share a worker take turns: in its process, over its socket, and behind a front."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

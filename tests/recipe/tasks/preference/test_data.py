@@ -1,7 +1,5 @@
 """Preferences as public data sets have them, and what is left out or refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

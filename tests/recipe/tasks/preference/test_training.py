@@ -1,7 +1,5 @@
 """task=preference: pairs, losses and gradients as TRL's, references that a resume takes back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

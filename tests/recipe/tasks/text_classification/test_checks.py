@@ -1,7 +1,5 @@
 """What is checked between hyperparameters and data before anything is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What else the recipe trains: numbers, sets of labels with thresholds, decoders; and how."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

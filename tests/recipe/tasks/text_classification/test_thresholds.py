@@ -1,7 +1,5 @@
 """Thresholds of several labels: the best ones, kept with the model, used by what serves it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
