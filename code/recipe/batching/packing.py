@@ -226,14 +226,6 @@ def _cut(rows: Rows, size: int) -> list[Rows]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
-    """Return lengths to sort by. By exact lengths, every epoch would have the same steps."""
-    if random is None:
-        return lengths
-    jittered: Rows = lengths * random.uniform(1 - _JITTER, 1 + _JITTER, len(lengths))
-    return jittered
-
-
 def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | None) -> list[Rows]:
     """Return steps with similar sums of tokens: each has one sample of each of `size` length
     classes.
@@ -263,7 +255,11 @@ def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | N
     spread = tokens.max(axis=1) - tokens.min(axis=1)
     sums = tokens[spread == 0].sum(axis=0)
     for index in np.argsort(-spread, kind="stable")[: np.count_nonzero(spread)]:
-        longest_first = np.argsort(-_jittered(tokens[index], random), kind="stable")
+        weighed = tokens[index]
+        if random is not None:
+            # By exact lengths, every epoch would have the same steps.
+            weighed = weighed * random.uniform(1 - _JITTER, 1 + _JITTER, len(weighed))
+        longest_first = np.argsort(-weighed, kind="stable")
         emptiest_first = np.argsort(sums, kind="stable")
         sums[emptiest_first] += tokens[index, longest_first]
         strata[index, emptiest_first] = strata[index, longest_first]
@@ -367,14 +363,20 @@ def shape(batches: Sequence[Rows]) -> Shape:
         for batch in fullest[:_COMPARED]
     ]
     longest = max(int(batch.max(initial=1)) for batch in batches)
+    shortest = -(-longest // ALIGNMENT) * ALIGNMENT
+    # Into multiples of these lengths `most` tokens just go, or go with a few more places.
+    counts = np.arange(1, max(1, most // shortest) + 2)
+    spare = 1 + np.asarray([0, 0.01, 0.02, 0.035, 0.05])
+    exact = np.ceil(most / counts[:, None] * spare).astype(np.int64)
+    lengths = np.unique(np.maximum(shortest, -(-exact // ALIGNMENT) * ALIGNMENT))
     # How many samples fit together differs from batch to batch where they are few.
     many = len(fullest[0]) > _MANY
     ranked: list[tuple[bool, float, int, int]] = []
-    for length in _block_lengths(most, -(-longest // ALIGNMENT) * ALIGNMENT):
+    for length in map(int, lengths[:: -(-len(lengths) // _CANDIDATES)]):
         is_poor, least = (True, 0.0) if not ranked else ranked[0][:2]
         if many and not is_poor and most * (1 + length / _EVEN_LENGTH) > _NEARLY * least:
             break  # no longer block can be cheaper
-        rows = max(1, *(_best_fit(lengths, order, length)[1] for lengths, order in compared))
+        rows = max(1, *(_best_fit(batch, order, length)[1] for batch, order in compared))
         heappush(ranked, rank(Shape(rows, length)))
         # Other orders may do with fewer blocks, a little longer.
         if rows > -(-most // length) and not many:
@@ -387,21 +389,11 @@ def shape(batches: Sequence[Rows]) -> Shape:
             (index for index, batch in enumerate(checked) if not tried.holds(batch)), None
         )
         if lacking is None:
-            apart = Shape(max(1, *map(len, batches)), -(-longest // ALIGNMENT) * ALIGNMENT)
+            apart = Shape(max(1, *map(len, batches)), shortest)
             costs = [cost(candidate, _EVEN_LENGTH_OF_KERNELS) for candidate in (apart, tried)]
             return apart if costs[0] < _SURELY * costs[1] else tried
         checked.insert(0, checked.pop(lacking))  # what others are likely to lack room for, too
         heappush(ranked, rank(Shape(rows, length + ALIGNMENT)))
-
-
-def _block_lengths(most: int, longest: int) -> list[int]:
-    """Return the lengths of blocks to try, shortest first: those into whose multiples `most` tokens
-    just go, or go with a few more places."""
-    rows = np.arange(1, max(1, most // longest) + 2)
-    spare = 1 + np.asarray([0, 0.01, 0.02, 0.035, 0.05])
-    exact = np.ceil(most / rows[:, None] * spare).astype(np.int64)
-    lengths = np.unique(np.maximum(longest, -(-exact // ALIGNMENT) * ALIGNMENT))
-    return [int(length) for length in lengths[:: -(-len(lengths) // _CANDIDATES)]]
 
 
 def buckets(batches: Sequence[Rows], most: int = 4) -> tuple[int, ...]:

@@ -68,17 +68,13 @@ def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = F
         AttentionInterface.register(ATTENTION, attend)
         AttentionMaskInterface.register(ATTENTION, eager_mask)
         inner.set_attn_implementation(ATTENTION)
-    elif padded_attention and inner.config._attn_implementation == "sdpa" and _can_be_set(inner):
-        AttentionInterface.register(PADDED_ATTENTION, attend_padded)
-        AttentionMaskInterface.register(PADDED_ATTENTION, sdpa_mask)
-        inner.set_attn_implementation(PADDED_ATTENTION)
-
-
-def _can_be_set(model: Any) -> bool:
-    """Return whether `model` looks its attention up by name in transformers' table; BART and T5 do,
-    although they do not declare that they support other backends."""
-    can_be = getattr(model, "_can_set_attn_implementation", None)
-    return can_be is not None and bool(can_be())
+    elif padded_attention and inner.config._attn_implementation == "sdpa":
+        # BART and T5 look theirs up by name, too, although they do not declare the support above.
+        can_be_set = getattr(inner, "_can_set_attn_implementation", None)
+        if can_be_set is not None and can_be_set():
+            AttentionInterface.register(PADDED_ATTENTION, attend_padded)
+            AttentionMaskInterface.register(PADDED_ATTENTION, sdpa_mask)
+            inner.set_attn_implementation(PADDED_ATTENTION)
 
 
 def noise(reference: Tensor, p: float) -> Tensor:
@@ -107,12 +103,6 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return input.mul_(noise(input, p)) if inplace else input * noise(input, p)
 
 
-def _is_bfloat16(query: Tensor) -> bool:
-    by_autocast = torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu") if by_autocast else query.dtype
-    return dtype == torch.bfloat16
-
-
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -134,7 +124,9 @@ def attend(
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     length = key.shape[2]
-    spare = -length % _VECTOR if _is_bfloat16(query) else 0
+    by_autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if by_autocast else query.dtype
+    spare = -length % _VECTOR if dtype == torch.bfloat16 else 0
     if spare > _MOST_SPARE:
         spare = 0
     if spare:

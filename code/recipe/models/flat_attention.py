@@ -189,11 +189,21 @@ def _attend_by_sample(
             .transpose(0, 1)
             for states in (query, key, value)
         )
+        # Which of a sample's tokens [length, length] each token sees; None for all of them.
+        visible = None
+        if causal or (window is not None and window < length - 1):
+            positions = torch.arange(length, device=query.device)
+            before = positions[:, None] - positions[None, :]
+            visible = torch.ones_like(before, dtype=torch.bool)
+            if causal:
+                visible &= before >= 0
+            if window is not None:
+                visible &= before.abs() <= window
         attended = functional.scaled_dot_product_attention(
             queries,
             keys,
             values,
-            attn_mask=_visible(length, causal, window, query.device),
+            attn_mask=visible,
             dropout_p=dropout,
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
@@ -204,17 +214,3 @@ def _attend_by_sample(
 
 def _length(span: tuple[int, int]) -> int:
     return span[1] - span[0]
-
-
-def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
-    """Return which of a sample's tokens [length, length] each token sees; None for all of them."""
-    if not causal and (window is None or window >= length - 1):
-        return None
-    positions = torch.arange(length, device=device)
-    before = positions[:, None] - positions[None, :]
-    is_visible = torch.ones_like(before, dtype=torch.bool)
-    if causal:
-        is_visible &= before >= 0
-    if window is not None:
-        is_visible &= before.abs() <= window
-    return is_visible

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -66,30 +66,24 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
         return usual(*args, **inputs)
     targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
     if model.config.model_type in DECODERS:
-        states, head = _states(model, inputs), model.get_output_embeddings()
+        options: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
+        if "starts" in inputs:
+            options = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
+            if len(set(getattr(model.config, "layer_types", None) or ())) > 1:
+                mask = options["attention_mask"]
+                options["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
+            options["position_ids"] = inputs["position_ids"]
+        elif (segments := inputs.get("segments")) is not None:
+            masks = _masks(model.config, segments)
+            options = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
+        output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **options)
+        states, head = output.last_hidden_state, model.get_output_embeddings()
     else:
         inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         states, head = usual(**inner, use_cache=False).logits, identity_head
     vocabulary = head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1]
     tokens = token_losses(states.flatten(0, 1)[positions], head, targets, int(vocabulary))
     return CausalLMOutput(logits=sums_of(tokens, owners, answers))
-
-
-def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
-    """Return [rows, length, hidden]"""
-    options: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
-    if "starts" in inputs:
-        options = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
-        if len(set(getattr(model.config, "layer_types", None) or ())) > 1:
-            mask = options["attention_mask"]
-            options["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
-        options["position_ids"] = inputs["position_ids"]
-    elif (segments := inputs.get("segments")) is not None:
-        masks = _masks(model.config, segments)
-        options = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
-    output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **options)
-    states: Tensor = output.last_hidden_state
-    return states
 
 
 def _masks(config: Any, segments: Tensor) -> Any:

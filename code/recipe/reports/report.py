@@ -174,7 +174,13 @@ def _tiles(material: Material) -> dict[str, str]:
     tiles = {
         f"{prefix} {name.replace('_', ' ')}": f"{value:.4g}" for name, value in tile_values[:3]
     }
-    tiles |= _speed(material)
+    # Of training without evaluations, and of tokens without padding.
+    per_second = material.epochs / material.phases["training"]
+    if per_second and not material.max_length:
+        tiles["images per second"] = f"{per_second * len(material.lengths):,.1f}"
+    elif per_second:
+        tiles["texts per second"] = f"{per_second * len(material.lengths):,.1f}"
+        tiles["tokens per second"] = f"{per_second * real:,.0f}"
     if material.max_length:
         tiles["padding"] = f"{1 - real / material.computed_tokens:.0%}"
     seconds = sum(material.phases.values())
@@ -202,15 +208,3 @@ def padding(material: Material) -> str:
         f"all texts padded to {most} tokens, and {1 - real / to_longest:.1%} with random batches "
         f"of {size}, padded to their longest text."
     )
-
-
-def _speed(material: Material) -> dict[str, str]:
-    """Return the speed of training without evaluations, in texts and tokens without padding."""
-    per_second = material.epochs / material.phases["training"]
-    if not per_second:
-        return {}
-    tokens = per_second * int(material.lengths.sum())
-    speed = f"{per_second * len(material.lengths):,.1f}"
-    if not material.max_length:
-        return {"images per second": speed}
-    return {"texts per second": speed, "tokens per second": f"{tokens:,.0f}"}

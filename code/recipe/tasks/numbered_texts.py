@@ -60,8 +60,13 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
     ends = np.cumsum(widths)
     is_query = np.zeros(int(ends[-1]), bool)
     is_query[ends - widths] = True
-    keys = np.concatenate([_hashes(texts) for texts in _text_chunks(split)])
-    _, identities = _first_of_each(keys)
+    hashes = []
+    for texts in _text_chunks(split):
+        objects = texts.to_numpy(zero_copy_only=False)
+        halves = [pd.util.hash_array(objects, categorize=False),
+                  pd.util.hash_array(objects, hash_key=_OTHER_KEY, categorize=False)]  # fmt: skip
+        hashes.append(np.stack(halves, axis=1))
+    _, identities = _first_of_each(np.concatenate(hashes))
     firsts, numbers = np.unique(identities, return_index=True)[1], identities
     if prompts[0] != prompts[1]:
         firsts, numbers = _first_of_each(np.stack([identities, is_query], axis=1))
@@ -94,14 +99,6 @@ def _text_chunks(split: datasets.Dataset) -> Iterator[pa.Array]:
         order[is_query] = np.arange(len(queries))
         order[~is_query] = np.arange(len(queries), len(order))
         yield pa.concat_arrays([queries, pc.list_flatten(texts)]).take(pa.array(order))
-
-
-def _hashes(texts: pa.Array) -> Array:
-    """Return 128 bits of each text, uint64 [texts, 2]."""
-    objects = texts.to_numpy(zero_copy_only=False)
-    both = [pd.util.hash_array(objects, categorize=False),
-            pd.util.hash_array(objects, hash_key=_OTHER_KEY, categorize=False)]  # fmt: skip
-    return np.stack(both, axis=1)
 
 
 def _first_of_each(keys: Array) -> tuple[Array, Array]:

@@ -213,7 +213,18 @@ class Reader:
             ]
             of_rows, turns = one_each, none
         else:
-            talks, of_rows, turns = self._conversations(batch[MESSAGES], rows)
+            written: list[chat.Written | chat.Conversation] = []
+            owners, learned_turns = [], []
+            for number, text in enumerate(batch[MESSAGES]):
+                talk = json.loads(text)
+                talk = talk if isinstance(talk, dict) else {"messages": talk}
+                with chat.row_named(rows[number]):
+                    documents = chat.write(self._tokenizer, **talk)
+                written += documents
+                owners += [number] * len(documents)
+                learned_turns.append(chat.turns_to_learn(talk["messages"]))
+            talks = chat.encode_conversations(self.following, written)
+            of_rows, turns = np.array(owners), np.array(learned_turns)
         return Marked(
             store.flat([talk.ids for talk in talks], np.int32),
             store.flat([talk.learned for talk in talks], bool),
@@ -222,23 +233,6 @@ class Reader:
             of_rows,
             turns,
         )
-
-    def _conversations(
-        self, conversations: Sequence[str], rows: range
-    ) -> tuple[list[chat.Conversation], store.Column, store.Column]:
-        """Return the documents of conversations, the row of each, and the turns of each row."""
-        written: list[chat.Written | chat.Conversation] = []
-        owners, turns = [], []
-        for number, text in enumerate(conversations):
-            talk = json.loads(text)
-            talk = talk if isinstance(talk, dict) else {"messages": talk}
-            with chat.row_named(rows[number]):
-                documents = chat.write(self._tokenizer, **talk)
-            written += documents
-            owners += [number] * len(documents)
-            turns.append(chat.turns_to_learn(talk["messages"]))
-        talks = chat.encode_conversations(self.following, written)
-        return talks, np.array(owners), np.array(turns)
 
     def completed(
         self, prompts: Sequence[str], completions: Sequence[str]

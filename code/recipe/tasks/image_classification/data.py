@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -212,7 +211,22 @@ def _table_images(part: Part, settings: DataSettings, notes: list[str]) -> Part:
             break
     files: list[str | None] = [None] * rows
     if kept.null_count:
-        files = _files(part, kept, stem)
+        # Rows without bytes name files, relative to the table's folder.
+        path_column = f"{stem}.path" if f"{stem}.path" in part.table.column_names else stem
+        problems = Problems()
+        for row, name in enumerate(part.table[path_column].to_pylist()):
+            if kept[row].is_valid:
+                continue
+            file = part.path.parent / str(name)
+            with problems.noted():
+                if name is None or not file.is_file():
+                    raise DataError(
+                        f"{part.where(row)} names the picture {name!r} in column {path_column!r}, "
+                        f"and there is no file {file}.",
+                        "Give the paths of files from the folder of the table.",
+                    )
+                files[row] = str(file)
+        problems.check()
     if len(kept) and kept.null_count < len(kept):
         notes.append(f"{part.path}: pictures in column {stem!r}, labels in column {column!r}")
     locations = [file or part.where(row) for row, file in enumerate(files)]
@@ -224,29 +238,6 @@ def _table_images(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     })  # fmt: skip
     names_of = {LABEL: part.class_names[column]} if column in part.class_names else {}
     return dataclasses.replace(part, table=table, class_names=names_of)
-
-
-def _files(part: Part, kept: Any, stem: str) -> list[str | None]:
-    """Return the files that rows without bytes name, relative to the table's folder."""
-    names = part.table.column_names
-    column = f"{stem}.path" if f"{stem}.path" in names else stem
-    paths: list[str | None] = []
-    problems = Problems()
-    for row, name in enumerate(part.table[column].to_pylist()):
-        file = part.path.parent / str(name)
-        with problems.noted():
-            if kept[row].is_valid:
-                paths.append(None)
-                continue
-            if name is None or not file.is_file():
-                raise DataError(
-                    f"{part.where(row)} names the picture {name!r} in column {column!r}, and "
-                    f"there is no file {file}.",
-                    "Give the paths of files from the folder of the table.",
-                )
-            paths.append(str(file))
-    problems.check()
-    return paths
 
 
 def folders_of_images(channels: Mapping[str, Path]) -> str | None:

@@ -59,7 +59,20 @@ def read(
             )
         with claims.claimed(folder, digest) as claimed:
             aside = claimed / path.name
-            _fill(np.memmap(aside, np.uint8, "w+", shape=shape), split, processor)
+            filled = np.memmap(aside, np.uint8, "w+", shape=shape)
+            problems = Problems()
+            for row, sample in enumerate(split):
+                with problems.noted():
+                    source = sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE])
+                    try:
+                        opened = picture(source)
+                    except Unreadable as error:
+                        raise DataError(
+                            f"{sample[LOCATION]}: {error}", "Remove it, or save it anew."
+                        ) from error
+                    filled[row] = _pixels(processor, opened)
+            problems.check()
+            filled.flush()
             aside.replace(path)
     pixels = np.memmap(path, np.uint8, "r", shape=shape)
     say(f"{name}: {len(split)} pictures of {width} x {height} pixels")
@@ -100,18 +113,3 @@ def _pixels(processor: Any, opened: Any) -> Any:
     """Return [3, height, width], uint8"""
     processed = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
     return np.asarray(processed["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)
-
-
-def _fill(pixels: Any, split: datasets.Dataset, processor: Any) -> None:
-    problems = Problems()
-    for row, sample in enumerate(split):
-        with problems.noted():
-            try:
-                opened = picture(sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE]))
-            except Unreadable as error:
-                raise DataError(
-                    f"{sample[LOCATION]}: {error}", "Remove it, or save it anew."
-                ) from error
-            pixels[row] = _pixels(processor, opened)
-    problems.check()
-    pixels.flush()

@@ -69,16 +69,13 @@ class MaskedTexts(Samples):
         """
         none = np.zeros(len(starts) - 1, dtype=np.int64)
         drawn = cls(token_ids, starts, none, back, masking, _key(0))
-        return drawn._counted() if is_fixed else drawn
-
-    def _counted(self) -> MaskedTexts:
-        """Return the samples with labels; if nothing would be masked, the likeliest word is."""
-        labels, least = self._draws_below(self.masking.probability)
-        if least < self.masking.probability:
-            return dataclasses.replace(self, labels=labels)
-        masking = dataclasses.replace(self.masking, probability=float(np.nextafter(least, 1)))
-        labels, _ = self._draws_below(masking.probability)
-        return dataclasses.replace(self, labels=labels, masking=masking)
+        if not is_fixed:
+            return drawn
+        labels, least = drawn._draws_below(masking.probability)
+        if least >= masking.probability:  # nothing would be masked: the likeliest word is
+            masking = dataclasses.replace(masking, probability=float(np.nextafter(least, 1)))
+            labels, _ = drawn._draws_below(masking.probability)
+        return dataclasses.replace(drawn, labels=labels, masking=masking)
 
     def _draws_below(self, probability: float) -> tuple[Rows, float]:
         """Return how many tokens of each sample draw a lower number, and the lowest draw."""

@@ -72,7 +72,21 @@ class MaskFiller(ServedTask):
                 )
         targets = None
         if "targets" in request.parameters:
-            targets = self._targets(request.parameters["targets"])
+            named = request.parameters["targets"]
+            named = [named] if isinstance(named, str) else named
+            bounds.hold(Bound.ROWS, len(named), f"{len(named):,} targets")
+            tokens: set[int] = set()
+            for piece in bounds.pieces(named):
+                some = named[piece.start : piece.stop]
+                bounds.hold_text(*some)
+                try:
+                    tokens.update(map(int, self.pipeline.get_target_ids(some)))
+                except ValueError as error:
+                    if "At least one target" not in str(error):
+                        raise
+            if not tokens:
+                raise BadRequest("targets: the model has no token for any of them.")
+            targets = list(tokens)
         choices = len(self.loaded.tokenizer) if targets is None else len(targets)
         count = min(request.parameters.get("top_k", _TOP_K), choices)
         # Each entry repeats the whole text, which is decoded anew for it.
@@ -82,27 +96,6 @@ class MaskFiller(ServedTask):
         bounds.hold(Bound.ANSWER, values, reason)
         sizes = [len(row.ids) + n for n, row in zip(filled, rows, strict=True)]
         return replace(prepared, sizes=sizes, work=(rows, targets))
-
-    def _targets(self, named: str | list[str]) -> list[int]:
-        """Return the tokens that a request's `targets` stand for.
-
-        Raises:
-            BadRequest: The model has none for any of them.
-        """
-        targets = [named] if isinstance(named, str) else named
-        bounds.hold(Bound.ROWS, len(targets), f"{len(targets):,} targets")
-        tokens: set[int] = set()
-        for piece in bounds.pieces(targets):
-            some = targets[piece.start : piece.stop]
-            bounds.hold_text(*some)
-            try:
-                tokens.update(map(int, self.pipeline.get_target_ids(some)))
-            except ValueError as error:
-                if "At least one target" not in str(error):
-                    raise
-        if not tokens:
-            raise BadRequest("targets: the model has no token for any of them.")
-        return list(tokens)
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request the best tokens for each text: `score` (a probability), `token`,

@@ -93,34 +93,20 @@ def _check_columns(file: Read) -> None:
             f"{part.path} has the columns of choices {', '.join(columns.columns[_ENDINGS])}.",
             "Number them from 0 or from 1, without a gap.",
         )
-    if CHOICES in columns and not _holds_choices(part, columns[CHOICES]):
-        raise DataError(
-            f"Column {columns[CHOICES]!r} of {part.path} does not hold lists of texts.",
-            f"Write rows as {EXAMPLE}.",
-        )
+    if CHOICES in columns:
+        kind = part.table.schema.field(columns[CHOICES]).type
+        inner = kind.value_type if is_list(kind) else pa.null()
+        is_record = pa.types.is_struct(inner) and inner.get_field_index("text") >= 0
+        if not is_string(inner) and not is_record:
+            raise DataError(
+                f"Column {columns[CHOICES]!r} of {part.path} does not hold lists of texts.",
+                f"Write rows as {EXAMPLE}.",
+            )
     if is_list(part.table.schema.field(columns[ANSWER]).type):
         raise DataError(
             f"Column {columns[ANSWER]!r} of {part.path} holds lists.",
             "Name the column of the right choice in label_column.",
         )
-
-
-def _holds_choices(part: Part, name: str) -> bool:
-    """Return whether a column holds lists of texts, or of records with a text."""
-    kind = part.table.schema.field(name).type
-    if not is_list(kind):
-        return False
-    inner = kind.value_type
-    has_text = pa.types.is_struct(inner) and inner.get_field_index("text") >= 0
-    return bool(is_string(inner) or has_text)
-
-
-def _choices(columns: Selection) -> Sequence[str]:
-    """Return the column of the lists of choices, or the column of each choice."""
-    endings = columns.columns.get(_ENDINGS)
-    if endings is None:
-        return columns.columns[CHOICES]
-    return sorted(endings, key=lambda name: (len(name), name.lower()))
 
 
 def _position(texts: Sequence[str], text: str) -> int | None:
@@ -201,11 +187,15 @@ def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
     Raises:
         DataError: a question or a choice is missing.
     """
-    names, of_choices = part.class_names.get(columns[ANSWER]), _choices(columns)
+    names = part.class_names.get(columns[ANSWER])
+    endings = columns.columns.get(_ENDINGS, ())
+    of_choices = sorted(endings, key=lambda name: (len(name), name.lower()))
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
         for number, cells in enumerate(batch.to_pylist(), first):
-            lists = [cells[name] for name in of_choices]
-            choices = (lists[0] or []) if CHOICES in columns else lists
+            if CHOICES in columns:
+                choices = cells[columns[CHOICES]] or []
+            else:
+                choices = [cells[name] for name in of_choices]
             marks = cells[columns[_LABELS]] if _LABELS in columns else None
             if choices and isinstance(choices[0], dict):
                 marks = [choice.get("label") for choice in choices]

@@ -57,6 +57,14 @@ class ChosenAnswers:
         sure = self.probabilities.max(axis=1)
         wrong = np.flatnonzero(~right)
         worst = wrong[np.argsort(-sure[wrong], kind="stable")][:_WORST].tolist()
+        shown = []
+        for row in worst:
+            sample = self.data[row]
+            texts = (
+                f"{sample[CONTEXT]} {sample[QUESTION]}".strip(),
+                *(sample[CHOICES][index] for index in (self.true[row], self.chosen[row])),
+            )
+            shown.append([*map(section.beginning, texts), f"{sure[row]:.1%}"])
         return [
             Section(
                 title=f"Places of the right choice, {self.split} data",
@@ -71,15 +79,6 @@ class ChosenAnswers:
                 note=f"{len(wrong)} of {len(right)} answers are wrong.",
                 columns=section.texts("question", "right choice", "answer")
                 + section.numbers("probability"),
-                rows=[self._shown(row, sure[row]) for row in worst],
+                rows=shown,
             ),
         ]
-
-    def _shown(self, row: int, probability: float) -> list[str]:
-        sample = self.data[row]
-        question = f"{sample[CONTEXT]} {sample[QUESTION]}".strip()
-        texts = (
-            question,
-            *(sample[CHOICES][index] for index in (self.true[row], self.chosen[row])),
-        )
-        return [*map(section.beginning, texts), f"{probability:.1%}"]

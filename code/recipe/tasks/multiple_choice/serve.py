@@ -54,11 +54,17 @@ class Chooser(ServedTask):
         rows = sum(len(choices) for _, _, choices in inputs.values)
         bounds.hold(Bound.ROWS, rows)
         bounds.hold(Bound.ANSWER, 2 * rows)
-        prepared, truncated, read = [], [], 0
+        prepared: list[list[TokenRow]] = []
+        truncated, read = [], 0
         limit = self.loaded.max_length
         for index, question in enumerate(inputs.values):
             pairs = pairs_of(*question)
-            prepared.append(self._rows(pairs))
+            prepared.append([])
+            for first, second in pairs:
+                turns.pause()
+                bounds.hold_text(first, second)
+                ids, types = encode_pairs(self.loaded.tokenizer, [first], [second], limit)
+                prepared[-1].append(TokenRow(ids[0], types[0] if types else None))
             read += sum(len(row.ids) for row in prepared[-1])
             bounds.hold(Bound.READ, read)
             if any(
@@ -70,17 +76,6 @@ class Chooser(ServedTask):
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=prepared
         )
-
-    def _rows(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
-        rows = []
-        for first, second in pairs:
-            turns.pause()
-            bounds.hold_text(first, second)
-            ids, types = encode_pairs(
-                self.loaded.tokenizer, [first], [second], self.loaded.max_length
-            )
-            rows.append(TokenRow(ids[0], types[0] if types else None))
-        return rows
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request `{"choice", "index", "scores"}` for each question.

@@ -118,7 +118,17 @@ def find(
             end = outputs[window, 1 + tokens : 1 + tokens + length]
             nowhere = int(windows.labels[window, 3])
             nothing = min(nothing, float(start[nowhere] + end[nowhere]))
-            candidates += _spans(start, end, begins, ends)
+            inside = begins != NOWHERE
+            firsts, lasts = (
+                np.argsort(-np.where(inside, logits, -np.inf), kind="stable")[:_BEST]
+                for logits in (start, end)
+            )
+            candidates += [
+                (float(start[first] + end[last]), int(begins[first]), int(ends[last]))
+                for first in firsts
+                for last in lasts
+                if inside[first] and inside[last] and first <= last < first + LONGEST_ANSWER
+            ]
         candidates.sort(reverse=True)
         score, begin, stop = candidates[0] if candidates else (-np.inf, 0, 0)
         others = [
@@ -139,19 +149,6 @@ def find(
             )
         )
     return answers
-
-
-def _spans(start: Array, end: Array, begins: Array, ends: Array) -> list[tuple[float, int, int]]:
-    """Return (score, first character, last one excluded) of the likeliest spans of a window."""
-    inside = begins != NOWHERE
-    firsts = np.argsort(-np.where(inside, start, -np.inf), kind="stable")[:_BEST]
-    lasts = np.argsort(-np.where(inside, end, -np.inf), kind="stable")[:_BEST]
-    return [
-        (float(start[first] + end[last]), int(begins[first]), int(ends[last]))
-        for first in firsts
-        for last in lasts
-        if inside[first] and inside[last] and first <= last < first + LONGEST_ANSWER
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +194,18 @@ class FoundAnswers:
         wrong = sorted(
             (answer for answer in self.answers if answer.f1 < 1), key=lambda one: -one.margin
         )
+        worst = []
+        for answer in wrong[:_EXAMPLES]:
+            start = max(0, answer.start - _SHOWN_CHARS // 2)
+            shown = answer.context[start : start + _SHOWN_CHARS]
+            is_cut = start + len(shown) < len(answer.context)
+            worst.append([
+                answer.question,
+                f"{'... ' * bool(start)}{shown}{' ...' * is_cut}",
+                " | ".join(dict.fromkeys(answer.true)) or "(none)",
+                answer.text or "(none)",
+                f"{answer.f1:.0%}",
+            ])  # fmt: skip
         return [
             Section(
                 title=f"Questions, {self.split} data",
@@ -208,22 +217,6 @@ class FoundAnswers:
                 note=f"{len(wrong)} of {len(self.answers)} answers are not completely correct.",
                 columns=section.texts("question", "context", "true", "answer")
                 + section.numbers("F1"),
-                rows=[
-                    [
-                        answer.question,
-                        _answer_context(answer),
-                        " | ".join(dict.fromkeys(answer.true)) or "(none)",
-                        answer.text or "(none)",
-                        f"{answer.f1:.0%}",
-                    ]
-                    for answer in wrong[:_EXAMPLES]
-                ],
+                rows=worst,
             ),
         ]
-
-
-def _answer_context(answer: Answer) -> str:
-    """Return the part of the context around the answer."""
-    start = max(0, answer.start - _SHOWN_CHARS // 2)
-    shown = answer.context[start : start + _SHOWN_CHARS]
-    return f"{'... ' * bool(start)}{shown}{' ...' * (start + len(shown) < len(answer.context))}"

@@ -82,19 +82,16 @@ class RankingObjective(EncoderObjective):
         lists = self.lists[split]
         hits = ranking_scores.rank(scores, lists)
         self.last = split, scores, hits
-        loss = self._list_loss(scores, lists) if self._listwise else {}
-        return {**loss, **ranking_scores.list_scores(scores, lists, hits)}
-
-    def _list_loss(self, scores: Array, lists: JudgedLists) -> Mapping[str, float]:
-        """Return the loss of an evaluation, in the place of that of its pairs."""
-        losses = []
+        if not self._listwise:
+            return {**ranking_scores.list_scores(scores, lists, hits)}
+        losses = []  # in the place of those of its pairs
         for start, end in zip(lists.starts, lists.starts[1:], strict=False):
             labels = lists.labels[start:end].astype(np.float32)
             labels = np.stack([labels, np.ones_like(labels)], axis=1)
             logits = torch.from_numpy(scores[start:end])[None]
             loss = ranking_losses.list_net(logits, torch.from_numpy(labels)[None])
             losses.append((float(loss), 1))
-        return ranking_scores.mean(losses)
+        return {**ranking_scores.mean(losses), **ranking_scores.list_scores(scores, lists, hits)}
 
 
 class Reranking(Task):
@@ -115,7 +112,16 @@ class Reranking(Task):
         )
         is_listwise = self.options.listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train, 0)
-        self.notes = [*self.data.notes, _describe(self.data.train, is_listwise)]
+        counts = numbered_texts.counts(self.data.train)
+        right = int((numbered_texts.scores(self.data.train) > 0).sum())
+        loss = (
+            "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"
+        )
+        self.notes = [
+            *self.data.notes,
+            f"training rows: {len(counts)} queries, {counts.mean():.3g} texts each, "
+            f"{right / counts.sum():.1%} of a label above 0; learned: {loss}",
+        ]
         self.objective = RankingObjective(is_listwise)
 
     def load(self, source: Source) -> Model:
@@ -238,16 +244,6 @@ def _pairs(split: Dataset, number: int) -> Dataset:
             yield pa.table([queries, pc.list_flatten(texts), of_pairs], schema=schema)
 
     return data_set([spooled(schema, pairs())])
-
-
-def _describe(train: Dataset, is_listwise: bool) -> str:
-    counts = numbered_texts.counts(train)
-    right = int((numbered_texts.scores(train) > 0).sum())
-    loss = "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"
-    return (
-        f"training rows: {len(counts)} queries, {counts.mean():.3g} texts each, "
-        f"{right / counts.sum():.1%} of a label above 0; learned: {loss}"
-    )
 
 
 TASK = Reranking

@@ -108,36 +108,31 @@ class LibraryVectors(ServedTask):
             request=request, inputs=inputs, sizes=sizes, tokens=read, truncated=truncated
         )
 
+    @torch.inference_mode()
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Answer each text with `[{"index", "value"}, ...]`, the tokens' numbers and weights that
         are not 0, or with a vector for each of its tokens.
         """
-        return [self._answer(prepared) for prepared in requests]
-
-    @torch.inference_mode()
-    def _answer(self, prepared: Prepared) -> Answers:
-        name = prepared.parameters.get("prompt_name")
-        # A query may be read otherwise than a document, whether or not it has a prompt.
-        options = {
-            "task": name if name in _SIDES else None,
-            "prompt_name": name if name in self.model.prompts else None,
-        }
-        with cutting(self.model.tokenizer, side_of(prepared.parameters)):
-            encoded = self.model.encode(
-                list(prepared.inputs.values), batch_size=BATCH, show_progress_bar=False, **options
-            )
-        if self.kind == MULTI_VECTOR:
-            return Answers([vectors.float().tolist() for vectors in encoded], prepared.truncated)
-        rows = (row.coalesce() for row in encoded)
-        return Answers(
-            [
-                [
-                    {"index": index, "value": value}
-                    for index, value in zip(
-                        row.indices()[0].tolist(), row.values().float().tolist(), strict=True
-                    )
-                ]
-                for row in rows
-            ],
-            prepared.truncated,
-        )
+        answers = []
+        for prepared in requests:
+            name = prepared.parameters.get("prompt_name")
+            # A query may be read otherwise than a document, whether or not it has a prompt.
+            options = {
+                "task": name if name in _SIDES else None,
+                "prompt_name": name if name in self.model.prompts else None,
+            }
+            texts = list(prepared.inputs.values)
+            with cutting(self.model.tokenizer, side_of(prepared.parameters)):
+                encoded = self.model.encode(
+                    texts, batch_size=BATCH, show_progress_bar=False, **options
+                )
+            entries: list[Any] = []
+            for vectors in encoded:
+                if self.kind == MULTI_VECTOR:
+                    entries.append(vectors.float().tolist())
+                    continue
+                row = vectors.coalesce()
+                pairs = zip(row.indices()[0].tolist(), row.values().float().tolist(), strict=True)
+                entries.append([{"index": index, "value": value} for index, value in pairs])
+            answers.append(Answers(entries, prepared.truncated))
+        return answers

@@ -57,7 +57,15 @@ def load(
 
     if settings.hf_token:
         os.environ["HF_TOKEN"] = settings.hf_token
-    _refuse_other_kinds(source)
+    settings_file = Path(source.name) / "config_sentence_transformers.json"
+    if settings_file.is_file():
+        kind = json.loads(settings_file.read_text(encoding="utf-8")).get("model_type")
+        if kind not in (None, "SentenceTransformer"):  # would be loaded with mean pooling
+            raise ModelError(
+                f"The model {source.name} is a {kind} of sentence-transformers, and "
+                "task=sentence-embedding trains one vector for each text.",
+                "Train it by the script examples/retrieval/train_encoder.py.",
+            )
     with checksums.verified(source.name):
         try:
             sentences: Any = SentenceTransformer(
@@ -97,22 +105,6 @@ def load(
         if ".pooler." in f".{name}":
             weight.requires_grad_(False)
     return wrapped, sentences.tokenizer, sentences
-
-
-def _refuse_other_kinds(source: Source) -> None:
-    """Raise ModelError if a folder holds an encoder whose vectors are not one for each text, since
-    the library would load it with mean pooling.
-    """
-    settings = Path(source.name) / "config_sentence_transformers.json"
-    if not settings.is_file():
-        return
-    kind = json.loads(settings.read_text(encoding="utf-8")).get("model_type")
-    if kind not in (None, "SentenceTransformer"):
-        raise ModelError(
-            f"The model {source.name} is a {kind} of sentence-transformers, and "
-            "task=sentence-embedding trains one vector for each text.",
-            "Train it by the script examples/retrieval/train_encoder.py.",
-        )
 
 
 def _mode(pooling: Any) -> str:

@@ -138,11 +138,21 @@ class Embedder(ServedTask):
         cosine of each sentence's vector to the source's."""
         answers: list[Any] = []
         for prepared, rows in zip(requests, self.vectors.rows(requests), strict=True):
-            try:
-                vectors = self._finished(rows, prepared.parameters)
-            except BadRequest as error:
+            parameters = prepared.parameters
+            vectors = torch.stack(list(rows))  # [texts, width]
+            if self.vectors.normalizes and "normalize" not in parameters:
+                vectors = _normalized(vectors)
+            width = parameters.get("truncate_dim", self.vectors.shortened)
+            if width is not None and width > (most := vectors.shape[1]):
+                error = BadRequest(
+                    f"The vectors are to have {width} dimensions, and the model's have {most}.",
+                    "dimensions",
+                )
                 answers.append(error)
                 continue
+            vectors = vectors[:, :width]
+            if parameters.get("normalize"):
+                vectors = _normalized(vectors)
             if isinstance(prepared.inputs, Ranking):
                 source, *others = [_normalized(vector) for vector in vectors]
                 cosines = [float(source @ other) for other in others]
@@ -150,26 +160,6 @@ class Embedder(ServedTask):
             else:
                 answers.append(Answers([vector.tolist() for vector in vectors], prepared.truncated))
         return answers
-
-    def _finished(
-        self, vectors: Sequence[torch.Tensor], parameters: Mapping[str, Any]
-    ) -> torch.Tensor:
-        """Return the vectors [texts, width] as a request wants them: shortened, of length 1.
-
-        Raises:
-            BadRequest: The request's width exceeds a vector's.
-        """
-        whole = torch.stack(list(vectors))
-        if self.vectors.normalizes and "normalize" not in parameters:
-            whole = _normalized(whole)
-        width = parameters.get("truncate_dim", self.vectors.shortened)
-        if width is not None and width > (most := whole.shape[1]):
-            raise BadRequest(
-                f"The vectors are to have {width} dimensions, and the model's have {most}.",
-                "dimensions",
-            )
-        shortened = whole[:, :width]
-        return _normalized(shortened) if parameters.get("normalize") else shortened
 
 
 @dataclass(frozen=True)

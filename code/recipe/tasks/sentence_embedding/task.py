@@ -208,7 +208,21 @@ class SentenceEmbedding(Task):
             self.options.document_prompt,
         )
         width = sentence_encoder.width(self._sentences)
-        self.objective.sizes = _sizes(self.options.matryoshka_dims, width)
+        requested = self.options.matryoshka_dims
+        self.objective.sizes = ()
+        if requested is not None:
+            try:
+                sizes = {int(size) for size in requested.strip("[]() ").split(",")}
+            except ValueError:
+                sizes = {0}
+            if min(sizes) < 1 or max(sizes) > width:
+                raise HyperparameterError(
+                    f"Hyperparameter matryoshka_dims has value {requested!r}, and the model's "
+                    f"vectors have {width} numbers.",
+                    f"Give whole numbers from 1 to {width} with commas: "
+                    f"{width},{max(1, width // 2)}.",
+                )
+            self.objective.sizes = tuple(sorted({*sizes, width}, reverse=True))
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
@@ -223,7 +237,11 @@ class SentenceEmbedding(Task):
         """Return the rows of the training data; of evaluation data each text once."""
         number = 0 if name == "train" else _SPLITS.index(name)
         texts = numbered_texts.numbered(split, self._prompts, number)
-        labels = _labels(split, self.data.kind, texts)
+        if self.data.kind == SCORED:
+            scores = numbered_texts.scores(split)
+            labels = np.stack([np.ones_like(scores), scores], axis=1)
+        else:  # which texts are the same; the last one for -1
+            labels = np.append(texts.identities, 0)[texts.members]
         tokens = text_tokens.samples(texts.texts, tokenizer, max_length)
         if name == "train":
             return Groups.from_texts(tokens, texts.members, labels)
@@ -303,23 +321,6 @@ class SentenceEmbedding(Task):
         return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
 
 
-def _sizes(requested: str | None, width: int) -> tuple[int, ...]:
-    """Return the sizes of vectors to learn, the whole one first."""
-    if requested is None:
-        return ()
-    try:
-        sizes = {int(size) for size in requested.strip("[]() ").split(",")}
-    except ValueError:
-        sizes = {0}
-    if min(sizes) < 1 or max(sizes) > width:
-        raise HyperparameterError(
-            f"Hyperparameter matryoshka_dims has value {requested!r}, and the model's vectors have "
-            f"{width} numbers.",
-            f"Give whole numbers from 1 to {width} with commas: {width},{max(1, width // 2)}.",
-        )
-    return tuple(sorted({*sizes, width}, reverse=True))
-
-
 def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
     """Return what is learned of lists: of each, every text of a label above 0 belongs to the query,
     and those of 0 do not.
@@ -349,16 +350,6 @@ def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]
     if lost:
         notes.append(f"{lost} lists have no text that belongs to their query and are not used.")
     return PAIRS, table
-
-
-def _labels(split: Dataset, kind: str, numbered: Numbered) -> Array:
-    """Return what the losses take beside the vectors, of rows: which texts are the same, or
-    scores."""
-    if kind == SCORED:
-        scores = numbered_texts.scores(split)
-        return np.stack([np.ones_like(scores), scores], axis=1)
-    labels: Array = np.append(numbered.identities, 0)[numbered.members]  # the last one for -1
-    return labels
 
 
 def _corpus(numbered: Numbered) -> Corpus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -206,14 +206,21 @@ class SentenceVectors:
         self, texts: Sequence[str], parameters: Mapping[str, Any]
     ) -> Sequence[torch.Tensor]:
         """Return the vector [width] of each text, all with one request's prompt and side."""
-        tokens = self._tokens(texts, parameters)
-        if self.loaded is None:
-            return list(torch.cat([self._library_vectors(some) for some in tokens]).float().cpu())
+        prompt, prompt_length = self._prompt(parameters), None
+        vectors: list[torch.Tensor] = []
         rows: list[TokenRow] = []
-        prompt_length = None
-        for some in tokens:
-            rows += self._rows(self.loaded, some)
-            prompt_length = some.get("prompt_length")
+        # Piece by piece, since the library pads all texts of a call to the longest one.
+        for piece in bounds.pieces(texts, len(prompt)):
+            with cutting(self.model.tokenizer, side_of(parameters)):
+                some = list(texts[piece.start : piece.stop])
+                tokens: dict[str, Any] = self.model.preprocess(some, prompt=prompt)
+            if self.loaded is None:
+                vectors.append(self._library_vectors(tokens))
+            else:
+                rows += self._rows(self.loaded, tokens)
+                prompt_length = tokens.get("prompt_length")
+        if self.loaded is None:
+            return list(torch.cat(vectors).float().cpu())
         return self.loaded.forward(rows, Pooling(list(self.model)[1:], prompt_length))
 
     @torch.inference_mode()
@@ -232,18 +239,6 @@ class SentenceVectors:
             parts.append(self.model(batch)["sentence_embedding"])
         back = order.argsort()
         return torch.cat(parts)[to_device(back, parts[0].device)]
-
-    def _tokens(
-        self, texts: Sequence[str], parameters: Mapping[str, Any]
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the tokens that the library makes of texts, piece by piece, since it pads all of a
-        call to its longest text."""
-        prompt = self._prompt(parameters)
-        for piece in bounds.pieces(texts, len(prompt)):
-            with cutting(self.model.tokenizer, side_of(parameters)):
-                some = list(texts[piece.start : piece.stop])
-                tokens: dict[str, Any] = self.model.preprocess(some, prompt=prompt)
-            yield tokens
 
     def _rows(self, loaded: LoadedModel, tokens: Mapping[str, Any]) -> list[TokenRow]:
         """Return the tokens of texts without the library's padding. A row keeps what is pooled."""

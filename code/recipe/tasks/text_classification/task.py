@@ -68,24 +68,6 @@ class _Classes(EncoderObjective):
         return Scores(self._thresholds)
 
 
-def _check_is_of_classes(class_weight: str | None, smoothing: float | None, problem: str) -> None:
-    """Check that hyperparameters for single classes are not given for other kinds of labels, where
-    they would have no effect.
-
-    Raises:
-        HyperparameterError: One is.
-    """
-    values = {"class_weight": class_weight, "label_smoothing_factor": smoothing}
-    for name, value in values.items():
-        if problem != SINGLE and value:
-            what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
-            raise HyperparameterError(
-                f"Hyperparameter {name} has value {value}, but {what}: it is for rows of one class "
-                "each.",
-                "Leave it out, or give problem_type=single_label_classification.",
-            )
-
-
 CLASSES: Objective = _Classes()
 """Labels of each sample; its loss is the mean over samples."""
 
@@ -104,9 +86,21 @@ class TextClassification(Task):
         self.train, self.notes = self.data.train, self.data.notes
         self._tuned: Mapping[str, float] = {}
         self.check_best(SCORES_OF[self.data.labels.problem])
+        problem = self.data.labels.problem
         smoothing = hyperparameters.passed.get("label_smoothing_factor")
-        _check_is_of_classes(hyperparameters.class_weight, smoothing, self.data.labels.problem)
-        if self.options.tune_thresholds and self.data.labels.problem != SEVERAL:
+        of_classes = {
+            "class_weight": hyperparameters.class_weight,
+            "label_smoothing_factor": smoothing,
+        }
+        for name, value in of_classes.items():
+            if problem != SINGLE and value:
+                what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
+                raise HyperparameterError(
+                    f"Hyperparameter {name} has value {value}, but {what}: it is for rows of one "
+                    "class each.",
+                    "Leave it out, or give problem_type=single_label_classification.",
+                )
+        if self.options.tune_thresholds and problem != SEVERAL:
             raise HyperparameterError(
                 "Hyperparameter tune_thresholds has value True, but a row has one label only: the "
                 "most probable one is its answer, and there is no threshold.",

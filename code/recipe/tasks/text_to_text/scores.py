@@ -12,7 +12,6 @@ import sacrebleu
 import torch
 from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
-from recipe.batching.packing import Rows
 from recipe.reports.section import TEXT, Section
 from recipe.runtime.device import everyones
 from recipe.tasks.text_to_text.batches import Pairs
@@ -44,11 +43,23 @@ class Written:
         """Return `WRITING_SCORES`, against the targets of the data as they were given: from 0 to
         100, but for the mean number of tokens."""
         targets = self.targets()
+        kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+        joined = "".join(targets).lower()
+        letters = sum(character.isalnum() for character in joined)
+        is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
+        # As run_summarization.py has it, where the library's own words can be told.
+        scorer = RougeScorer(kinds, use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
+        rouge = [scorer.score(true, text) for text, true in zip(self.texts, targets, strict=True)]
+        # How sacrebleu tells words apart: in languages without spaces, by characters.
+        code = re.split("[_-]", language or "")[0].lower()
+        words = "13a"
+        if code in ("zh", "zho", "yue"):
+            words = "zh"
+        elif code in ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my"):
+            words = "char"
         return {
-            **_rouge(self.texts, targets),
-            "bleu": float(
-                sacrebleu.corpus_bleu(self.texts, [targets], tokenize=_split_of(language)).score
-            ),
+            **{kind: 100 * float(np.mean([one[kind].fmeasure for one in rouge])) for kind in kinds},
+            "bleu": float(sacrebleu.corpus_bleu(self.texts, [targets], tokenize=words).score),
             "chrf": float(sacrebleu.corpus_chrf(self.texts, [targets]).score),
             "gen_len": float(np.mean(self.lengths)),
         }
@@ -98,31 +109,23 @@ def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any])
     with torch.no_grad(), trainer.compute_loss_context_manager():
         for start in range(0, len(mine), size):
             batch = mine[start : start + size]
-            output = _generated(inner, tokenizer, pairs, batch, options)
+            ids = np.full((len(batch), int(pairs.sources[batch].max())), tokenizer.pad_token_id)
+            mask = np.zeros_like(ids)
+            for index, row in enumerate(batch.tolist()):
+                source = pairs.tokens(row)[: pairs.sources[row]]
+                ids[index, : len(source)], mask[index, : len(source)] = source, 1
+            output = inner.generate(
+                input_ids=torch.from_numpy(ids).to(inner.device),
+                attention_mask=torch.from_numpy(mask).to(inner.device),
+                do_sample=False,
+                **options,
+            )
             texts = tokenizer.batch_decode(output, skip_special_tokens=True)
             lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
             texts_by_row += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
     every = sorted(row for part in everyones(texts_by_row) for row in part)
     numbers, texts, lengths = (list(part) for part in zip(*every, strict=True))
     return Written(numbers, texts, lengths, pairs)
-
-
-def _generated(
-    model: Any, tokenizer: Any, pairs: Pairs, rows: Rows, options: dict[str, Any]
-) -> Any:
-    longest = int(pairs.sources[rows].max())
-    ids = np.full((len(rows), longest), tokenizer.pad_token_id)
-    mask = np.zeros_like(ids)
-    for index, row in enumerate(rows.tolist()):
-        source = pairs.tokens(row)[: pairs.sources[row]]
-        ids[index, : len(source)], mask[index, : len(source)] = source, 1
-    device = model.device
-    return model.generate(
-        input_ids=torch.from_numpy(ids).to(device),
-        attention_mask=torch.from_numpy(mask).to(device),
-        do_sample=False,
-        **options,
-    )
 
 
 class _Words:
@@ -132,22 +135,3 @@ class _Words:
     def tokenize(self, text: str) -> list[str]:
         """Return words in lower case."""
         return _WORD.findall(text.lower())
-
-
-def _rouge(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
-    joined = "".join(targets).lower()
-    letters = sum(character.isalnum() for character in joined)
-    is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
-    # As run_summarization.py has it, where the library's own words can be told.
-    scorer = RougeScorer(kinds, use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
-    scored = [scorer.score(target, text) for text, target in zip(texts, targets, strict=True)]
-    return {kind: 100 * float(np.mean([one[kind].fmeasure for one in scored])) for kind in kinds}
-
-
-def _split_of(language: str | None) -> str:
-    """Return how sacrebleu tells words apart: in languages without spaces, by characters."""
-    start = re.split("[_-]", language or "")[0].lower()
-    if start in ("zh", "zho", "yue"):
-        return "zh"
-    return "char" if start in ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my") else "13a"

@@ -117,8 +117,16 @@ class TextGenerator(ServedTask):
         limit = self.loaded.limit({"truncation": request.parameters.get("truncation")})
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
         source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
-        self._hold_written(len(inputs.values), options)
-        bounds.hold(Bound.ROWS, len(inputs.values))
+        generation: Any = self.loaded.model.generation_config
+        beams = options.get("num_beams", generation.num_beams) or 1
+        count = options.get("num_return_sequences", generation.num_return_sequences) or 1
+        new = options.get("max_new_tokens") or options["max_length"]
+        texts, rows = len(inputs.values), max(beams, count)
+        bounds.hold(
+            Bound.WRITTEN, texts * rows * new,
+            f"{texts:,} texts x {rows:,} beams or answers x {new:,} new tokens",
+        )  # fmt: skip
+        bounds.hold(Bound.ROWS, texts)
         bounds.hold_text(prefix)
         whole: list[list[int]] = []
         token_ids: list[list[int]] = []
@@ -127,31 +135,18 @@ class TextGenerator(ServedTask):
                 # Other requests may have set theirs in the meantime.
                 tokenizer.src_lang = source or self.defaults["tokenizer_src_lang"]
             some = inputs.values[piece.start : piece.stop]
-            texts = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
-            whole += tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
-            token_ids += tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+            some = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
+            whole += tokenizer(some, truncation=True, max_length=limit + 1)["input_ids"]
+            token_ids += tokenizer(some, truncation=True, max_length=limit)["input_ids"]
             bounds.hold(Bound.READ, sum(map(len, token_ids)))
         inputs = inputs.with_tokens(request, token_ids)
         lengths = [len(ids) for ids, kept in zip(whole, token_ids, strict=True) if kept]
         token_ids = [ids for ids in token_ids if ids]
         truncated = [index for index, count in enumerate(lengths) if count > limit]
         loaded_model.refuse_uncut(request, truncated, limit)
-        new = options.get("max_new_tokens") or options["max_length"]
         return Prepared(
             request=request, inputs=inputs, sizes=[len(ids) + new for ids in token_ids],
             tokens=sum(map(len, token_ids)), truncated=truncated, work=(token_ids, options),
-        )  # fmt: skip
-
-    def _hold_written(self, texts: int, options: Mapping[str, Any]) -> None:
-        """Raise TooCostly if a request may generate too much."""
-        generation: Any = self.loaded.model.generation_config
-        beams = options.get("num_beams", generation.num_beams) or 1
-        count = options.get("num_return_sequences", generation.num_return_sequences) or 1
-        new = options.get("max_new_tokens") or options["max_length"]
-        rows = max(beams, count)
-        bounds.hold(
-            Bound.WRITTEN, texts * rows * new,
-            f"{texts:,} texts x {rows:,} beams or answers x {new:,} new tokens",
         )  # fmt: skip
 
     def _options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:

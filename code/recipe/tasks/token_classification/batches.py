@@ -52,23 +52,20 @@ class TagLayout(CompositeLayout):
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return the tensors of the texts, with the places that are learned."""
-        batch, first = self.laid(samples, rows)
-        return batch | _tag_positions(samples, rows, first, self.learned, self.words)
-
-
-def _tag_positions(samples: Samples, rows: Rows, first: Rows, learned: int, words: int) -> Batch:
-    assert isinstance(samples, TaggedSamples)
-    source, owner, within = samples.token_positions(rows)
-    indices = np.flatnonzero(samples.tags[source] != NOT_LEARNED)
-    source, owner, within = source[indices], owner[indices], within[indices]
-    batch = pad_positions(first[owner] + within, samples.tags[source], owner, len(first), learned)
-    # Tokens that are not judged go to a slot behind the last word, which is cut off.
-    slots = np.full(len(batch["places"]), words, dtype=np.int64)
-    heads = np.flatnonzero(samples.heads[source])
-    if words and len(heads):
-        of_heads = owner[heads]
-        starts = np.searchsorted(of_heads, of_heads)
-        slots[heads] = np.arange(len(heads)) - starts
-    batch["slots"] = torch.from_numpy(slots)
-    batch["answers"] = torch.zeros((len(first), 1 + 3 * words), dtype=torch.int8)
-    return batch
+        assert isinstance(samples, TaggedSamples)
+        laid, first = self.laid(samples, rows)
+        source, owner, within = samples.token_positions(rows)
+        indices = np.flatnonzero(samples.tags[source] != NOT_LEARNED)
+        source, owner, within = source[indices], owner[indices], within[indices]
+        tags = samples.tags[source]
+        batch = pad_positions(first[owner] + within, tags, owner, len(first), self.learned)
+        # Tokens that are not judged go to a slot behind the last word, which is cut off.
+        slots = np.full(len(batch["places"]), self.words, dtype=np.int64)
+        heads = np.flatnonzero(samples.heads[source])
+        if self.words and len(heads):
+            of_heads = owner[heads]
+            starts = np.searchsorted(of_heads, of_heads)
+            slots[heads] = np.arange(len(heads)) - starts
+        batch["slots"] = torch.from_numpy(slots)
+        batch["answers"] = torch.zeros((len(first), 1 + 3 * self.words), dtype=torch.int8)
+        return laid | batch

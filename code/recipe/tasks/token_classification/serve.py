@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,8 +40,14 @@ class Tagger(ServedTask):
         """Return the token classifier that `origin` names."""
         loaded = loading.load(origin, AutoModelForTokenClassification)
         pipeline = pipelines.wrap_pipeline("token-classification", loaded)
+        gather = pipeline.gather_pre_entities
+
+        def pause_and_gather(*values: Any, **options: Any) -> Any:
+            turns.pause()
+            return gather(*values, **options)
+
         # It is called for each window of a text.
-        pipeline.gather_pre_entities = _pausing(pipeline.gather_pre_entities)
+        pipeline.gather_pre_entities = pause_and_gather
         return cls(loaded=loaded, pipeline=pipeline)
 
     def prepare(self, request: Request) -> Prepared:
@@ -134,28 +140,21 @@ class Tagger(ServedTask):
             if "ignore_labels" in after:
                 after["ignore_labels"] = frozenset(after["ignore_labels"])
             scores = [[next(logits) for _ in chunks] for chunks in prepared.work]
+            entities, count = [], 0
             try:
-                entities = self._entities(prepared, scores, after)
+                for chunks, chunk_scores in zip(prepared.work, scores, strict=True):
+                    scored = [
+                        {**chunk, "logits": values.unsqueeze(0)}
+                        for chunk, values in zip(chunks, chunk_scores, strict=True)
+                    ]
+                    entities.append(json_values(self.pipeline.postprocess(scored, **after)))
+                    count += len(entities[-1])
+                    bounds.hold(Bound.ANSWER, 6 * count, f"{count:,} entities")
             except bounds.TooCostly as error:
                 answers.append(error)
             else:
                 answers.append(Answers(entities, prepared.truncated, prepared.request.single))
         return answers
-
-    def _entities(
-        self, prepared: Prepared, logits: Sequence[Sequence[Any]], options: Mapping[str, Any]
-    ) -> list[Any]:
-        """Return the entities of each text. Raise TooCostly if they are too many for an answer."""
-        entities, count = [], 0
-        for chunks, scores in zip(prepared.work, logits, strict=True):
-            scored = [
-                {**chunk, "logits": values.unsqueeze(0)}
-                for chunk, values in zip(chunks, scores, strict=True)
-            ]
-            entities.append(json_values(self.pipeline.postprocess(scored, **options)))
-            count += len(entities[-1])
-            bounds.hold(Bound.ANSWER, 6 * count, f"{count:,} entities")
-        return entities
 
 
 def _strip_padding(chunk: dict[str, Any]) -> dict[str, Any]:
@@ -168,13 +167,3 @@ def _strip_padding(chunk: dict[str, Any]) -> dict[str, Any]:
     return {**chunk, **tensors} | (
         {} if words is None else {"word_ids": list(itertools.compress(words, kept))}
     )
-
-
-def _pausing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a pause before each call."""
-
-    def paused(*values: Any, **options: Any) -> Any:
-        turns.pause()
-        return function(*values, **options)
-
-    return paused

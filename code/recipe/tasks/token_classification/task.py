@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,10 @@ class TokenClassification(Task):
         """Return the model with a head for the tags, in the order of the model's own if it has the
         same."""
         trusted = {"trust_remote_code": self.hyperparameters.trust_remote_code}
-        known = self._known_to(source, trusted)
+        known: tuple[str, ...] = ()
+        with contextlib.suppress(OSError, ValueError):  # what loading the model says is better
+            config: Any = AutoConfig.from_pretrained(source.name, **trusted)
+            known = tuple(str(name) for _, name in sorted((config.id2label or {}).items()))
         if set(known) == set(self._names) or not self.hyperparameters.trains:
             if not set(self._names) <= set(known):
                 raise ModelError(
@@ -132,14 +136,6 @@ class TokenClassification(Task):
             label2id={name: number for number, name in enumerate(self._names)},
         )
         return model, words.reading_words(tokenizer, source.name, trusted)
-
-    def _known_to(self, source: Source, trusted: Mapping[str, Any]) -> tuple[str, ...]:
-        try:
-            config: Any = AutoConfig.from_pretrained(source.name, **trusted)
-        except (OSError, ValueError):
-            return ()  # what loading the model says is better
-        names = config.id2label or {}
-        return tuple(str(names[number]) for number in sorted(names))
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a window; what serves the model reads as many."""
