@@ -166,7 +166,20 @@ def shard(trainer: Trainer) -> None:
             plugin.mixed_precision_policy, output_dtype=None, reduce_dtype=torch.float32
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
-    _keep_together(trainer, model)
+    if not _sharing(model) <= {model.get_input_embeddings(), model.get_output_embeddings()}:
+        # accelerate shards the embeddings in a separate group, and torch refuses a weight in two
+        # groups: the embedding of both halves of a T5, the bias of BERT's head for masked tokens.
+        accelerator: Any = trainer.accelerator
+        original = accelerator.prepare
+
+        def prepare(*args: Any, **options: Any) -> Any:
+            model.get_input_embeddings = model.get_output_embeddings = lambda: None
+            try:
+                return original(*args, **options)
+            finally:
+                del model.get_input_embeddings, model.get_output_embeddings
+
+        accelerator.prepare = prepare
     if not plugin.transformer_cls_names_to_wrap:
         # Shard the indivisible classes, without the embedding and without weights that another
         # module shares, such as the bias of a head for masked tokens.
@@ -183,28 +196,6 @@ def _sharing(model: torch.nn.Module) -> set[torch.nn.Module]:
             if weight is not None:
                 holders.setdefault(id(weight), []).append(module)
     return {module for several in holders.values() if len(several) > 1 for module in several}
-
-
-def _keep_together(trainer: Trainer, model: Any) -> None:
-    """Make accelerate shard the embeddings with the rest if other modules share their weights.
-
-    By default it shards them in a separate group, and torch refuses a weight in two groups: the
-    embedding of both halves of a T5, the bias of BERT's head for masked tokens.
-    """
-    embeddings = {model.get_input_embeddings(), model.get_output_embeddings()}
-    if _sharing(model) <= embeddings:
-        return
-    accelerator: Any = trainer.accelerator
-    original = accelerator.prepare
-
-    def prepare(*args: Any, **options: Any) -> Any:
-        model.get_input_embeddings = model.get_output_embeddings = lambda: None
-        try:
-            return original(*args, **options)
-        finally:
-            del model.get_input_embeddings, model.get_output_embeddings
-
-    accelerator.prepare = prepare
 
 
 def has_changing_buffers(model: torch.nn.Module) -> bool:

@@ -46,11 +46,24 @@ def samples(
     encoder = Encoder(tokenizer, max_length)
 
     def make(batch: Mapping[str, list[Any]], rows: range) -> dict[str, store.Column]:
-        if not names:
-            return _cut(batch, rows, tokenizer, max_length)
-        ids, types, lengths = encoder.encode(*(batch[name] for name in names))
-        columns = {TOKEN_IDS: ids, store.LENGTHS: lengths}
-        return columns if types is None else {**columns, TYPE_IDS: types}
+        if names:
+            ids, types, lengths = encoder.encode(*(batch[name] for name in names))
+            columns = {TOKEN_IDS: ids, store.LENGTHS: lengths}
+            return columns if types is None else {**columns, TYPE_IDS: types}
+        check_ids(batch[TOKEN_IDS], tokenizer, rows.start)
+        lengths = store.lengths_of(batch[TOKEN_IDS])
+        columns = {store.LENGTHS: np.minimum(lengths, max_length)}
+        for name, kind in ((TOKEN_IDS, np.int32), (TYPE_IDS, np.int8)):
+            if name in batch:
+                if not np.array_equal(store.lengths_of(batch[name]), lengths):
+                    raise DataError(f"In some rows {name} and {TOKEN_IDS} are not of one length.")
+                # The last token is the closing special token, which the model was trained to see.
+                kept = [
+                    row if len(row) <= max_length else [*row[: max_length - 1], row[-1]]
+                    for row in batch[name]
+                ]
+                columns[name] = store.flat(kept, kind)
+        return columns
 
     tokens = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
     types = tokens.get(TYPE_IDS)
@@ -125,26 +138,6 @@ def cached(
             load_from_cache_file=True,
             **options,
         )
-
-
-def _cut(
-    batch: Mapping[str, list[Any]], rows: range, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, store.Column]:
-    """Return the tokens of rows that came tokenised."""
-    check_ids(batch[TOKEN_IDS], tokenizer, rows.start)
-    lengths = store.lengths_of(batch[TOKEN_IDS])
-    columns = {store.LENGTHS: np.minimum(lengths, max_length)}
-    for name, kind in ((TOKEN_IDS, np.int32), (TYPE_IDS, np.int8)):
-        if name in batch:
-            if not np.array_equal(store.lengths_of(batch[name]), lengths):
-                raise DataError(f"In some rows {name} and {TOKEN_IDS} are not of one length.")
-            # The last token is the closing special token, which the model was trained to see.
-            kept = [
-                row if len(row) <= max_length else [*row[: max_length - 1], row[-1]]
-                for row in batch[name]
-            ]
-            columns[name] = store.flat(kept, kind)
-    return columns
 
 
 def check_ids(

@@ -52,24 +52,18 @@ class PictureSamples(Samples):
             return pixels
         random = np.random.default_rng((2, *self.drawn_with, row))
         if CROP in self.augmentation:
-            pixels = _cropped(pixels, random)
+            from PIL import Image
+
+            _, height, width = pixels.shape
+            tall, wide = random.uniform(_LEAST_SHARE, 1, 2) * (height, width)
+            top, left = random.random(2) * (height - tall, width - wide)
+            whole: Any = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+            box = (left, top, left + wide, top + tall)
+            part = whole.resize((width, height), Image.Resampling.BILINEAR, box=box)
+            pixels = np.asarray(part).transpose(2, 0, 1)
         if FLIP in self.augmentation and random.random() < 0.5:
             pixels = pixels[..., ::-1]
         return pixels
-
-
-def _cropped(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """Return a part of a picture, as large as the picture."""
-    from PIL import Image
-
-    _, height, width = pixels.shape
-    tall, wide = random.uniform(_LEAST_SHARE, 1, 2) * (height, width)
-    top, left = random.random(2) * (height - tall, width - wide)
-    whole: Any = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-    box = (left, top, left + wide, top + tall)
-    part = whole.resize((width, height), Image.Resampling.BILINEAR, box=box)
-    cropped: Pixels = np.asarray(part).transpose(2, 0, 1)
-    return cropped
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from recipe.models import lora
 from recipe.reports.section import TEXT, Section
 from recipe.tasks.masked_lm.batches import MaskedTexts
 
@@ -21,7 +22,7 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) 
     Args:
         model: It is put into evaluation mode.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     inner.eval()
     masked = np.flatnonzero(texts.labels)
     chosen = masked[np.linspace(0, len(masked) - 1, min(_SHOWN, len(masked))).astype(int)]

@@ -71,10 +71,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     for file in reading.files:
         part = file.part
         with problems.noted():
-            usable = _usable(part, file.columns)
-            kinds.setdefault(usable.are_talks, part.path)
-            tables.setdefault(file.split, []).append(usable.table)
-            for why, (count, first) in usable.left_out.items():
+            table, has_talks, left_out = _usable(part, file.columns)
+            kinds.setdefault(has_talks, part.path)
+            tables.setdefault(file.split, []).append(table)
+            for why, (count, first) in left_out.items():
                 notes.append(
                     f"{count} of {part.table.num_rows} pairs are not used: {why} (the first: "
                     f"{part.where(first)})."
@@ -108,19 +108,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Usable:
-    """The rows of a part that can be used, and why others cannot."""
-
-    table: pa.Table
-    """Of texts; of lists of messages as JSON."""
-    are_talks: bool
-    left_out: Mapping[str, tuple[int, int]]
-    """By the reason: how many rows, and the first of them."""
-
-
-def _usable(part: Part, columns: Selection) -> _Usable:
-    """Return the rows that can be used.
+def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str, tuple[int, int]]]:
+    """Return the rows that can be used, as texts or JSON of messages; whether they are messages;
+    and by each reason to leave out others how many, and the first of them.
 
     Raises:
         DataError: rows have different kinds of values, or too many have no prompt.
@@ -178,7 +168,7 @@ def _usable(part: Part, columns: Selection) -> _Usable:
             f"{', '.join(part.table.column_names)}.",
             "Name the column of prompts in the hyperparameter prompt_column.",
         )
-    return _Usable(table=table, are_talks=bool(talks), left_out=left_out)
+    return table, bool(talks), left_out
 
 
 def _conversations(part: Part, columns: Selection) -> set[str]:
@@ -188,12 +178,13 @@ def _conversations(part: Part, columns: Selection) -> set[str]:
         DataError: only one of the answers is a conversation.
     """
     talks = {
-        what
-        for what, name in ((role, columns[role]) for role in _SCHEMA.names if role in columns)
-        if any(
+        role
+        for role in _SCHEMA.names
+        if role in columns
+        and any(
             _is_talk(value)
-            for _, batch in part.batches([name])
-            for value in batch[name].to_pylist()
+            for _, batch in part.batches([columns[role]])
+            for value in batch[columns[role]].to_pylist()
         )
     }
     if len(talks - {PROMPT}) == 1:

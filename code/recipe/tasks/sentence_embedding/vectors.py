@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +217,16 @@ class SentenceVectors:
             if self.loaded is None:
                 vectors.append(self._library_vectors(tokens))
             else:
-                rows += self._rows(self.loaded, tokens)
+                takes_types = TYPE_IDS in inspect.signature(self.loaded.model.forward).parameters
+                has_types = takes_types and TYPE_IDS in tokens
                 prompt_length = tokens.get("prompt_length")
+                for index, is_real in enumerate(tokens["attention_mask"].bool()):
+                    ids = tokens["input_ids"][index][is_real].tolist()
+                    types = tokens[TYPE_IDS][index][is_real].tolist() if has_types else None
+                    keep = None
+                    if prompt_length is not None and not self.model[1].include_prompt:
+                        keep = list(range(int(prompt_length), len(ids)))  # what is pooled
+                    rows.append(TokenRow(ids, types, keep))
         if self.loaded is None:
             return list(torch.cat(vectors).float().cpu())
         return self.loaded.forward(rows, Pooling(list(self.model)[1:], prompt_length))
@@ -239,22 +247,6 @@ class SentenceVectors:
             parts.append(self.model(batch)["sentence_embedding"])
         back = order.argsort()
         return torch.cat(parts)[to_device(back, parts[0].device)]
-
-    def _rows(self, loaded: LoadedModel, tokens: Mapping[str, Any]) -> list[TokenRow]:
-        """Return the tokens of texts without the library's padding. A row keeps what is pooled."""
-        takes_types = TYPE_IDS in inspect.signature(loaded.model.forward).parameters
-        has_types = takes_types and TYPE_IDS in tokens
-        rows = [
-            TokenRow(
-                tokens["input_ids"][index][is_real].tolist(),
-                tokens[TYPE_IDS][index][is_real].tolist() if has_types else None,
-            )
-            for index, is_real in enumerate(tokens["attention_mask"].bool())
-        ]
-        if "prompt_length" not in tokens or self.model[1].include_prompt:
-            return rows
-        first = int(tokens["prompt_length"])
-        return [replace(row, keep=list(range(first, len(row.ids)))) for row in rows]
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         """Return the text before each text of a request with these parameters."""

@@ -12,6 +12,7 @@ import sacrebleu
 import torch
 from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
+from recipe.models import lora
 from recipe.reports.section import TEXT, Section
 from recipe.runtime.device import everyones
 from recipe.tasks.text_to_text.batches import Pairs
@@ -101,7 +102,7 @@ def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any])
     by_length = rows[np.argsort(pairs.lengths[rows], kind="stable")]
     mine = by_length[trainer.args.process_index :: trainer.args.world_size]
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     inner.eval()
     tokenizer = trainer.processing_class
     texts_by_row: list[tuple[int, str, int]] = []

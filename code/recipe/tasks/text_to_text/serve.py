@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -222,33 +222,29 @@ class TextGenerator(ServedTask):
         generated together. If predictions take turns, an answer is a function that returns it.
         """
         later: list[Callable[[], Answers]] = []
+        generation: Any = self.loaded.model.generation_config
         for prepared in requests:
-            pieces = [*self._pieces(prepared)]
+            token_ids, options = prepared.work
+            beams = options.get("num_beams", generation.num_beams) or 1
+            count = options.get("num_return_sequences", generation.num_return_sequences) or 1
+            # A step takes no longer than one of as many texts with the usual beams.
+            size = max(1, min(BATCH, BATCH * _BEAMS // max(beams, count)))
+            penalty = generation.encoder_repetition_penalty
+            if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
+                # Penalties on tokens of the source would apply to its padding, too.
+                size = 1
+            sources = [Source(index, ids) for index, ids in enumerate(token_ids)]
+            alike: Any = object()
+            # What is drawn for one text depends on what is drawn for its neighbours.
+            if options.get("seed") is None:
+                sources.sort(key=lambda source: len(source.ids))
+                if size > 1:
+                    alike = json.dumps(options, sort_keys=True)
+            pieces = [*gathering.pieces(sources, alike, size)]
             for piece in pieces:
                 self.gathering.add(piece)
             later.append(partial(self._answer, prepared, pieces))
         return list(later) if turns.are_taken() else [answer() for answer in later]
-
-    def _pieces(self, prepared: Prepared) -> Iterator[Piece[Source]]:
-        """Cut a request's texts into pieces that are generated together."""
-        generation: Any = self.loaded.model.generation_config
-        token_ids, options = prepared.work
-        beams = options.get("num_beams", generation.num_beams) or 1
-        rows = max(beams, options.get("num_return_sequences", generation.num_return_sequences) or 1)
-        # A step takes no longer than one of as many texts with the usual beams.
-        size = max(1, min(BATCH, BATCH * _BEAMS // rows))
-        penalty = generation.encoder_repetition_penalty
-        if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
-            # Penalties on tokens of the source would apply to its padding, too.
-            size = 1
-        sources = [Source(index, ids) for index, ids in enumerate(token_ids)]
-        alike: Any = object()
-        # What is drawn for one text depends on what is drawn for its neighbours.
-        if options.get("seed") is None:
-            sources.sort(key=lambda source: len(source.ids))
-            if size > 1:
-                alike = json.dumps(options, sort_keys=True)
-        return gathering.pieces(sources, alike, size)
 
     def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Source]]) -> Answers:
         """Return a request's answer, once its pieces are generated."""

@@ -71,7 +71,13 @@ class Tagger(ServedTask):
                 bounds.hold_windows(tokenizer, text, limit - specials, shared)
             of_text = []
             for chunk in self.pipeline.preprocess(text, **before):
-                of_text.append(_strip_padding(chunk))
+                kept = chunk["attention_mask"][0].bool()
+                if not bool(kept.all()):  # padding stands before a window or behind it
+                    tensors = {n: v[:, kept] for n, v in chunk.items() if torch.is_tensor(v)}
+                    chunk = {**chunk, **tensors}
+                    if chunk.get("word_ids") is not None:
+                        chunk["word_ids"] = list(itertools.compress(chunk["word_ids"], kept))
+                of_text.append(chunk)
                 turns.pause()
             chunks.append(of_text)
             rows += len(of_text)
@@ -155,15 +161,3 @@ class Tagger(ServedTask):
             else:
                 answers.append(Answers(entities, prepared.truncated, prepared.request.single))
         return answers
-
-
-def _strip_padding(chunk: dict[str, Any]) -> dict[str, Any]:
-    """Return a window of a text without its padding, which stands before it or behind it."""
-    kept = chunk["attention_mask"][0].bool()
-    if bool(kept.all()):
-        return chunk
-    tensors = {name: value[:, kept] for name, value in chunk.items() if torch.is_tensor(value)}
-    words = chunk.get("word_ids")
-    return {**chunk, **tensors} | (
-        {} if words is None else {"word_ids": list(itertools.compress(words, kept))}
-    )
