@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.console import say
 from recipe.errors import DataError
 
 # Files with the limit and the use of a container, and the entry for the page cache, which counts as
@@ -69,23 +68,6 @@ def available(
             cached = int(dict(line.split() for line in stat.splitlines()).get(cache, 0))
             bounds.append(most - int((groups / used).read_text()) + cached)
     return max(0, min(bounds)) if bounds else None
-
-
-def tell_if_short(what: str, needed: int, remedy: str, free: int | None = None) -> None:
-    """Log a warning if memory may not suffice, since a killed process cannot report it.
-
-    Args:
-        what: What takes the memory: the beginning of a sentence.
-        needed: Approximate bytes.
-        remedy: An alternative to more memory.
-        free: Available bytes; by default measured now.
-    """
-    free = available() if free is None else free
-    if free is not None and needed > free:
-        say(
-            f"warning: {what} takes about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
-            f"are free. If the job is killed, use an instance with more memory, or {remedy}."
-        )
 
 
 @contextlib.contextmanager

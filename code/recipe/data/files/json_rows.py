@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from recipe.console import say
 from recipe.data.column_names import LABEL, SPLIT_COLUMN, TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text, token_data
@@ -145,9 +146,15 @@ def _is_on_a_line(path: Path, encoding: str) -> bool:
 
 
 def _tell_if_short(path: Path, characters: int) -> None:
-    """Before a document of so many characters is read whole."""
-    what = f"{path} ({characters / 1e6:.0f} MB of characters), one JSON document,"
-    memory.tell_if_short(what, _TIMES_CHARACTERS * characters, "write a row on each line")
+    """Log a warning if memory may not suffice for so long a document, which is read whole, since a
+    killed process cannot report it."""
+    free, needed = memory.available(), _TIMES_CHARACTERS * characters
+    if free is not None and needed > free:
+        say(
+            f"warning: {path} ({characters / 1e6:.0f} MB of characters), one JSON document, takes "
+            f"about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free. If the job "
+            "is killed, use an instance with more memory, or write a row on each line."
+        )
 
 
 def _objects(path: Path, encoding: str) -> Iterator[_Block]:

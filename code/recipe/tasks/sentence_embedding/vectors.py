@@ -206,7 +206,8 @@ class SentenceVectors:
         self, texts: Sequence[str], parameters: Mapping[str, Any]
     ) -> Sequence[torch.Tensor]:
         """Return the vector [width] of each text, all with one request's prompt and side."""
-        prompt, prompt_length = self._prompt(parameters), None
+        prompt = self._prompt(parameters)
+        prompt_length: int | None = None
         vectors: list[torch.Tensor] = []
         rows: list[TokenRow] = []
         # Piece by piece, since the library pads all texts of a call to the longest one.

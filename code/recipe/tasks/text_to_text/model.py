@@ -76,14 +76,10 @@ def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
     its decoder."""
     inner = lora.bare(model)
     if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
-        return functools.partial(_prepared, inner.prepare_decoder_input_ids_from_labels)
+        return inner.prepare_decoder_input_ids_from_labels  # type: ignore[no-any-return]
     shift = inspect.getmodule(type(inner)).shift_tokens_right  # type: ignore[union-attr]
     config = inner.config
     return functools.partial(_shifted, shift, config.pad_token_id, config.decoder_start_token_id)
-
-
-def _prepared(shift: Callable[..., Tensor], labels: Tensor) -> Tensor:
-    return shift(labels=labels)
 
 
 def _shifted(shift: Callable[..., Tensor], pad: int, start: int, labels: Tensor) -> Tensor:
