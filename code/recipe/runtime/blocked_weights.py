@@ -39,11 +39,6 @@ _FOLLOWED_BY_GELU: Sequence[tuple[str, str]] = (
 def why_not(model: nn.Module, dtype: torch.dtype, environ: Mapping[str, str]) -> str | None:
     """Return why a model's weights keep their layout; None if they can be reordered.
 
-    Args:
-        model: The model, on its device.
-        dtype: Its precision.
-        environ: AMPHORA_BLOCKED_WEIGHTS.
-
     Raises:
         ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
     """

@@ -47,15 +47,8 @@ def share_freed() -> None:
 def available(
     host: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Return the bytes available on this host, or within the container's limit if that is less.
-
-    Args:
-        host: The kernel's file.
-        groups: The folder of the control groups.
-
-    Returns:
-        None if neither can be read.
-    """
+    """Return the bytes available on this host, or within the container's limit if that is less;
+    None if neither can be read."""
     bounds: list[int] = []
     with contextlib.suppress(OSError, ValueError, KeyError):
         lines = dict(line.split(":", 1) for line in host.read_text().splitlines())

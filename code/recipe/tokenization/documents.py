@@ -56,10 +56,6 @@ def tokenise(
     pieces, each of which starts with the last token of the one before, so that every token but
     the first is learned once.
 
-    Args:
-        name: Of the split, for messages.
-        long_texts: The hyperparameter.
-
     Raises:
         DataError: Nothing is left to learn, or the chat template rejects a conversation.
     """

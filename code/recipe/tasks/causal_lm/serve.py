@@ -27,10 +27,6 @@ from recipe.tasks.causal_lm.spec import SPECS
 
 def check_template(tokenizer: Any, location: str) -> None:
     """Raise ModelError if a tokenizer's chat template is not a template: no chat could be answered.
-
-    Args:
-        tokenizer: The tokenizer.
-        place: The model's folder or name.
     """
     try:
         if tokenizer.chat_template:

@@ -42,7 +42,6 @@ def tokenise(
     or difference was truncated completely is left out.
 
     Args:
-        name: Of the split, for messages.
         are_talks: Whether the rows are conversations.
 
     Raises:

@@ -38,7 +38,6 @@ def tokenise(
     where there is none, the first token (CLS).
 
     Args:
-        name: Of the split, for messages.
         judged: Whether the model's answers are wanted.
 
     Raises:

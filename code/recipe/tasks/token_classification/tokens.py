@@ -98,7 +98,6 @@ def tokenise(
     context; each word is learned, and judged, in one of them.
 
     Args:
-        name: Of the split, for messages.
         judged: Whether the answers for each word are wanted.
 
     Raises:
