@@ -39,7 +39,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
     to their type and stored in `passed`.
 
     Args:
-        places: Folders of the job; arguments of other trainers that name the same ones are allowed.
+        folders: Those of the job; arguments of other trainers that name the same ones are allowed.
 
     Raises:
         HyperparameterError: Lists all unknown keys, keys with two values, and invalid values.

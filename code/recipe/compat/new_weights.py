@@ -68,7 +68,7 @@ def check_layers(location: str, model: PreTrainedModel, new: Iterable[str]) -> N
     """Check that no weights below the head, except a pooler's, are new and so random.
 
     Args:
-        place: The model's folder or name, for the message.
+        location: The model's folder or name, for the message.
         new: Names of weights that its files lack.
 
     Raises:

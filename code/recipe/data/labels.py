@@ -303,7 +303,7 @@ def check_spellings(location: str, names: Iterable[str]) -> None:
     The letters of an alphabet are different classes.
 
     Args:
-        place: What holds the names, for the message.
+        location: What holds the names, for the message.
 
     Raises:
         DataError: two names differ only in these.

@@ -46,7 +46,7 @@ def verified(location: str) -> Iterator[None]:
     """Compare the files in a folder with their sums while the block loads them.
 
     Args:
-        place: A folder. One without sums, or a name on the hub, is not checked.
+        location: A folder. One without sums, or a name on the hub, is not checked.
 
     Raises:
         ModelError: A file has changed or is missing; replaces an error of the block.

@@ -110,7 +110,7 @@ class Prompts:
 
         Args:
             source: A text, token ids or a conversation.
-            place: Its position among the inputs.
+            index: Its position among the inputs.
             settings: The request's.
             cut: Positions of prompts that were cut.
             may_continue: Whether the text of an assistant that ends a conversation is continued.

@@ -27,7 +27,7 @@ def refuse_partial(
 
     Args:
         weights: The weights in the adapter's file, by peft's names.
-        places: The adapter's weights in the model.
+        adapter_weights: The adapter's weights in the model.
         others: Other weights of the model, for which the file may have values.
     """
     if missing := sorted(set(adapter_weights) - set(weights)):

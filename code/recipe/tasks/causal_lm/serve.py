@@ -26,8 +26,7 @@ from recipe.tasks.causal_lm.spec import SPECS
 
 
 def check_template(tokenizer: Any, location: str) -> None:
-    """Raise ModelError if a tokenizer's chat template is not a template: no chat could be answered.
-    """
+    """Raise ModelError if a tokenizer's chat template cannot be read: no chat could be answered."""
     try:
         if tokenizer.chat_template:
             message = {"role": "user", "content": "Hello"}
