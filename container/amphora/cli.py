@@ -18,8 +18,7 @@ from amphora.contract.job import Paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the container's entry point. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="amphora",
-        description="Train and serve models in an Amazon SageMaker container.",
+        prog="amphora", description="Train and serve models in an Amazon SageMaker container."
     )
     parser.add_argument("--version", action="version", version=f"amphora {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")

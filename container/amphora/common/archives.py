@@ -80,7 +80,20 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
         size += member.size
         if size > MAX_UNPACKED_BYTES:
             raise _too_large()
-        _check_member(member, folder)
+        name, link = member.name, member.linkname
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            raise CodeError(f"{name!r} is a device or a FIFO")
+        if leaves(Path(name)):
+            raise CodeError(f"{name!r} lies outside the archive")
+        if _is_link(folder, name):
+            raise CodeError(f"{name!r} would be written through a link")
+        if (member.issym() and leaves(Path(name).parent / link)) or (
+            member.islnk() and (leaves(Path(link)) or _is_link(folder, link))
+        ):
+            raise CodeError(f"{name!r} is a link to {link!r}, outside the archive")
+        # tarfile would search for it past unchecked sizes, for years.
+        if member.islnk() and not (folder / link).is_file():
+            raise CodeError(f"{name!r} is a link to {link!r}, which is not before it")
         member.mode = (member.mode | 0o600) & 0o755
         member.uid = member.gid = 0
         member.uname = member.gname = ""
@@ -90,22 +103,6 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise CodeError(f"{str(path.relative_to(folder))!r} is a link that leaves the archive")
-
-
-def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        raise CodeError(f"{member.name!r} is a device or a FIFO")
-    if leaves(Path(member.name)):
-        raise CodeError(f"{member.name!r} lies outside the archive")
-    if _is_link(folder, member.name):
-        raise CodeError(f"{member.name!r} would be written through a link")
-    if member.issym() and leaves(Path(member.name).parent / member.linkname):
-        raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
-    if member.islnk() and (leaves(Path(member.linkname)) or _is_link(folder, member.linkname)):
-        raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
-    # tarfile would search for it past unchecked sizes, for years.
-    if member.islnk() and not (folder / member.linkname).is_file():
-        raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, which is not before it")
 
 
 def _is_link(folder: Path, name: str) -> bool:

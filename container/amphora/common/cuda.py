@@ -11,6 +11,7 @@ forward compatibility.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -26,8 +27,7 @@ COMPAT = Path("/usr/local/cuda/compat")
 _DEV = Path("/dev")
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NO_DEVICE = 100
-"""CUDA_ERROR_NO_DEVICE."""
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 # In a new process, since a library path takes effect only when a process starts.
 _ASK = """
 import ctypes, importlib.util, json, pathlib, re
@@ -86,7 +86,12 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
         rest = environ.get(_LIBRARY_PATH, "")
         variables[_LIBRARY_PATH] = f"{COMPAT}:{rest}" if rest else str(COMPAT)
         described += f", with the compatibility libraries of {brought} in {COMPAT}"
-    answer = _ask({**environ, **variables})
+    query = probe([sys.executable, "-c", _ASK], {**environ, **variables})
+    words = query.stderr.strip().splitlines()[-1:] if query else ["no answer in time"]
+    answer: dict[str, Any] = {"torch": "", "init": -1, "count": 0, "driver": 0}
+    answer["error"] = " ".join(words)
+    with contextlib.suppress(ValueError):
+        answer |= json.loads(query.stdout) if query else {}
     visible = environ.get(_VISIBLE)
     if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == _NO_DEVICE):
         reason = f"{_VISIBLE}={visible} leaves none: {listed}"
@@ -99,22 +104,11 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
             " a newer instance type; or build the image on a base with an older CUDA. To compute on"
             f" the CPU all the same, set {_VISIBLE} to an empty value.",
         )
-    usable: int = answer["count"]
+    usable = answer["count"]
     left = f", {_VISIBLE} leaves {usable}" if usable != len(versions) else ""
     return DetectedDevices(
         usable=usable, listed=len(versions), reason=f"{described}{left}", variables=variables
     )
-
-
-def _ask(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Query CUDA's driver library and torch's build in a process with these variables."""
-    result = probe([sys.executable, "-c", _ASK], environ)
-    try:
-        answer: dict[str, Any] = json.loads(result.stdout) if result else {}
-    except ValueError:
-        answer = {}
-    words = result.stderr.strip().splitlines()[-1:] if result else ["no answer in time"]
-    return {"torch": "", "init": -1, "count": 0, "driver": 0, "error": " ".join(words), **answer}
 
 
 def _why_unusable(answer: Mapping[str, Any]) -> str:

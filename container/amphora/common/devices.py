@@ -45,7 +45,6 @@ class Devices:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs that this job may use."""
         return self.accelerators if self.kind == CUDA else 0
 
 
@@ -110,12 +109,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind(
-            name=CUDA,
-            count=cuda.count,
-            visible="CUDA_VISIBLE_DEVICES",
-            call_tokens=4096,
-        ),
+        Kind(name=CUDA, count=cuda.count, visible="CUDA_VISIBLE_DEVICES", call_tokens=4096),
         Kind(
             name=NEURON,
             count=neuron_cores.count,

@@ -30,10 +30,19 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
         ConfigError: There are devices that neuron-ls does not list, or a variable asks for cores
             that the host does not have.
     """
-    listing, silence = _neuron_ls(environ)
+    path = f"{environ.get('PATH', '')}{os.pathsep}{_NEURON_TOOLS}"
+    tool = shutil.which("neuron-ls", path=path)
+    result = probe([tool, "-j"], environ) if tool else None
+    if tool is None:
+        silence = "no neuron-ls"
+    elif result is None:
+        silence = f"neuron-ls does not answer (waited {PROBE_SECONDS:g} s at most)"
+    else:
+        message = " ".join((result.stderr or result.stdout).split())[-_MESSAGE_CHARACTERS:]
+        silence = f"neuron-ls finds no device ({message or f'exit code {result.returncode}'})"
     declared = environ.get("SM_NUM_NEURONS", "")
-    if listing is not None:
-        cores, reason = _listed_cores(listing, environ)
+    if result is not None and result.returncode == 0:
+        cores, reason = _listed_cores(result.stdout, environ)
     elif declared.isdecimal() and int(declared):
         cores, reason = int(declared), f"SM_NUM_NEURONS is {declared}, as {silence}"
     else:
@@ -45,23 +54,23 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
                 " number of cores to train on.",
             )
         return DetectedDevices(reason=silence)
-    usable, limit = _usable_cores(cores, environ)
-    return DetectedDevices(usable=usable, listed=cores, reason=f"{reason}{limit}")
-
-
-def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return what neuron-ls prints as JSON, or None and why it prints nothing."""
-    path = f"{environ.get('PATH', '')}{os.pathsep}{_NEURON_TOOLS}"
-    tool = shutil.which("neuron-ls", path=path)
-    if tool is None:
-        return None, "no neuron-ls"
-    result = probe([tool, "-j"], environ)
-    if result is None:
-        return None, f"neuron-ls does not answer (waited {PROBE_SECONDS:g} s at most)"
-    if result.returncode == 0:
-        return result.stdout, ""
-    message = " ".join((result.stderr or result.stdout).split())[-_MESSAGE_CHARACTERS:]
-    return None, f"neuron-ls finds no device ({message or f'exit code {result.returncode}'})"
+    # The runtime's own rule: the list takes precedence over the number, and 0 means all cores.
+    name = "NEURON_RT_VISIBLE_CORES"
+    chosen = _core_list(environ.get(name, ""))
+    if not environ.get(name):
+        name = "NEURON_RT_NUM_CORES"
+        number = environ.get(name) or "0"
+        if number == "0":
+            return DetectedDevices(usable=cores, listed=cores, reason=reason)
+        chosen = list(range(int(number))) if number.isdecimal() and len(number) < 5 else []
+    if not chosen or max(chosen) >= cores:
+        raise ConfigError(
+            f"{name} is {environ[name]!r}, and this host has {cores} cores.",
+            "NEURON_RT_NUM_CORES takes their number; NEURON_RT_VISIBLE_CORES takes cores counted"
+            " from 0, each once: 3, 0-3 or 0,2. On trn2 and trn3 logical cores count.",
+        )
+    reason = f"{reason}, {name}={environ[name]} leaves {len(chosen)}"
+    return DetectedDevices(usable=len(chosen), listed=cores, reason=reason)
 
 
 def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[int, str]:
@@ -92,26 +101,6 @@ def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[int, str]:
         return total, f"neuron-ls lists {total} Neuron cores"
     total = total * joined // int(requested)
     return total, f"neuron-ls lists {total} logical Neuron cores at LNC {requested}"
-
-
-def _usable_cores(cores: int, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Return how many of `cores` the environment leaves to this job, and by which variable."""
-    # The runtime's own rule: the list takes precedence over the number, and 0 means all cores.
-    name = "NEURON_RT_VISIBLE_CORES"
-    chosen = _core_list(environ.get(name, ""))
-    if not environ.get(name):
-        name = "NEURON_RT_NUM_CORES"
-        number = environ.get(name) or "0"
-        if number == "0":
-            return cores, ""
-        chosen = list(range(int(number))) if number.isdecimal() and len(number) < 5 else []
-    if not chosen or max(chosen) >= cores:
-        raise ConfigError(
-            f"{name} is {environ[name]!r}, and this host has {cores} cores.",
-            "NEURON_RT_NUM_CORES takes their number; NEURON_RT_VISIBLE_CORES takes cores counted"
-            " from 0, each once: 3, 0-3 or 0,2. On trn2 and trn3 logical cores count.",
-        )
-    return len(chosen), f", {name}={environ[name]} leaves {len(chosen)}"
 
 
 def _core_list(text: str) -> list[int]:

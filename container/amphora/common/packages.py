@@ -27,12 +27,11 @@ from amphora.common.errors import CodeError, ConfigError
 ARN = "CA_REPOSITORY_ARN"
 NO_INDEX = "no index"
 """The description of the sources if pip uses no index."""
-_ARN_FORM = "arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
 _ARN_PARTS = re.compile(
     r"arn:aws[a-z-]*:codeartifact:(?P<region>[a-z0-9-]+):(?P<account>\d{12})"
     r":repository/(?P<domain>[a-z0-9-]+)/(?P<name>[A-Za-z0-9][\w.-]*)"
 )
-_CONNECT_SECONDS, _READ_SECONDS, _ATTEMPTS = 5, 15, 3
+_ATTEMPTS = 3
 _KEPT = ("torch", "torchvision", "torchaudio", "torch-xla", "torch-neuronx")
 """Packages that keep the image's version: another build may silently compute on the CPU."""
 _TRUE = ("1", "true", "yes", "on", "t", "y")
@@ -128,7 +127,8 @@ def repository(environ: Mapping[str, str]) -> Repository | None:
     if parts is None:
         raise ConfigError(
             f"{ARN} is {arn!r}, which is not a repository of AWS CodeArtifact.",
-            f"Give {_ARN_FORM} (aws codeartifact describe-repository), or leave it out.",
+            "Give arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
+            " (aws codeartifact describe-repository), or leave it out.",
         )
     return Repository(**parts.groupdict())
 
@@ -141,7 +141,17 @@ def index(environ: Mapping[str, str], folder: Path, install: Install) -> Iterato
         ConfigError: CA_REPOSITORY_ARN is malformed.
         CodeError: CodeArtifact returns no token or no address.
     """
-    _remember_credentials(environ, folder / install.requirements)
+    texts = [
+        value
+        for name, value in environ.items()
+        if name.startswith("PIP_") or name.lower().endswith("_proxy")
+    ]
+    if (requirements := folder / install.requirements).is_file():
+        texts.append(requirements.read_text(encoding="utf-8", errors="replace"))
+    for user, password in _USERINFO.findall("\n".join(texts)):
+        # pip prints the user's name, which is the secret if there is no password.
+        secret = user if password in ("", "x-oauth-basic") else password
+        logs.remember({secret, unquote(secret)})
     source = repository(environ)
     shown = described(environ)
     with tempfile.TemporaryDirectory(prefix="amphora-index-") as scratch:
@@ -185,17 +195,18 @@ def described(environ: Mapping[str, str]) -> str:
     source, url = repository(environ), environ.get("PIP_INDEX_URL", "")
     if source is not None:
         return source.shown + (", in place of PIP_INDEX_URL" if url else "")
-    return _strip_credentials(url) or "pip's default index"
+    if "://" in url:
+        parts = urlsplit(url)
+        url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return url or "pip's default index"
 
 
 def failed(
     install: Install, folder: Path, exit_code: int, lines: Sequence[str], index: Index
 ) -> CodeError:
-    """Build the error for a failed run of pip. Call it within the block of `index`.
+    """Build the error for a failed run of pip, from the lines that it printed and from its log.
 
-    Args:
-        folder: The folder of the user's code.
-        lines: What pip printed.
+    Call it within the block of `index`.
     """
     with contextlib.suppress(OSError):
         text = index.log.read_bytes()[-_LOG_BYTES:].decode("utf-8", "replace")
@@ -207,7 +218,17 @@ def failed(
     known = [line for line in output if any(re.search(sign, line) for sign, _ in _REMEDIES)][-1:]
     rest = [line for line in dict.fromkeys(output) if line not in known and _BUILD_END not in line]
     errors = [line for line in rest if "ERROR" in line] or rest
-    shown = dict.fromkeys([*known, *_explanation(output), *errors[-_SHOWN_LINES:]])
+    # The lines that explain a failed build, or a conflict of versions.
+    explanation: list[str] = []
+    end = next((index for index, line in enumerate(output) if _BUILD_END in line), None)
+    causes = r"(?ms)^The conflict is caused by:\n(.*?)\nTo fix this"
+    if end is not None:
+        starts = (n for n, line in enumerate(output[:end]) if line.startswith("Running command "))
+        build = output[max(starts, default=-1) + 1 : end]
+        explanation = [line for line in build if re.search(r"\berror: ", line)][:1] + build[-1:]
+    elif conflict := re.search(causes, "\n".join(output)):
+        explanation = conflict[1].splitlines()[:_SHOWN_LINES]
+    shown = dict.fromkeys([*known, *explanation, *errors[-_SHOWN_LINES:]])
     text = " ".join(line[:_LINE_CHARS] for line in shown)
     remedy = next((advice for sign, advice in _REMEDIES if re.search(sign, text)), _USUAL_REMEDY)
     return CodeError(
@@ -222,17 +243,6 @@ def conflicts(lines: Sequence[str]) -> list[str]:
     return [match[0] for line in lines if (match := _CONFLICT.search(line))]
 
 
-def _explanation(output: Sequence[str]) -> list[str]:
-    """Return the lines that explain a failed build or a conflict of versions."""
-    end = next((index for index, line in enumerate(output) if _BUILD_END in line), None)
-    if end is not None:
-        starts = (n for n, line in enumerate(output[:end]) if line.startswith("Running command "))
-        build = output[max(starts, default=-1) + 1 : end]
-        return [*[line for line in build if re.search(r"\berror: ", line)][:1], *build[-1:]]
-    conflict = re.search(r"(?ms)^The conflict is caused by:\n(.*?)\nTo fix this", "\n".join(output))
-    return conflict[1].splitlines()[:_SHOWN_LINES] if conflict else []
-
-
 def _authorized(source: Repository) -> tuple[str, str]:
     """Request the address of the repository's index and a token. Raises CodeError."""
     # boto3 is a quarter of a second to import.
@@ -240,11 +250,8 @@ def _authorized(source: Repository) -> tuple[str, str]:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-    config = Config(
-        connect_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-    )
+    retries = {"mode": "standard", "total_max_attempts": _ATTEMPTS}
+    config = Config(connect_timeout=5, read_timeout=15, retries=retries)
     owner = {"domain": source.domain, "domainOwner": source.account}
     try:
         client: Any = boto3.client("codeartifact", region_name=source.region, config=config)
@@ -267,26 +274,3 @@ def _authorized(source: Repository) -> tuple[str, str]:
             )
         raise CodeError(f"{ARN}: {source.shown} cannot be used: {error}.", remedy) from error
     return f"{address['repositoryEndpoint'].rstrip('/')}/simple/", token
-
-
-def _remember_credentials(environ: Mapping[str, str], requirements: Path) -> None:
-    """Mask the credentials of index and proxy URLs wherever they are printed."""
-    texts = [
-        value
-        for name, value in environ.items()
-        if name.startswith("PIP_") or name.lower().endswith("_proxy")
-    ]
-    if requirements.is_file():
-        texts.append(requirements.read_text(encoding="utf-8", errors="replace"))
-    for user, password in _USERINFO.findall("\n".join(texts)):
-        # pip prints the user's name, which is the secret if there is no password.
-        secret = user if password in ("", "x-oauth-basic") else password
-        logs.remember({secret, unquote(secret)})
-
-
-def _strip_credentials(url: str) -> str:
-    """Return a URL without user, password, query and fragment; other text unchanged."""
-    if "://" not in url:
-        return url
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -15,7 +15,7 @@ import re
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from amphora.common.errors import CodeError
@@ -138,17 +138,52 @@ def check(path: Path, folder: Path) -> None:
     exception (ImportError and the like). Neither are names that the files themselves define, nor
     arguments of functions that they import from other libraries.
     """
-    files = dict(_sources(path, folder))
+    files: dict[Path, ast.Module] = {}  # The file and those that it imports.
+    waiting, seen = [path], set()
+    while waiting:
+        file = waiting.pop()
+        if file in seen or not file.is_file() or file.suffix != ".py":
+            continue
+        seen.add(file)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                files[file] = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError, RecursionError):  # The import reports them all.
+            continue
+        for name, _ in _imports(files[file]):
+            # A name may be a module, or be defined in one.
+            for dotted in filter(None, (name.strip("."), name.strip(".").rpartition(".")[0])):
+                for root in (folder, file.parent):
+                    location = root.joinpath(*dotted.split("."))
+                    waiting += [location.with_name(f"{location.name}.py"), location / "__init__.py"]
     imported = [name for tree in files.values() for name, _ in _imports(tree)]
     if not any(name.startswith("transformers") for name in imported) or not installed():
         return
-    defined = {name for tree in files.values() for name in _defined(tree)}
-    uses = [
-        f"{file}, line {line}: {what}"
-        for file, tree in files.items()
-        for line, name, what in sorted(_uses(tree, _foreign(tree, (folder, file.parent))))
-        if name not in defined
-    ]
+    defined = set()  # The names of functions, parameters and annotated fields.
+    for node in (node for tree in files.values() for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            defined.add(node.target.id)
+    uses = []
+    for file, tree in files.items():
+        # The variables that hold a part of a library other than transformers.
+        foreign = set()
+        for name, variable in _imports(tree):
+            package = name.partition(".")[0]
+            paths = [
+                root / f"{package}{end}" for root in (folder, file.parent) for end in ("", ".py")
+            ]
+            if package not in ("", "transformers") and not any(map(Path.exists, paths)):
+                foreign.add(variable)
+        uses += [
+            f"{file}, line {line}: {what}"
+            for line, name, what in sorted(_uses(tree, foreign))
+            if name not in defined
+        ]
     if uses:
         raise CodeError(
             f"Code for transformers 4, and {installed()} is installed. {' '.join(uses)}",
@@ -192,29 +227,6 @@ def remedy_of(error: BaseException) -> str:
     return advice
 
 
-def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield the file and those of the folder that it imports, parsed."""
-    waiting, seen = [path], set()
-    while waiting:
-        file = waiting.pop()
-        if file in seen or not file.is_file() or file.suffix != ".py":
-            continue
-        seen.add(file)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):  # The import reports them all.
-            continue
-        yield file, tree
-        for name, _ in _imports(tree):
-            # A name may be a module, or be defined in one.
-            for dotted in filter(None, (name.strip("."), name.strip(".").rpartition(".")[0])):
-                for root in (folder, file.parent):
-                    location = root.joinpath(*dotted.split("."))
-                    waiting += [location.with_name(f"{location.name}.py"), location / "__init__.py"]
-
-
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield the dotted name of each import, and the variable that it binds."""
     for node in ast.walk(tree):
@@ -227,33 +239,21 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield f"{module}.{alias.name}", alias.asname or alias.name
 
 
-def _foreign(tree: ast.AST, folders: Sequence[Path]) -> set[str]:
-    """Return the variables that hold a part of a library other than transformers."""
-    return {
-        variable
-        for name, variable in _imports(tree)
-        if (package := name.partition(".")[0]) not in ("", "transformers")
-        and not any(
-            (folder / f"{package}{end}").exists() for folder in folders for end in ("", ".py")
-        )
-    }
-
-
-def _defined(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of functions, parameters and annotated fields."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
-
-
 def _uses(tree: ast.AST, foreign: set[str]) -> Iterator[tuple[int, str, str]]:
     """Yield line, name and description of each use of what version 5 ignores or changes."""
-    pads_sources = _pads_sources(tree)
-    values = (getattr(node, "value", None) for node in ast.walk(tree) if _takes_dict(node))
+    nodes = list(ast.walk(tree))
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    names += [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+    names += [node.name for node in nodes if isinstance(node, ast.alias)]
+    loads_encoder_decoder = any(re.fullmatch(_ENCODER_DECODER, name) for name in names)
+    pads_sources = loads_encoder_decoder and any(
+        isinstance(node, ast.keyword)
+        and node.arg == "padding"
+        # The padding of a convolution is a number.
+        and not (isinstance(node.value, ast.Constant) and repr(node.value.value) not in _PADS)
+        for node in nodes
+    )
+    values = (getattr(node, "value", None) for node in nodes if _takes_dict(node))
     as_dict = {value.id for value in values if isinstance(value, ast.Name)}
     for node, parents in _unguarded(tree):
         if isinstance(node, ast.Dict):
@@ -272,10 +272,16 @@ def _uses(tree: ast.AST, foreign: set[str]) -> Iterator[tuple[int, str, str]]:
         if not is_foreign and (not name[:1].isupper() or name.endswith("Pipeline")):
             for keyword in node.keywords:
                 yield from _ignored(keyword.arg or "", keyword.value)
-        if method == _TEMPLATE and _gives_ids_in_4(node) and not _is_dict(node, parents, as_dict):
-            yield node.lineno, method, f"{_TEMPLATE_CHANGE}."
-        if method == "generate" and pads_sources and _leaves_out_mask(node):
-            yield node.lineno, _MASK, f"{_MASK_CHANGE}."
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        if method == _TEMPLATE and not {"return_dict", None} & given.keys():
+            tokenize = given.get("tokenize")
+            is_text = isinstance(tokenize, ast.Constant) and not tokenize.value
+            if not is_text and not _is_dict(node, parents, as_dict):
+                yield node.lineno, method, f"{_TEMPLATE_CHANGE}."
+        if method == "generate" and pads_sources and _MASK not in given:
+            inputs = [*node.args[:1], given.get("inputs"), given.get("input_ids")]
+            if any("ids" in ast.unparse(value) for value in inputs if value is not None):
+                yield node.lineno, _MASK, f"{_MASK_CHANGE}."
         if re.fullmatch(_REBUILT, name):
             for keyword in node.keywords:
                 if keyword.arg in _VOCABULARIES:
@@ -291,38 +297,6 @@ def _ignored(name: str, value: ast.expr) -> Iterator[tuple[int, str, str]]:
     is_on = value.value is True if isinstance(value, ast.Constant) else name != "multi_class"
     if name in IGNORED and is_on:
         yield value.lineno, name, f"{name} has no effect: {IGNORED[name]}."
-
-
-def _pads_sources(tree: ast.AST) -> bool:
-    """Return whether a file loads an encoder-decoder and pads texts."""
-    nodes = list(ast.walk(tree))
-    names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    names += [node.attr for node in nodes if isinstance(node, ast.Attribute)]
-    names += [node.name for node in nodes if isinstance(node, ast.alias)]
-    pads = any(
-        isinstance(node, ast.keyword)
-        and node.arg == "padding"
-        # The padding of a convolution is a number.
-        and not (isinstance(node.value, ast.Constant) and repr(node.value.value) not in _PADS)
-        for node in nodes
-    )
-    return pads and any(re.fullmatch(_ENCODER_DECODER, name) for name in names)
-
-
-def _leaves_out_mask(call: ast.Call) -> bool:
-    """Return whether a call of generate passes token ids without their mask."""
-    inputs = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("inputs", "input_ids"))]
-    return any("ids" in ast.unparse(value) for value in inputs) and not any(
-        keyword.arg == _MASK for keyword in call.keywords
-    )
-
-
-def _gives_ids_in_4(call: ast.Call) -> bool:
-    """Return whether the result of a call of apply_chat_template depends on the version."""
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
-    tokenize = given.get("tokenize")
-    is_text = isinstance(tokenize, ast.Constant) and not tokenize.value
-    return not is_text and "return_dict" not in given and None not in given
 
 
 def _takes_dict(node: ast.AST) -> bool:

@@ -72,15 +72,7 @@ class Variables:
     def number(
         self, name: str, default: T, *, least: float, most: float = math.inf, unit: str = ""
     ) -> T:
-        """Return a finite number of the default's type, or `default` if it is not set.
-
-        Args:
-            name: The variable's name.
-            default: The value if the variable is not set.
-            least: The smallest valid number.
-            most: The largest valid number.
-            unit: The unit of the number, for the message.
-        """
+        """Return a finite number of the default's type, or `default` if it is not set."""
         value = self.text(name)
         if not value:
             return default

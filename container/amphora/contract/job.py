@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ CORE_KEYS = frozenset(
 GROUPS_KEY = "sagemaker_distribution_instance_groups"
 """The instance groups on which a distribution runs."""
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_HOMOGENEOUS = "homogeneousCluster"
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Job:
 
     @property
     def instance_group(self) -> str:
-        return str(self.resource_config.get("current_group_name", _HOMOGENEOUS))
+        return str(self.resource_config.get("current_group_name", "homogeneousCluster"))
 
     @property
     def instance_groups(self) -> dict[str, dict[str, Any]]:
@@ -212,8 +211,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
             "The recipe does not read a channel 'config'.",
             "Set the hyperparameters on the job, and remove the channel.",
         )
-    hosts = _hosts(resources, paths.config / "resourceconfig.json")
-    _check_groups(resources, hosts, platform, paths.config / "resourceconfig.json")
+    hosts = _hosts(resources, platform, paths.config / "resourceconfig.json")
     level_key = "sagemaker_container_log_level"
     log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
     try:
@@ -303,7 +301,10 @@ def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
             )
 
 
-def _hosts(resources: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+def _hosts(
+    resources: Mapping[str, Any], platform: Mapping[str, Any], path: Path
+) -> tuple[str, ...]:
+    """Return the hosts, sorted. Check the instance groups, and those of a distribution."""
     hosts, current = resources.get("hosts"), resources.get("current_host")
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
         raise ConfigError(f"{path}: 'hosts' is {hosts!r}.", 'Give a list of names: ["algo-1"].')
@@ -312,13 +313,7 @@ def _hosts(resources: Mapping[str, Any], path: Path) -> tuple[str, ...]:
             f"{path}: 'current_host' is {current!r}, which is not among 'hosts' {hosts}.",
             "Name one of them.",
         )
-    return tuple(sorted(set(hosts)))
-
-
-def _check_groups(
-    resources: Mapping[str, Any], hosts: Sequence[str], platform: Mapping[str, Any], path: Path
-) -> None:
-    """Check the instance groups, and those on which a distribution runs."""
+    hosts = sorted(set(hosts))
     groups = resources.get("instance_groups") or []
     for group in groups:
         if (
@@ -330,13 +325,14 @@ def _check_groups(
             raise ConfigError(
                 f"{path}: 'instance_groups' holds {group!r}.",
                 "Each group is an object with instance_group_name, instance_type and hosts, which"
-                f" are among 'hosts' {list(hosts)}.",
+                f" are among 'hosts' {hosts}.",
             )
     known = [group["instance_group_name"] for group in groups]
     chosen = platform.get(GROUPS_KEY)
     is_known = isinstance(chosen, list) and all(name in known for name in chosen)
     if known and chosen is not None and not is_known:
         raise ConfigError(f"{GROUPS_KEY} is {chosen!r}.", f"Give a list of groups among {known}.")
+    return tuple(hosts)
 
 
 def _check_representable(key: str, value: Any) -> None:

@@ -53,7 +53,21 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
     values |= {f"channel_{name}": str(path) for name, path in job.channels.items()}
     values |= {f"hp_{plain(name)}": value for name, value in job.arguments.items()}
     values |= {f"hp_{name}": value for name, value in job.arguments.items()}
-    values["training_env"] = _training_env(job, settings, environ)
+    renamed = {"hps", "framework_params", "channels", "user_args"}
+    values["training_env"] = {
+        **{name: value for name, value in settings.items() if name not in renamed},
+        "hyperparameters": job.hyperparameters,
+        "additional_framework_parameters": job.framework_params,
+        "channel_input_dirs": {name: str(path) for name, path in job.channels.items()},
+        "distribution_hosts": distribution_hosts(job),
+        "is_master": job.current_host == master_host(job),
+        "is_modelparallel_enabled": job.hyperparameters.get("mp_parameters", {}) != {},
+        "is_smddprun_installed": shutil.which("smddprun") is not None,
+        "is_smddpmprun_installed": shutil.which("smddpmprun") is not None,
+        "job_name": environ.get("TRAINING_JOB_NAME"),
+        "master_hostname": master_host(job),
+        "topology": job.resource_config.get("topology", []),
+    }
     # The names that SDK v3's driver adds, so that scripts find them in every job.
     values |= {
         "input_data_dir": str(job.paths.data),
@@ -125,28 +139,6 @@ def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[st
     }
     topology = job.resource_config.get("topology")
     return settings | ({"topology": topology} if topology else {})
-
-
-def _training_env(
-    job: Job, settings: Mapping[str, Any], environ: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the object for SM_TRAINING_ENV, with the toolkit's names."""
-    renamed = {"hps", "framework_params", "channels", "user_args"}
-    hosts = distribution_hosts(job)
-    return {
-        **{name: value for name, value in settings.items() if name not in renamed},
-        "hyperparameters": job.hyperparameters,
-        "additional_framework_parameters": job.framework_params,
-        "channel_input_dirs": {name: str(path) for name, path in job.channels.items()},
-        "distribution_hosts": hosts,
-        "is_master": job.current_host == master_host(job),
-        "is_modelparallel_enabled": job.hyperparameters.get("mp_parameters", {}) != {},
-        "is_smddprun_installed": shutil.which("smddprun") is not None,
-        "is_smddpmprun_installed": shutil.which("smddpmprun") is not None,
-        "job_name": environ.get("TRAINING_JOB_NAME"),
-        "master_hostname": master_host(job),
-        "topology": job.resource_config.get("topology", []),
-    }
 
 
 def plain(name: str) -> str:

@@ -19,6 +19,8 @@ import io
 import os
 import sys
 import types
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from types import TracebackType
 
 TYPE_CHECKING = False
@@ -41,12 +43,22 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     # The exception that ends torchrun lists the workers that failed.
     failures = getattr(error, "failures", None)
     failures = failures if isinstance(failures, dict) else {}
+    # This process and its ancestors.
+    parents: list[tuple[int, list[str]]] = []
+    pid = os.getpid()
+    with contextlib.suppress(OSError):
+        while pid > 0:
+            with open(f"/proc/{pid}/cmdline", "rb") as status:
+                words = status.read().decode("utf-8", "replace").split("\0")[:-1]
+            parents.append((pid, words))
+            with open(f"/proc/{pid}/stat", "rb") as status:
+                pid = int(status.read().rpartition(b")")[2].split()[1])
     command = getattr(chain[-1], "cmd", None)
     ranks = (os.environ.get(name) for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
     record = {
         "time": time.time(),
         "pid": os.getpid(),
-        "parents": _parents(),
+        "parents": parents,
         "rank": next(filter(None, ranks), None),
         "host": os.environ.get("SM_CURRENT_HOST"),
         "script_dir": os.environ.get("AMPHORA_SCRIPT_DIR", ""),
@@ -116,20 +128,6 @@ def _as_json(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _parents() -> list[tuple[int, list[str]]]:
-    """Return the ids and command lines of this process and its ancestors."""
-    chain: list[tuple[int, list[str]]] = []
-    pid = os.getpid()
-    with contextlib.suppress(OSError):
-        while pid > 0:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().decode("utf-8", "replace").split("\0")[:-1]
-            chain.append((pid, words))
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-    return chain
-
-
 def _is_users_mistake(error: BaseException) -> bool:
     """Return whether the recipe marks an error as a user's mistake, whose message is enough.
 
@@ -162,18 +160,6 @@ def _record_at_exit() -> None:
         _record(type(error), error, with_trace)
 
 
-def _chain() -> None:
-    """Run the next sitecustomize on the path, if there is one."""
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    folder = os.path.dirname(os.path.abspath(__file__))
-    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != folder]
-    spec = PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(module_from_spec(spec))
-
-
 def _join_on_cpu(state: Any) -> None:
     """Make `PartialState()` apply ACCELERATE_USE_CPU, as Accelerator() does.
 
@@ -195,26 +181,26 @@ def _join_lightning_on_cpu(cpu: Any) -> None:
     )
 
 
-def _is_configured(tracker: str) -> bool:
-    """Return whether the job or the script has set where a tracker of the image reports to.
-
-    The image brings mlflow-skinny, whose default store needs further packages, and wandb.
-    """
-    if tracker == "mlflow":
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        return uri not in (None, f"file://{os.environ.get('SM_OUTPUT_DATA_DIR')}/mlflow")
-    if tracker == "wandb" and not {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ):
-        import wandb
-
-        # Another version of wandb, which the script itself has brought, does not know `prompt`.
-        with contextlib.suppress(TypeError):
-            return bool(wandb.login(prompt=False, verify=False))
-    return True
-
-
 def _configured(trackers: list[Any]) -> list[Any]:
-    """Return the trackers that "all" means in a plain script, and log which are left out."""
-    kept = [tracker for tracker in trackers if _is_configured(str(tracker))]
+    """Return the trackers that "all" means in a plain script, and log which are left out.
+
+    The image brings mlflow-skinny, whose default store needs further packages, and wandb: both
+    report only if the job or the script has set where to.
+    """
+    kept = []
+    for tracker in trackers:
+        is_configured = True
+        if str(tracker) == "mlflow":
+            usual = f"file://{os.environ.get('SM_OUTPUT_DATA_DIR')}/mlflow"
+            is_configured = os.environ.get("MLFLOW_TRACKING_URI") not in (None, usual)
+        elif str(tracker) == "wandb" and not {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ):
+            import wandb
+
+            # Another version of wandb, which the script itself has brought, knows no `prompt`.
+            with contextlib.suppress(TypeError):
+                is_configured = bool(wandb.login(prompt=False, verify=False))
+        if is_configured:
+            kept.append(tracker)
     if left_out := ", ".join(str(tracker) for tracker in trackers if tracker not in kept):
         note = "they are not configured (MLFLOW_TRACKING_URI, WANDB_API_KEY)"
         print(f"amphora: of all trackers {left_out} are left out: {note}", file=sys.stderr)
@@ -255,8 +241,6 @@ class _AfterImport:
         change = _CHANGES.get(name)
         if change is None:
             return None
-        from importlib.machinery import PathFinder
-
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
@@ -287,4 +271,9 @@ if _ERROR_DIR:
         if isinstance(_stream, io.TextIOWrapper):
             _stream.reconfigure(line_buffering=True, write_through=False)
     sys.meta_path.insert(0, _AfterImport())
-_chain()
+# Run the next sitecustomize on the path, if there is one.
+_folder = os.path.dirname(os.path.abspath(__file__))
+_others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _folder]
+_spec = PathFinder.find_spec("sitecustomize", _others)
+if _spec is not None and _spec.loader is not None:
+    _spec.loader.exec_module(module_from_spec(_spec))

@@ -20,13 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from amphora.common.errors import CodeError, ConfigError
-from amphora.training.verdict import (
-    BEAT_SECONDS,
-    CAUSE_SECONDS,
-    Peer,
-    Report,
-    judge,
-)
+from amphora.training.verdict import BEAT_SECONDS, CAUSE_SECONDS, Peer, Report, judge
 
 log = logging.getLogger("amphora")
 
@@ -129,7 +123,21 @@ def linked(
             yield link
             return
         deadline = _Deadline(wait, stopped)
-        link.addresses = _resolve(hosts, deadline)
+        # Names appear late in a cluster that starts.
+        while missing := [name for name in hosts if name not in link.addresses]:
+            for name in missing:
+                with suppress(OSError):
+                    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                    link.addresses[name] = {str(entry[4][0]) for entry in entries}
+            missing = [name for name in missing if name not in link.addresses]
+            if missing and deadline.passed():
+                raise ConfigError(
+                    f"No address for {', '.join(missing)} within {deadline.wait:.0f} s.",
+                    "Check that every host of resourceconfig.json has started and that they share"
+                    " a network, or raise AMPHORA_HOST_WAIT_SECONDS.",
+                )
+            if missing:
+                time.sleep(0.2)
         is_first = host == hosts[0]
         talk = _Listener(link, deadline) if is_first else _Caller(link, hosts[0], deadline)
         thread = threading.Thread(target=talk.run, name="peers", daemon=True)
@@ -155,27 +163,6 @@ class _Deadline:
     def is_late(self) -> bool:
         """Return whether the time itself is over, without regard to a stop."""
         return time.monotonic() > self._deadline
-
-
-def _resolve(hosts: Sequence[str], deadline: _Deadline) -> dict[str, set[str]]:
-    """Wait until every host has an address: names appear late in a cluster that starts."""
-    addresses: dict[str, set[str]] = {}
-    while True:
-        for name in hosts:
-            if name not in addresses:
-                with suppress(OSError):
-                    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-                    addresses[name] = {str(entry[4][0]) for entry in entries}
-        missing = [name for name in hosts if name not in addresses]
-        if not missing:
-            return addresses
-        if deadline.passed():
-            raise ConfigError(
-                f"No address for {', '.join(missing)} within {deadline.wait:.0f} s.",
-                "Check that every host of resourceconfig.json has started and that they share a"
-                " network, or raise AMPHORA_HOST_WAIT_SECONDS.",
-            )
-        time.sleep(0.2)
 
 
 class _Listener:
@@ -212,14 +199,25 @@ class _Listener:
                         self._warn(f"{type(error).__name__}: {error}")
                         self.stop.wait(0.05)
                 local = self.link.local
-                self._send_commands()  # Before the report that this host is done.
+                # What mpirun's agent has left, before the report that this host is done.
+                for path in self.link.outbox.iterdir() if self.link.outbox else ():
+                    if path.name in self._peers:
+                        command = path.read_text()
+                        self._peers[path.name].send(replace(self.link.local, command=command))
+                        path.unlink()
                 if local != last or time.monotonic() - beat > BEAT_SECONDS:
                     last, beat = local, time.monotonic()
                     for peer in self._peers.values():
                         peer.send(local)
                 decision = self._judge(local)
                 if decision is not None:
-                    self._send_last(decision)
+                    # All that have connected receive it, also if they have not reported yet.
+                    for _ in self.link.hosts[1:]:
+                        self._accept()
+                    for peer in self._open:
+                        peer.send(decision)
+                        if peer.report is None:
+                            peer.read()  # Unread bytes would make close() discard what was sent.
                     self.link._decide(decision)
                     return
 
@@ -257,7 +255,6 @@ class _Listener:
             log.warning("port %d: %s", PORT, text)
 
     def close(self) -> None:
-        """Close all connections."""
         for peer in self._open:
             peer.connection.close()
 
@@ -281,32 +278,28 @@ class _Listener:
             return Report(host=missing[0], state="abort", reason=reason)
         return decision
 
-    def _send_last(self, decision: Report) -> None:
-        """Send the decision to all that have connected, also if they have not reported yet."""
-        for _ in self.link.hosts[1:]:
-            self._accept()
-        for peer in self._open:
-            peer.send(decision)
-            if peer.report is None:
-                peer.read()  # Unread bytes would make close() discard what was sent.
-
-    def _send_commands(self) -> None:
-        """Send what mpirun's agent has left for hosts that are connected."""
-        for path in self.link.outbox.iterdir() if self.link.outbox else ():
-            if path.name in self._peers:
-                self._peers[path.name].send(replace(self.link.local, command=path.read_text()))
-                path.unlink()
-
 
 class _Caller:
     """Reports to the first host from any other one, and receives its decisions."""
 
     def __init__(self, link: Link, first: str, deadline: _Deadline) -> None:
         self.link, self.stop, self._first = link, threading.Event(), first
-        self._peer = Peer(_connected(first, PORT, deadline))
+        while True:
+            try:
+                connection = socket.create_connection((first, PORT), timeout=BEAT_SECONDS)
+                break
+            except OSError as error:
+                if deadline.passed():
+                    raise ConfigError(
+                        f"The host {first} does not answer on port {PORT} within"
+                        f" {deadline.wait:.0f} s ({error}).",
+                        "Check that it has started and that the security group lets the hosts"
+                        " connect to each other, or raise AMPHORA_HOST_WAIT_SECONDS.",
+                    ) from error
+                time.sleep(0.2)
+        self._peer = Peer(connection)
 
     def close(self) -> None:
-        """Close the connection to the first host."""
         self._peer.connection.close()
 
     def run(self) -> None:
@@ -330,18 +323,3 @@ class _Caller:
             if reason := self._peer.lost(time.monotonic()):
                 self.link._decide(Report(host=self._first, state="abort", reason=reason))
                 return
-
-
-def _connected(host: str, port: int, deadline: _Deadline) -> socket.socket:
-    while True:
-        try:
-            return socket.create_connection((host, port), timeout=BEAT_SECONDS)
-        except OSError as error:
-            if deadline.passed():
-                raise ConfigError(
-                    f"The host {host} does not answer on port {port} within {deadline.wait:.0f} s"
-                    f" ({error}).",
-                    "Check that it has started and that the security group lets the hosts connect"
-                    " to each other, or raise AMPHORA_HOST_WAIT_SECONDS.",
-                ) from error
-            time.sleep(0.2)

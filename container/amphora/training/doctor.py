@@ -165,18 +165,30 @@ def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
         yield Finding(level=OK, what="code", detail=f"{code.path} is run by {code.command[0]}")
         return
     try:
-        missing = sorted(
-            set(_missing_imports(ast.parse(file.read_bytes()), file.parent, code.root))
-        )
+        tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
         detail = f"{file}:{error.lineno} cannot be compiled: {error.msg}"
         yield Finding(level=ERROR, what="code", detail=detail)
         return
+    missing = set()
+    for node in tree.body:
+        names: Iterable[str] = ()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in {name.split(".")[0] for name in names} - {*sys.builtin_module_names}:
+            is_local = any(
+                (root / name).is_dir() or (root / f"{name}.py").is_file()
+                for root in (file.parent, code.root)
+            )
+            if not is_local and PathFinder.find_spec(name) is None:
+                missing.add(name)
     listed = bool(entry_point.install_steps(code))
     level = WARNING if listed else ERROR
     if missing:
         remedy = "requirements.txt may install them" if listed else "list them in requirements.txt"
-        detail = f"imports that are not installed: {', '.join(missing)}; {remedy}"
+        detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
         yield Finding(level=level, what="code", detail=detail)
     else:
         detail = f"{code.name} compiles, and its imports are installed"
@@ -185,21 +197,6 @@ def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
         transformers4.check(file, code.root)
     except CodeError as error:  # requirements.txt may install transformers 4.
         yield Finding(level=level, what="code", detail=str(error))
-
-
-def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:
-    """Yield the modules that the top level of a script imports and that are not installed."""
-    for node in tree.body:
-        names: Iterable[str] = ()
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for name in {name.split(".")[0] for name in names}:
-            is_local = any((f / name).is_dir() or (f / f"{name}.py").is_file() for f in folders)
-            is_built_in = name in sys.builtin_module_names
-            if not is_local and not is_built_in and PathFinder.find_spec(name) is None:
-                yield name
 
 
 def _recipe(

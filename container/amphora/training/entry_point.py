@@ -109,7 +109,21 @@ def locate(
     if path.is_dir():
         root = path.absolute()
     elif path.is_file():
-        root = _unpacked(path, code_dir or job.paths.code, location, scratch)
+        root = (code_dir or job.paths.code).absolute()
+        if root.exists() and any(root.iterdir()):
+            log.info("%s is not empty: the job's code is unpacked into another folder", root)
+            root = scratch / "code"
+        root.parent.mkdir(parents=True, exist_ok=True)
+        # Unpacked elsewhere, so that a refused archive leaves nothing.
+        part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root.parent))
+        try:
+            archives.unpack(path, part, location)
+            part.chmod(0o755)
+            if root.exists():
+                root.rmdir()
+            part.replace(root)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     else:
         raise CodeError(
             f"sagemaker_submit_directory is {location!r}, which does not exist.",
@@ -147,24 +161,6 @@ def is_package(root: Path) -> bool:
     As in sagemaker-training, setup.py decides; a pyproject.toml may hold only settings of tools.
     """
     return (root / "setup.py").is_file()
-
-
-def _unpacked(archive: Path, target: Path, location: str, scratch: Path) -> Path:
-    """Unpack into a temporary folder, then move, so that a refused archive leaves nothing."""
-    if target.exists() and any(target.iterdir()):
-        log.info("%s is not empty: the job's code is unpacked into another folder", target)
-        target = scratch / "code"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
-    try:
-        archives.unpack(archive, part, location)
-        part.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        part.replace(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return target.absolute()
 
 
 def _entry(root: Path, name: str) -> Source:

@@ -8,30 +8,20 @@ status of the process, and the last lines of its stderr.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
-import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from amphora.common import transformers4
 from amphora.common.logs import mask
+from amphora.training.exception_records import ASIDE_CHARS, PEER_LOST, Record, Worker, shorten
 
 SHOWN_CHARS = 1024
-_MESSAGE_CHARS, _ASIDE_CHARS = 600, 240
 _TOTAL_CHARS = 32 * 1024
-# Exceptions of torchrun: its workers failed, or it received a signal.
-_LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 # Patterns are compiled only after a failure: compiling them would delay every start.
-# How a rank notices that another one has gone: a consequence if any cause is known.
-_PEER_LOST = (
-    r"RuntimeError: (?s:.*)(?:\bgloo\b|\bnccl|NCCL|Connection (?:closed|reset) by peer)"
-    r"|\bDist(?:Backend|Network|Store)Error\b"
-)
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"No module named 'torch_xla",
@@ -91,14 +81,13 @@ _HINTS: tuple[tuple[str, str], ...] = (
         " the same steps, or pass a longer timeout to init_process_group (ddp_timeout).",
     ),
     (
-        _PEER_LOST,
+        PEER_LOST,
         "A communication error: another rank ended first, or the hosts cannot reach each other.",
     ),
 )
 # torchrun's log begins here; only the lines before are the script's.
 _LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
 _SHELL_ERROR = r"^\S+: (?:line )?\d+: "
-_FRAME_LINES = r'(?m)^ *File "(.+)", line (\d+), in (.+)\n +(.+)$'
 # mpirun's lines about the rank that ended the others.
 _MPI_SIGNAL = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
 _MPI_EXIT = r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)"
@@ -106,141 +95,6 @@ _MPI_EXIT = r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)"
 DEATH = r"(?:Exception in thread .+|Process \S+):$"
 _FAULT_FRAME = r'  File "(.+)", line (\d+) in (.+)'  # as faulthandler writes it
 _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
-
-
-@dataclass(frozen=True)
-class Raised:
-    """Holds an exception that the hook recorded."""
-
-    type: str
-    message: str
-    frames: Sequence[Sequence[Any]] = ()
-    """File, line number, function and source line of each."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
-
-    def innermost(self) -> Raised:
-        """Return the first exception of a traceback within the message, or this exception.
-
-        Data loader workers, pools and mp.spawn pass their exceptions on as text.
-        """
-        parts = self.message.split("Traceback (most recent call last):\n")
-        while len(parts) > 2 and "direct cause of the following exception" in parts[-2]:
-            parts.pop()
-        ends = [line for line in parts[-1].splitlines() if line and not line[0].isspace()]
-        if len(parts) == 1 or not ends:
-            return self
-        kind, _, message = ends[0].partition(": ")
-        frames = [(f[0], int(f[1]), f[2], f[3]) for f in re.findall(_FRAME_LINES, parts[-1])]
-        return Raised(kind, message, frames)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Worker:
-    """Describes a rank that its launcher saw fail."""
-
-    rank: int | str
-    exit_code: int
-    pid: int = 0
-    time: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """Holds the exception that ended a process of the script."""
-
-    time: float
-    pid: int
-    parents: Sequence[tuple[int, Sequence[str]]] = ()
-    """The process and its ancestors: ids and command lines."""
-    rank: str | None
-    host: str | None
-    script_dir: str = ""
-    errors: Sequence[Raised]
-    """From the exception that was raised to its innermost cause."""
-    handled: Raised | None = None
-    """The exception that was being handled when the innermost one was raised."""
-    command: str | Sequence[str] = ""
-    """The command whose failure is the innermost cause."""
-    traceback: str
-    workers: Sequence[Worker] = ()
-
-    @classmethod
-    def read(cls, path: Path) -> Record:
-        """Read a file that the hook wrote."""
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        fields["errors"] = [Raised(**error) for error in fields["errors"]]
-        fields["handled"] = fields["handled"] and Raised(**fields["handled"])
-        fields["workers"] = [Worker(**worker) for worker in fields["workers"]]
-        return cls(**fields)
-
-    @property
-    def is_launcher(self) -> bool:
-        return self.errors[0].type.endswith(_LAUNCHER_ERRORS)
-
-    @property
-    def lost_a_peer(self) -> bool:
-        return any(re.search(_PEER_LOST, error.text) for error in self.errors)
-
-    @property
-    def ancestors(self) -> list[int]:
-        """Return the ids of the ancestors, the parent first."""
-        return [pid for pid, _ in self.parents[1:]]
-
-    @property
-    def headline(self) -> str:
-        """Return the innermost cause."""
-        return _shorten(self.errors[-1].innermost().text)
-
-    @property
-    def lines(self) -> list[str]:
-        """Return the cause, the nearest frame of the script, and what it was raised as."""
-        causes = [error.innermost() for error in reversed(self.errors)]
-        of_script = [
-            frame
-            for error in (*causes, *reversed(self.errors))
-            for frame in reversed(error.frames)
-            if self.script_dir and str(frame[0]).startswith(f"{self.script_dir}/")
-        ]
-        lines = [self.headline]
-        for file, line, function, source in [*of_script, *causes[0].frames[-1:]][:1]:
-            lines.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
-        if causes[-1].text != causes[0].text:
-            lines.append(_shorten(f"raised as {causes[-1].text}", _ASIDE_CHARS))
-        if self.handled is not None:
-            lines.append(_shorten(f"while handling {self.handled.text}", _ASIDE_CHARS))
-        return lines
-
-    @property
-    def earlier_line(self) -> str:
-        """Return a line for an exception that came before the cause."""
-        cause = _shorten("".join(self.lines[:2]), 2 * _ASIDE_CHARS)
-        return f"before, a process of the script ended with {cause}"
-
-    def was_run_by(self, other: Record) -> bool:
-        """Return whether this process ran the command whose failure `other` raised."""
-        if not other.command or other.pid not in self.ancestors:
-            return False
-        argv = list(self.parents[self.ancestors.index(other.pid)][1])
-        try:
-            words = shlex.split(other.command) if isinstance(other.command, str) else other.command
-        except ValueError:
-            words = []
-        # A #! line puts the interpreter before the program; a shell may exec it.
-        count = min(len(words), len(argv))
-        words, argv = list(words[len(words) - count :]), argv[len(argv) - count :]
-        return argv[-1:] == [other.command] or (
-            count > 0 and Path(words[0]).name == Path(argv[0]).name and words[1:] == argv[1:]
-        )
-
-    def lines_around(self, tail: Sequence[str]) -> tuple[list[str], list[str]] | None:
-        """Return the lines before and after this exception's traceback; None without it."""
-        printed = [line for line in mask(self.traceback).splitlines() if line.strip()]
-        lines = [line for line in tail if line.strip()]
-        ends = [end for end, line in enumerate(lines, 1) if line.endswith((printed or ["\n"])[-1])]
-        return (lines[: max(0, ends[-1] - len(printed))], lines[ends[-1] :]) if ends else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,13 +150,13 @@ def within_shown(head: str) -> str:
         left = len(lines[longest]) - excess
         if left <= 8:  # Very many lines, none of them long.
             return head[:SHOWN_CHARS]
-        lines[longest] = _shorten(lines[longest], left)
+        lines[longest] = shorten(lines[longest], left)
     return "\n".join(lines)
 
 
 def is_consequence(text: str) -> bool:
     """Return whether a failure's first line only reports a lost peer."""
-    return bool(re.search(_PEER_LOST, text.split("\n", 1)[0]))
+    return bool(re.search(PEER_LOST, text.split("\n", 1)[0]))
 
 
 def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failure:
@@ -322,7 +176,11 @@ class _Diagnosis:
     def __init__(self, ended: Ended, records: Sequence[Record], conflicts: Sequence[str]) -> None:
         self.ended, self.records, self.conflicts = ended, records, conflicts
         self.by_pid = {record.pid: record for record in records}
-        self.mpi_worker = _mpi_worker(ended.tail)
+        output, signs = "\n".join(ended.tail), ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1))
+        matches = ((re.search(pattern, output), sign) for pattern, sign in signs)
+        self.mpi_worker = next(
+            (Worker(rank=m[1], exit_code=sign * int(m[2])) for m, sign in matches if m), None
+        )
         self.tail = list(
             itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail)
         )
@@ -367,6 +225,13 @@ class _Diagnosis:
     def _head(self) -> list[str]:
         """Return the first lines: the cause, its circumstances, and advice."""
         ended, record = self.ended, self.record
+        lines = [line for line in self.tail if line.strip()]
+        # Of processes without the hook, and of interrupts, which the hook does not record.
+        prints_exception = (
+            (not ended.is_script or ended.exit_code == -signal.SIGINT)
+            and any(line.startswith("Traceback (most recent call last)") for line in lines)
+            and re.match(_EXCEPTION_LINE, lines[-1])
+        )
         head: list[str] = []
         if ended.stop_signal is not None:
             how = (
@@ -379,16 +244,16 @@ class _Diagnosis:
             head += record.lines
             around = record.lines_around(self.tail)
             if around and record.command and "\n" not in record.errors[-1].message:
-                head += [_shorten(line, _ASIDE_CHARS) for line in around[0][-2:]]
+                head += [shorten(line, ASIDE_CHARS) for line in around[0][-2:]]
             below = [other for other in self.records if record.pid in other.ancestors]
             if record.pid == ended.pid and below:
                 before, _ = self._followed(below[-1])
                 head.append((before or below[-1]).earlier_line)
             elif not ended.is_script and self.worker is None and not self._outer(record):
                 after = around[1][-3:] if around else ()
-                head += [_shorten(line, _ASIDE_CHARS) for line in after]
-        elif (printed := self._printed_exception()) is not None:
-            head.append(_shorten(printed))
+                head += [shorten(line, ASIDE_CHARS) for line in after]
+        elif prints_exception:
+            head.append(shorten(lines[-1]))
         elif ended.stop_signal is None:
             head.append(self._status())
             fault = "\n".join(self.tail).partition("Current thread ")[2]
@@ -396,7 +261,7 @@ class _Diagnosis:
             if frames:
                 of_script = [frame for frame in frames if "/lib/python" not in frame[0]]
                 return [*head, "  at {}:{} in {}".format(*[*of_script, *frames][0])]
-            head += [_shorten(line) for line in self._printed()[-3:]]
+            head += [shorten(line) for line in self._printed()[-3:]]
             head += [self.suspect.earlier_line] if self.suspect else []
         if ended.stop_signal is None:
             text = "\n".join(head)
@@ -440,16 +305,6 @@ class _Diagnosis:
 
     def _followed(self, record: Record) -> tuple[Record | None, Worker | None]:
         """Return the record behind this one: of torchrun's rank, or of the command that was run."""
-        if record.is_launcher:
-            worker = self._first_worker(record)
-            ranks = [other for other in self.records if other.ancestors[:1] == [record.pid]]
-            first = _first_cause(ranks, worker)
-            return (self._followed(first)[0] if first else None), worker
-        below = [other for other in self.records if other.was_run_by(record)]
-        return self._followed(below[-1]) if below else (record, None)
-
-    def _first_worker(self, launcher: Record) -> Worker | None:
-        """Return the worker that failed first, as torchrun saw it."""
 
         def order(worker: Worker) -> tuple[bool, bool, float]:
             record = self.by_pid.get(worker.pid)
@@ -457,7 +312,13 @@ class _Diagnosis:
             ended_by_it = record is None and worker.exit_code == -signal.SIGTERM
             return (ended_by_it, record is not None and record.lost_a_peer, worker.time)
 
-        return min(launcher.workers, key=order, default=None)
+        if record.is_launcher:
+            worker = min(record.workers, key=order, default=None)
+            ranks = [other for other in self.records if other.ancestors[:1] == [record.pid]]
+            first = _first_cause(ranks, worker)
+            return (self._followed(first)[0] if first else None), worker
+        below = [other for other in self.records if other.was_run_by(record)]
+        return self._followed(below[-1]) if below else (record, None)
 
     def _outer(self, record: Record) -> list[Record]:
         """Return the records of the processes above, the outermost first."""
@@ -509,17 +370,6 @@ class _Diagnosis:
             lines += [line] if line.strip(" -") and not (is_other or is_note) else []
         return lines
 
-    def _printed_exception(self) -> str | None:
-        """Return the last line of the output if it is that of a traceback.
-
-        This serves processes without the hook, and interrupts, which the hook does not record.
-        """
-        if self.ended.is_script and self.ended.exit_code != -signal.SIGINT:
-            return None
-        lines = [line for line in self.tail if line.strip()]
-        is_traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
-        return lines[-1] if is_traceback and re.match(_EXCEPTION_LINE, lines[-1]) else None
-
 
 def _first_cause(ranks: Sequence[Record], worker: Worker | None) -> Record | None:
     """Return the first rank that did not fail because of another one.
@@ -531,24 +381,6 @@ def _first_cause(ranks: Sequence[Record], worker: Worker | None) -> Record | Non
     end = worker.time + 1 if worker and worker.time and not has_record else math.inf
     causes = [rank for rank in ranks if not rank.lost_a_peer and rank.time < end]
     return next(iter(causes or (ranks if has_record else ())), None)
-
-
-def _mpi_worker(tail: Sequence[str]) -> Worker | None:
-    """Return the rank that ended the others, from mpirun's output."""
-    text = "\n".join(tail)
-    for pattern, sign in ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1)):
-        if match := re.search(pattern, text):
-            return Worker(rank=match[1], exit_code=sign * int(match[2]))
-    return None
-
-
-def _shorten(text: str, most: int = _MESSAGE_CHARS) -> str:
-    """Cut the middle of a long text: causes stand at its beginning or at its end."""
-    text = text.strip()
-    if len(text) <= most:
-        return text
-    end = most // 3
-    return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
 def _signal_name(number: int) -> str:

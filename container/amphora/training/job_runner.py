@@ -16,15 +16,7 @@ from amphora import __version__
 from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, ConfigError
 from amphora.contract.job import Job, Paths, read_job
-from amphora.training import (
-    cluster,
-    entry_point,
-    failure,
-    launch,
-    mpi,
-    process_tree,
-    sdk_v3,
-)
+from amphora.training import cluster, entry_point, failure, launch, mpi, process_tree, sdk_v3
 from amphora.training.limits import Limits
 
 log = logging.getLogger("amphora")
@@ -50,7 +42,9 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
     ):
         scratch = Path(folder)
         try:
-            signals.start_interrupting()
+            signals.interrupts = True
+            if signals.stopped():  # It has arrived already.
+                raise process_tree.Interrupted
             for earlier in (paths.failure, paths.success):
                 with suppress(OSError):  # The outcome of an earlier run.
                     earlier.unlink()
@@ -217,7 +211,19 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
     if code == 0:
         log.info("training ended with exit code 0")
         if job.current_host == job.hosts[0]:
-            _check_model(job.paths.model)
+            folder = job.paths.model
+            names = sorted(path.name for path in folder.iterdir())
+            weights = (".pt", ".pth", ".bin", ".safetensors")
+            if not names:
+                log.warning("the script has left nothing in %s: there is no model", folder)
+            elif all(Path(name).suffix in weights for name in names):
+                log.warning(
+                    "the script has left only %s in %s: if it is a state_dict, serving also needs "
+                    "what creates the model. Use save_pretrained for a model of transformers, "
+                    "torch.jit.save, or write code/inference.py with a model_fn",
+                    ", ".join(names),
+                    folder,
+                )
         _write(job.paths.success, "")
         return 0
     if failed.is_stopped:
@@ -226,21 +232,6 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
         log.error("training failed with exit code %d: %s", code, failed.head)
     _write_failure(job.paths, failed.text)
     return code
-
-
-def _check_model(folder: Path) -> None:
-    """Warn if the script left no model, or weights without what creates the model."""
-    names = sorted(path.name for path in folder.iterdir())
-    if not names:
-        log.warning("the script has left nothing in %s: there is no model", folder)
-    elif all(Path(name).suffix in (".pt", ".pth", ".bin", ".safetensors") for name in names):
-        log.warning(
-            "the script has left only %s in %s: if it is a state_dict, serving also needs what "
-            "creates the model. Use save_pretrained for a model of transformers, torch.jit.save, "
-            "or write code/inference.py with a model_fn",
-            ", ".join(names),
-            folder,
-        )
 
 
 def _write_failure(paths: Paths, text: str) -> None:

@@ -167,10 +167,7 @@ def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -
     """Return the number of processes on this host, and the reason."""
     for name, requested in (
         ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
-        (
-            mpi.PROCESSES_KEY,
-            job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None,
-        ),
+        (mpi.PROCESSES_KEY, job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None),
         ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
     ):
         if requested:
@@ -257,7 +254,7 @@ def refuse_oversized(job: Job, dropped: Sequence[str]) -> None:
 def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
     defaults = {
         # torchrun defaults to 1 thread, a plain process to every core of the machine.
-        "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes)),
+        "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes))
     }
     if devices.kind == CPU and not devices.has_other:
         # Otherwise accelerate and HF Trainer make each process on a CPU a world of one, and each

@@ -11,7 +11,6 @@ STOP_SECONDS = 100.0
 """SageMaker sends SIGKILL 120 s after SIGTERM; the rest is for the work after the script."""
 HOST_WAIT_SECONDS = 300.0
 """How long a host may take to appear: instances of one job start at different times."""
-_LEAST_SECONDS = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +23,11 @@ class Limits:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Limits:
-        """Read the AMPHORA_* variables.
-
-        Raises:
-            ConfigError: Values are wrong; the message names each.
-        """
+        """Read the variables. Raises ConfigError that names each wrong one."""
         variables = Variables(environ)
 
         def seconds(name: str, default: float) -> float:
-            return variables.number(name, default, least=_LEAST_SECONDS, unit="seconds")
+            return variables.number(name, default, least=0.001, unit="seconds")
 
         limits = cls(
             stop_seconds=seconds("AMPHORA_STOP_SECONDS", STOP_SECONDS),

@@ -48,9 +48,6 @@ class Setup:
 def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
     """Read the stack that the image declares, and choose the variables for it.
 
-    Args:
-        processes: How many processes train on this host.
-
     Raises:
         ConfigError: The image declares no stack although the recipe trains, or a variable asks
             for what the stack does not do.

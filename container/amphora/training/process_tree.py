@@ -26,7 +26,6 @@ from typing import BinaryIO, Protocol
 
 from amphora.common.errors import CodeError
 from amphora.common.logs import mask, unfinished
-from amphora.training import procfs
 from amphora.training.failure import DEATH, Ended
 from amphora.training.limits import STOP_SECONDS
 
@@ -67,14 +66,7 @@ class Signals:
         """Whether a stop raises Interrupted in the main thread: it does before the script runs."""
 
     def stopped(self) -> bool:
-        """Return whether the job was asked to stop."""
         return self.stop is not None
-
-    def start_interrupting(self) -> None:
-        """Let a stop raise Interrupted from now on, also one that has arrived already."""
-        self.interrupts = True
-        if self.stopped():
-            raise Interrupted
 
     def fileno(self) -> int:
         return self._reader.fileno()
@@ -316,7 +308,14 @@ class _Tree:
 
     def members(self) -> list[int]:
         """Return the ids of the live processes, orphans included."""
-        return procfs.descendants(os.getpid())
+        children: dict[int, list[int]] = {}
+        for process in _processes():
+            if process.state != "Z":
+                children.setdefault(process.parent, []).append(process.pid)
+        below = [os.getpid()]
+        for pid in below:
+            below += children.get(pid, ())
+        return below[1:]
 
     def send(self, number: int) -> None:
         """Send a signal to the script's processes, once to each.
@@ -325,9 +324,9 @@ class _Tree:
         a Python process (data loader workers) are left out, because it needs them to finish its
         step. Processes that remain after the script has ended receive the signal as well.
         """
-        parents = {process.parent for process in procfs.processes()}
+        parents = {process.parent for process in _processes()}
         for pid in self.members():
-            names_launcher = _LAUNCHER.search(" ".join(procfs.command(pid)[:4])) is not None
+            names_launcher = _LAUNCHER.search(" ".join(_command(pid)[:4])) is not None
             is_launcher = names_launcher or (self.is_launcher and pid == self.root)
             has_workers = is_launcher and pid in parents
             waits = self.status is None and (has_workers or _is_python_helper(pid))
@@ -349,13 +348,43 @@ class _Tree:
 
 def _is_python_helper(pid: int) -> bool:
     """Return whether Python started this process itself: by fork or multiprocessing."""
-    command = procfs.command(pid)
+    command = _command(pid)
     if not command or not Path(command[0]).name.startswith("python"):
         return False
     if any("multiprocessing" in word or "compile_worker" in word for word in command[1:4]):
         return True
-    parent = next((entry.parent for entry in procfs.processes() if entry.pid == pid), 0)
-    return command == procfs.command(parent)
+    parent = next((entry.parent for entry in _processes() if entry.pid == pid), 0)
+    return command == _command(parent)
+
+
+@dataclass(frozen=True)
+class _Process:
+    """Holds one line of the process table."""
+
+    pid: int
+    parent: int
+    state: str
+    """'R', 'S', 'D' ...; 'Z' for one that has ended and has not been reaped."""
+
+
+def _processes() -> Iterator[_Process]:
+    """Yield every process. A user's requirements.txt may replace psutil under this process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                # The command's name, in parentheses, may hold anything, even parentheses.
+                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:
+                continue  # The process has ended.
+            yield _Process(int(entry.name), int(fields[1]), fields[0].decode())
+
+
+def _command(pid: int) -> list[str]:
+    """Return the argv of a process, or an empty list if it has ended."""
+    try:
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+    except OSError:
+        return []
 
 
 def _signal(pid: int, number: int) -> None:

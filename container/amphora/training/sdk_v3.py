@@ -145,9 +145,17 @@ def start(
     if request.unknown:
         note = f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known"
         plan = replace(plan, notes=(*plan.notes, note))
-    return launch.Start(
-        plan=plan, source=program, what=what, installs=tuple(_installs(request, root))
-    )
+    requirements = request.steps.get("requirements")
+    installs: tuple[Install, ...] = ()
+    if (
+        requirements
+        and not request.unknown
+        and ("if_there" not in request.steps or (root / requirements).is_file())
+    ):
+        # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and
+        # the installer writes CodeArtifact's token into argv and into pip's file.
+        installs = (Install(requirements=requirements),)
+    return launch.Start(plan=plan, source=program, what=what, installs=installs)
 
 
 def read(paths: Paths, sent: str) -> Request:
@@ -289,17 +297,6 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
         arguments={},
         sagemaker=requested if request.runs_entry_script else {},
     )
-
-
-def _installs(request: Request, root: Path) -> list[Install]:
-    name = request.steps.get("requirements")
-    if request.unknown or name is None:
-        return []
-    if "if_there" in request.steps and not (root / name).is_file():
-        return []
-    # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and the
-    # installer writes CodeArtifact's token into argv and into pip's file.
-    return [Install(requirements=name)]
 
 
 def _hp(name: str) -> str:

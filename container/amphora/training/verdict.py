@@ -49,7 +49,6 @@ class Report:
         return report
 
     def line(self) -> bytes:
-        """Encode the report for the network."""
         return json.dumps(vars(self)).encode() + b"\n"
 
 
