@@ -25,7 +25,7 @@ def load_runner(
 ) -> ModelRunner:
     """Load a model's folder with the handlers in its code/, as a worker does."""
     settings = runner.RunnerSettings(
-        model_dir=str(model), device_kind="cpu", device_index=0, batch_size=batch_size,
+        model_dir=str(model), device_kind="cpu", batch_size=batch_size,
         batch_tokens=batch_tokens,
     )  # fmt: skip
     return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
@@ -78,7 +78,7 @@ class Front:
 
     def _serve(self, sock: socket.socket, loaded: ModelRunner) -> None:
         with sock, contextlib.suppress(EOFError):
-            conversation.serve(sock, loaded)
+            conversation.Conversation(sock, loaded).serve()
 
     def send(self, **requests: Any) -> None:
         self.number += 1

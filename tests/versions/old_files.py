@@ -169,7 +169,7 @@ def outcome(folder: Path, number: int, kind: str, code: str) -> str:
         (model / file.name).symlink_to(file)
     (model / "code" / "inference.py").write_text(textwrap.dedent(code))
     settings = runner.RunnerSettings(
-        model_dir=str(model), device_kind="cpu", device_index=0, batch_size=32, batch_tokens=16384
+        model_dir=str(model), device_kind="cpu", batch_size=32, batch_tokens=16384
     )
     json_type = "application/json"
     try:

@@ -26,9 +26,7 @@ def program_path(code_dir: Path, program: str) -> Path | None:
 def handlers_path(code_dir: Path, program: str | None) -> Path | None:
     """Return the file of the user's handlers: SAGEMAKER_PROGRAM, else inference.py or handler.py.
 
-    Args:
-        code_dir: The folder, which need not exist.
-        program: SAGEMAKER_PROGRAM.
+    The folder need not exist.
     """
     if program:
         return program_path(code_dir, program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from typing import Any, TextIO
+from typing import TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -60,18 +60,11 @@ class Metrics:
         )  # fmt: skip
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class AccessLog:
-    """ASGI middleware that counts answers and writes a line for each, without its body.
-
-    Args:
-        app: The application.
-        metrics: Its counters of answers are incremented.
-        output: Where the lines are written, each a JSON object.
-    """
+    """ASGI middleware that counts answers and writes a line of JSON for each, without its body."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, output: TextIO) -> None:
         self._app = app
@@ -100,12 +93,14 @@ class AccessLog:
         finally:
             if scope["path"] not in _QUIET:
                 seconds = time.monotonic() - start
-                self._count(status)
+                if (counter := self._by_status.get(status)) is None:
+                    counter = self._by_status[status] = self._metrics.requests.labels(status)
+                counter.inc()
                 self._metrics.seconds.observe(seconds)
                 headers = dict(scope["headers"])
                 inference_id = headers.get(b"x-amzn-sagemaker-inference-id", b"")
                 line = {
-                    "time": _now(),
+                    "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                     "request_id": scope.get("state", {}).get("id", ""),
                     "inference_id": inference_id.decode("latin-1"),
                     "method": scope["method"],
@@ -116,19 +111,7 @@ class AccessLog:
                     "bytes_in": int(headers.get(b"content-length", b"0")),
                     "bytes_out": bytes_out,
                 }
-                self._write(line)
-
-    def _count(self, status: int) -> None:
-        if (counter := self._by_status.get(status)) is None:
-            counter = self._by_status[status] = self._metrics.requests.labels(status)
-        counter.inc()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        # logging would take three times as long.
-        with contextlib.suppress(OSError, ValueError):
-            self._output.write(_ENCODER.encode(line) + "\n")
-            self._output.flush()
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                # logging would take three times as long.
+                with contextlib.suppress(OSError, ValueError):
+                    self._output.write(_ENCODER.encode(line) + "\n")
+                    self._output.flush()

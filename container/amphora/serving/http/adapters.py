@@ -22,25 +22,18 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("amphora.server")
 ROUTE = "/adapters"
-HEADER = "x-amzn-sagemaker-adapter-identifier"
-"""Names the adapter of a request; in OpenAI's API the body's `model` does, too."""
 
 
 class Adapters:
     """The routes that manage adapters."""
 
     def __init__(self, invocations: Invocations, engine: Engine | None) -> None:
-        """
-        Args:
-            invocations: Reads requests.
-            engine: None if the model takes no adapters.
-        """
         self._invocations = invocations
         self._engine = engine
+        """None if the model takes no adapters."""
 
     @property
     def names(self) -> list[str]:
-        """Return the sorted names of the loaded adapters."""
         return sorted(self._engine.adapters) if self._engine is not None else []
 
     @property

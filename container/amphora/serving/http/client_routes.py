@@ -17,12 +17,7 @@ from starlette.routing import Route
 
 from amphora import __version__
 from amphora.serving.http.adapters import Adapters
-from amphora.serving.http.invocations import (
-    PREFIX,
-    Invocations,
-    check_route,
-    route_of,
-)
+from amphora.serving.http.invocations import PREFIX, Invocations, check_route, route_of
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
 from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault

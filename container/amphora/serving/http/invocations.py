@@ -43,11 +43,6 @@ PREFIX = "/openai"
 """Before the routes of OpenAI's API where SageMaker's own client for it calls them."""
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
-# The length of a key on S3, by which SageMaker names models.
-_LONGEST_NAME = 1024
-_LONGEST_FOLDER = 4096
-# The status that nginx logs for a client that left before its answer.
-_CLIENT_GONE = 499
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -78,22 +73,21 @@ class Invocations:
         headers = {"content-type": media_types.JSON, **self._closing()}
         return Response(json.dumps(value).encode(), status, headers)
 
-    async def invoke(
-        self,
-        request: Request,
-        pool: Backend,
-        body: bytes | None = None,
-    ) -> Response:
-        """Answer a request by the model of a pool.
-
-        Args:
-            request: The request.
-            pool: The model's workers.
-            body: The request's body, if it is read already.
-        """
+    async def invoke(self, request: Request, pool: Backend, body: bytes | None = None) -> Response:
+        """Answer a request, whose body may be read already, by the model of a pool."""
         if body is None:
             body = await self.body(request)
-        _follow_attribute(request, pool.description.get("routes", ()))
+        # The route that the custom attribute `route` names, as in AWS's vLLM image: SageMaker
+        # forwards no other header for it. To the handlers of a model that answers none of other
+        # servers' routes, the attribute may mean something else.
+        answered = pool.description.get("routes", ())
+        pairs = (pair.partition("=") for pair in request.headers.get(_ATTRIBUTES, "").split(","))
+        named = {name.strip(): value.strip() for name, _, value in pairs}.get("route", "")
+        if answered and named.startswith("/") and route_of(request) not in routes.CLIENTS:
+            named = named.removeprefix(PREFIX)
+            if named not in ("/invocations", *answered):
+                raise _absent(named, answered)
+            request.state.route = named
         call = self.call(request, request_id(request), body)
         try:
             pool.submit(call)
@@ -143,9 +137,8 @@ class Invocations:
         if not is_order:
             example = {name_key: "a name", folder_key: "/path/to/its/folder"}
             raise Fault(400, "bad_request", f"Send {json.dumps(example)}.")
-        for key, text, longest in (
-            (name_key, name, _LONGEST_NAME), (folder_key, folder, _LONGEST_FOLDER),
-        ):  # fmt: skip
+        # SageMaker names models by keys on S3, which have 1024 characters at most.
+        for key, text, longest in ((name_key, name, 1024), (folder_key, folder, 4096)):
             if len(text) > longest or not text.isprintable():
                 raise Fault(
                     400,
@@ -273,8 +266,8 @@ class Invocations:
         return self._error(request, error.status_code, code, message, headers)
 
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:
-        """Set the status for the access log; nobody reads this answer."""
-        return self._error(request, _CLIENT_GONE, "client_gone", "The client has gone.", {})
+        """Set the status for the access log, that of nginx; nobody reads this answer."""
+        return self._error(request, 499, "client_gone", "The client has gone.", {})
 
     async def answer_bug(self, request: Request, error: Exception) -> Response:
         """Log an error of the front itself, and answer 500 without its text."""
@@ -312,23 +305,6 @@ def route_of(connection: HTTPConnection) -> str:
         path = path.removeprefix(PREFIX)
     named: str = connection.scope.get("state", {}).get("route", path)
     return named
-
-
-def _follow_attribute(request: Request, answered: Sequence[str]) -> None:
-    """Apply the route that the custom attribute `route` names, as in AWS's vLLM image: SageMaker
-    forwards no other header for it.
-
-    Raises Fault (404) if the model answers other servers' routes, but not this one. If it answers
-    none of them, the attribute may mean something else to its handlers.
-    """
-    pairs = (pair.partition("=") for pair in request.headers.get(_ATTRIBUTES, "").split(","))
-    named = {name.strip(): value.strip() for name, _, value in pairs}.get("route", "")
-    if not answered or not named.startswith("/") or route_of(request) in routes.CLIENTS:
-        return
-    named = named.removeprefix(PREFIX)
-    if named not in ("/invocations", *answered):
-        raise _absent(named, answered)
-    request.state.route = named
 
 
 def _absent(path: str, answered: Sequence[str]) -> Fault:

@@ -83,17 +83,11 @@ class MultiModel:
 
     @property
     def pools(self) -> list[Pool]:
-        """Return the pools of the loaded models."""
         return [model.pool for model in self._models.values()]
 
     @property
     def names(self) -> list[str]:
-        """Return the sorted names of the loaded models."""
         return sorted(self._models)
-
-    async def close(self) -> None:
-        """End every model's workers."""
-        await asyncio.gather(*(pool.close() for pool in self.pools))
 
     def find(self, name: str) -> LoadedModel:
         """Return a loaded model. Raises Fault (404) if it is not loaded."""
@@ -223,9 +217,7 @@ def _number(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name, "")
     if value and (not value.isdecimal() or len(value) > _MOST_DIGITS):
         raise Fault(
-            400,
-            "bad_request",
-            f"{name} is {value[:80]!r}, not 1 to {_MOST_DIGITS} digits.",
+            400, "bad_request", f"{name} is {value[:80]!r}, not 1 to {_MOST_DIGITS} digits."
         )
     return int(value) if value else default
 
@@ -238,12 +230,9 @@ _GROUPS = (
 )
 
 
-def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that are free on the host, and within the container's limit if it has one.
-
-    Args:
-        groups: The folder of the control groups.
-    """
+def free_memory() -> int:
+    """Return the bytes that are free on the host, within the container's limit if it has one."""
+    groups = Path("/sys/fs/cgroup")
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
     for limit, used, cache in _GROUPS:

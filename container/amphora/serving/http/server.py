@@ -158,10 +158,6 @@ class Front:
             return [*self.models.pools]
         return [self.pool] if self.pool is not None else []
 
-    async def close(self) -> None:
-        """End all workers."""
-        await asyncio.gather(*(pool.close() for pool in self.pools))
-
     async def ping(self, request: Request) -> Response:
         """Answer 200 if a model is ready, else 503."""
         is_ready = self.pool is None or self.pool.is_ready
@@ -235,7 +231,7 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     server.should_exit = True
     await serving
     stopping.cancel()
-    await front.close()
+    await asyncio.gather(*(pool.close() for pool in front.pools))
     if front.pool is not None and front.pool.failed.done():
         raise front.pool.failed.result()
     LOG.info("All requests are answered. Shutdown is complete.")

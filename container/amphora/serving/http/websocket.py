@@ -58,26 +58,23 @@ class WebSocketInvocations:
 
     async def _answer_all(self, socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
         while not self._invocations.draining:
-            await self._answer(socket, await inbox.get())
+            body, identifier = await inbox.get(), uuid.uuid4().hex
+            try:
+                call = self._invocations.call(socket, identifier, body)
+                if len(body) > self._settings.max_body:
+                    raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
+                check_route(call.path, self._pool)
+                self._pool.submit(call)
+                reply = await self._invocations.wait(self._pool, call)
+                if reply.chunks is None:
+                    await _send(socket, reply.body, reply.content_type)
+                else:
+                    async with aclosing(chunks(call, reply, self._pool)) as parts:
+                        async for chunk in parts:
+                            await _send(socket, chunk, reply.content_type)
+            except Fault as fault:
+                await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
         await socket.close(1012, "The server is stopping.")
-
-    async def _answer(self, socket: WebSocket, body: bytes) -> None:
-        identifier = uuid.uuid4().hex
-        try:
-            call = self._invocations.call(socket, identifier, body)
-            if len(body) > self._settings.max_body:
-                raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
-            check_route(call.path, self._pool)
-            self._pool.submit(call)
-            reply = await self._invocations.wait(self._pool, call)
-            if reply.chunks is None:
-                await _send(socket, reply.body, reply.content_type)
-            else:
-                async with aclosing(chunks(call, reply, self._pool)) as parts:
-                    async for chunk in parts:
-                        await _send(socket, chunk, reply.content_type)
-        except Fault as fault:
-            await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
 
 
 async def _read(socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:

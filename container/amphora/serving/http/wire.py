@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from amphora.serving.http.invocations import GONE, error_body
 
 _HEADER_BYTES, _HEADERS = 65536, 128
-_BACKLOG, _KEEP_ALIVE_SECONDS = 2048, 75
+_KEEP_ALIVE_SECONDS = 75
 
 
 def raise_limit() -> int:
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
     def __init__(self, application: Any, linger: float, **settings: Any) -> None:
         options: dict[str, Any] = {
             "http": HttpProtocol, "ws": "websockets-sansio", "lifespan": "off", "log_config": None,
-            "access_log": False, "server_header": False, "backlog": _BACKLOG,
+            "access_log": False, "server_header": False, "backlog": 2048,
             "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
         }  # fmt: skip
         super().__init__(uvicorn.Config(application, **options, **settings))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from amphora.serving.pool.sessions import Session
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import Answer, Batch, Cancel, Credit, Entry, Forget
+from amphora.serving.protocol.messages import Batch, Cancel, Credit, Entry, Forget
 
 LOG = logging.getLogger("amphora.pool")
 # After this many chunks that its client has read, a worker may send as many more.
@@ -31,19 +31,6 @@ class Reply:
     body: bytes
     closes_session: bool = False
     chunks: asyncio.Queue[bytes | Exception | None] | None = None
-
-    @classmethod
-    def from_frame(cls, answer: Answer, body: bytes) -> Reply:
-        """Make a reply of a worker's answer."""
-        return cls(
-            status=answer.status,
-            content_type=answer.type,
-            headers=answer.headers,
-            body=body,
-            closes_session=answer.closed,
-            # With room for the end, or for an error.
-            chunks=asyncio.Queue(messages.CHUNKS_AHEAD + 1) if answer.more else None,
-        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,19 +65,6 @@ class Call:
                 if chunks.full():
                     chunks.get_nowait()
                 chunks.put_nowait(fault)
-
-    @property
-    def entry(self) -> Entry:
-        """Return its entry in a batch."""
-        return Entry(
-            id=self.id,
-            size=len(self.body),
-            content_type=self.content_type,
-            accept=self.accept,
-            headers=self.headers,
-            path=self.path,
-            session=self.session.id if self.session else "",
-        )
 
 
 class WorkerConnection:
@@ -138,23 +112,28 @@ class WorkerConnection:
             self.busy_since = self.sent_at
         self.idle = False
         self.batch += 1
+        items = []
         for call in batch:
             call.batch = self.batch
             self.calls[call.id] = call
-        message = Batch(batch=self.batch, items=[call.entry for call in batch])
+            entry = Entry(
+                id=call.id,
+                size=len(call.body),
+                content_type=call.content_type,
+                accept=call.accept,
+                headers=call.headers,
+                path=call.path,
+                session=call.session.id if call.session else "",
+            )
+            items.append(entry)
+        message = Batch(batch=self.batch, items=items)
         self._writer.write(messages.pack(message, b"".join(call.body for call in batch)))
 
     def notify(self, notice: Cancel | Credit | Forget) -> None:
-        """Send a notice."""
         self._writer.write(messages.pack(notice))
 
     def has_room(self, requests: int, size: int) -> bool:
-        """Return whether it can hold one more request in memory besides those at work.
-
-        Args:
-            requests: The most requests that it may have.
-            size: The most bytes of their bodies.
-        """
+        """Return whether it has fewer requests than that, of fewer bytes in their bodies."""
         held = sum(len(call.body) for call in self.calls.values())
         has_suspect = any(call.retried for call in self.calls.values())
         return len(self.calls) < requests and held < size and not has_suspect
@@ -195,6 +174,5 @@ class WorkerConnection:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Forget the connection."""
         self.unwatch()
         self._writer.close()

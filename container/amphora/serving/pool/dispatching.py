@@ -140,7 +140,6 @@ class Dispatcher:
 
 
 def _load(connection: WorkerConnection) -> int:
-    """Return how many requests a worker has."""
     return len(connection.calls)
 
 

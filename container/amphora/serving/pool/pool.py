@@ -46,17 +46,8 @@ class Pool:
     """The workers of one model, and the requests that wait for them."""
 
     def __init__(
-        self,
-        settings: ServerSettings,
-        environ: Mapping[str, str],
-        metrics: Metrics,
+        self, settings: ServerSettings, environ: Mapping[str, str], metrics: Metrics
     ) -> None:
-        """
-        Args:
-            settings: The server's settings, with the model's folders.
-            environ: The workers' environment.
-            metrics: The server's metrics.
-        """
         self.settings = settings
         self.sessions = Sessions(settings.session_lifetime)
         self._metrics = metrics
@@ -78,12 +69,10 @@ class Pool:
 
     @property
     def merges(self) -> bool:
-        """Return whether the loaded handlers take merged requests."""
         return self._loaded is not None and self._loaded.batches
 
     @property
     def living(self) -> int:
-        """Return the number of workers that can take requests."""
         return len(self._dispatcher.connections)
 
     @property
@@ -100,7 +89,6 @@ class Pool:
 
     @property
     def waiting(self) -> int:
-        """Return the number of waiting requests."""
         return sum(map(len, self._dispatcher.queues))
 
     def start(self) -> None:
@@ -136,7 +124,6 @@ class Pool:
                 if session.worker in workers:
                     workers[session.worker].notify(Forget(session=session.id))
             call.session = self.sessions.find(header, list(workers))
-            assert call.session is not None
             workers[call.session.worker].bound.append(call)
         self._dispatcher.dispatch()
 
@@ -169,8 +156,17 @@ class Pool:
                 sock, pid, loaded = await self._spawner.worker(index, self.settings.threads)
                 reader, writer = await asyncio.open_connection(sock=sock)
             except (ModelError, EOFError, OSError) as error:
-                if self._gives_up(error):
+                self._failures += 1
+                never_loaded = self._loaded is None and isinstance(error, ModelError)
+                most_failures = _GIVE_UP_AFTER * self.settings.workers
+                is_hopeless = self._failures >= most_failures and not self._dispatcher.connections
+                if never_loaded or is_hopeless:
+                    if not isinstance(error, ModelError):
+                        error = ModelError(f"No worker starts: {error}")
+                    if not self.failed.done():
+                        self.failed.set_result(error)
                     return
+                LOG.error("A model worker could not be started: %s", error)
                 await asyncio.sleep(min(_LONGEST_PAUSE, _RESTART_PAUSE * 2**self._failures))
                 continue
             if self._loaded is None:
@@ -197,21 +193,6 @@ class Pool:
             self._metrics.restarts.inc()
             if time.monotonic() - connection.born < _JUST_STARTED_SECONDS:
                 await asyncio.sleep(_RESTART_PAUSE)
-
-    def _gives_up(self, error: Exception) -> bool:
-        """Return whether to give up: at once if the model never loaded, else after a while."""
-        self._failures += 1
-        never_loaded = self._loaded is None and isinstance(error, ModelError)
-        most_failures = _GIVE_UP_AFTER * self.settings.workers
-        is_hopeless = self._failures >= most_failures and not self._dispatcher.connections
-        if not never_loaded and not is_hopeless:
-            LOG.error("A model worker could not be started: %s", error)
-            return False
-        if not self.failed.done():
-            self.failed.set_result(
-                error if isinstance(error, ModelError) else ModelError(f"No worker starts: {error}")
-            )
-        return True
 
     async def _listen(self, connection: WorkerConnection) -> None:
         with contextlib.suppress(EOFError, ConnectionError):
@@ -242,7 +223,17 @@ class Pool:
             del connection.calls[call.id]
         if isinstance(message, Answer):
             if not call.reply.done():
-                call.reply.set_result(Reply.from_frame(message, body))
+                # With room for the end, or for an error.
+                room = messages.CHUNKS_AHEAD + 1
+                reply = Reply(
+                    status=message.status,
+                    content_type=message.type,
+                    headers=message.headers,
+                    body=body,
+                    closes_session=message.closed,
+                    chunks=asyncio.Queue(room) if message.more else None,
+                )
+                call.reply.set_result(reply)
         elif not call.reply.cancelled() and call.reply.exception() is None:
             chunks = call.reply.result().chunks
             assert chunks is not None
@@ -289,5 +280,4 @@ class Pool:
 
 
 def too_late(timeout: float) -> Fault:
-    """Return the error for a request whose deadline has passed."""
     return Fault(504, "deadline_exceeded", f"No answer within {timeout:g} s.")

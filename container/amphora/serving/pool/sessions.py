@@ -52,12 +52,7 @@ class Session:
 
 
 class Sessions:
-    """The open sessions of one model.
-
-    Args:
-        lifetime: Seconds after which an unused session ends.
-        most: Sessions that may be open.
-    """
+    """The open sessions of one model. An unused one ends after `lifetime` seconds."""
 
     def __init__(self, lifetime: float, most: int = 1024) -> None:
         self._lifetime, self._most = lifetime, most
@@ -69,13 +64,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def find(self, header: str, workers: list[int]) -> Session | None:
+    def find(self, header: str, workers: list[int]) -> Session:
         """Return the session that a header names; a new one goes to the worker with the fewest.
 
         Raises SessionGone if the header names none that is open, Fault (503) if too many are.
         """
-        if not header:
-            return None
         if header == _NEW:
             if len(self._open) >= self._most:
                 raise Fault(

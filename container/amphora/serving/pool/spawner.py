@@ -50,7 +50,6 @@ class ModelProcess:
     ) -> None:
         self._settings = settings
         self._share = share
-        self._index = index
         self.control, child = socket.socketpair()
         with child:
             self.process = subprocess.Popen(
@@ -72,7 +71,6 @@ class ModelProcess:
             runner=RunnerSettings(
                 model_dir=str(settings.model_dir),
                 device_kind=settings.device_kind,
-                device_index=self._index,
                 batch_size=settings.batch_size,
                 batch_tokens=settings.batch_tokens,
                 model_name=settings.model_name,
@@ -147,19 +145,6 @@ class Spawner:
 
         Await the first one alone: it prepares the user's code.
         """
-        await self._prepare()
-        async with self._lock:
-            if (loaded := await self._load_shared(index)) is not None:
-                return *await self._fork(threads), loaded
-            if (process := self._unshared) is not None:
-                self._unshared = None
-                assert self._loaded is not None
-                return *process.serve(threads), self._loaded
-        process = await self._start(index)
-        loaded = await asyncio.to_thread(process.load)
-        return *process.serve(threads), loaded
-
-    async def _prepare(self) -> None:
         if not self._is_prepared:
             try:
                 code_dir = await asyncio.to_thread(self._code.prepare)
@@ -167,28 +152,31 @@ class Spawner:
                 raise ModelError(str(error)) from error
             self._settings = replace(self._settings, code_dir=code_dir)
             self._is_prepared = True
-
-    async def _load_shared(self, index: int) -> Loaded | None:
-        if self._share and self._parent is None:
-            process = await self._start(index)
-            self._loaded = await asyncio.to_thread(process.load)
-            if self._loaded.forkable:
-                self._parent = process
-            else:
-                LOG.info("The loaded code runs threads: each worker loads the model itself.")
-                self._share = False
-                self._unshared = process
-        return self._loaded if self._share else None
-
-    async def _fork(self, threads: int) -> tuple[socket.socket, int]:
-        assert self._parent is not None
-        try:
-            return await asyncio.to_thread(self._parent.fork, threads)
-        except (EOFError, OSError):
-            LOG.error("The process that holds the loaded model has ended; it is loaded again.")
-            self._parent.end()
-            self._parent = None
-            raise
+        async with self._lock:
+            if self._share and self._parent is None:
+                process = await self._start(index)
+                self._loaded = await asyncio.to_thread(process.load)
+                if self._loaded.forkable:
+                    self._parent = process
+                else:
+                    LOG.info("The loaded code runs threads: each worker loads the model itself.")
+                    self._share, self._unshared = False, process
+            if self._parent is not None and self._loaded is not None:
+                try:
+                    return *await asyncio.to_thread(self._parent.fork, threads), self._loaded
+                except (EOFError, OSError):
+                    LOG.error(
+                        "The process that holds the loaded model has ended; it is loaded again."
+                    )
+                    self._parent.end()
+                    self._parent = None
+                    raise
+            if self._unshared is not None and self._loaded is not None:
+                process, self._unshared = self._unshared, None
+                return *process.serve(threads), self._loaded
+        process = await self._start(index)
+        loaded = await asyncio.to_thread(process.load)
+        return *process.serve(threads), loaded
 
     async def _start(self, index: int) -> ModelProcess:
         if (old := self._processes.pop(index, None)) is not None:
@@ -212,14 +200,7 @@ class Spawner:
 def worker_environment(
     settings: ServerSettings, environ: Mapping[str, str], index: int, share: bool
 ) -> dict[str, str]:
-    """Return the environment of a worker: its device, its threads, the limits of its caches.
-
-    Args:
-        settings: The server's settings.
-        environ: The container's environment.
-        index: Which worker it is.
-        share: Whether the process is to be forked.
-    """
+    """Return the environment of a worker: its device, its threads, the limits of its caches."""
     child = dict(environ)
     child["PYTHONUNBUFFERED"] = "1"
     # A thread pool does not survive a fork; the forks set their own count.

@@ -30,25 +30,6 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _check_replaced(before: Mapping[str, str], requirements: Path) -> None:
-    """Log which of the image's packages a requirements file has replaced.
-
-    Raises CodeError if transformers has another major version, for which the image is not made.
-    """
-    after = _versions()
-    replaced = {name: after.get(name, "") for name in before if after.get(name) != before[name]}
-    if not replaced:
-        return
-    what = ", ".join(f"{name} {before[name]} by {version}" for name, version in replaced.items())
-    LOG.warning("%s replaced packages of the image: %s.", requirements, what)
-    major = before.get("transformers", "").partition(".")[0]
-    if replaced.get("transformers", major).partition(".")[0] != major:
-        raise CodeError(
-            f"{requirements} replaced {what}, and the image is for transformers {major}.",
-            f"Leave transformers out, or {transformers4.IMAGE}.",
-        )
-
-
 class UserCode:
     """One model's code. The methods block; `cancel` ends a pip that runs."""
 
@@ -80,25 +61,38 @@ class UserCode:
 
     def install(self, code: Path) -> None:
         """Install the requirements of a folder, if it has any. Raises CodeError, ConfigError."""
-        install = packages.Install(requirements=REQUIREMENTS)
-        if (code / install.requirements).is_file():
-            before = _versions()
-            with packages.index(self._environ, code, install) as index:
-                LOG.info("Installing %s from %s.", code / install.requirements, index.shown)
-                self._pip = subprocess.Popen(
-                    index.argv,
-                    cwd=code,
-                    env=dict(index.environ),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                )
-                output, _ = self._pip.communicate()
-                exit_code = self._pip.returncode
-                if exit_code != 0:
-                    raise packages.failed(install, code, exit_code, output.splitlines(), index)
-            _check_replaced(before, code / install.requirements)
+        install, requirements = packages.Install(requirements=REQUIREMENTS), code / REQUIREMENTS
+        if not requirements.is_file():
+            return
+        before = _versions()
+        with packages.index(self._environ, code, install) as index:
+            LOG.info("Installing %s from %s.", requirements, index.shown)
+            self._pip = subprocess.Popen(
+                index.argv,
+                cwd=code,
+                env=dict(index.environ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            output, _ = self._pip.communicate()
+            exit_code = self._pip.returncode
+            if exit_code != 0:
+                raise packages.failed(install, code, exit_code, output.splitlines(), index)
+        after = _versions()
+        replaced = {name: after.get(name, "") for name in before if after.get(name) != before[name]}
+        if not replaced:
+            return
+        what = ", ".join(f"{name} {before[name]} by {replaced[name]}" for name in replaced)
+        LOG.warning("%s replaced packages of the image: %s.", requirements, what)
+        # The image is not made for another major version.
+        major = before.get("transformers", "").partition(".")[0]
+        if replaced.get("transformers", major).partition(".")[0] != major:
+            raise CodeError(
+                f"{requirements} replaced {what}, and the image is for transformers {major}.",
+                f"Leave transformers out, or {transformers4.IMAGE}.",
+            )
 
     def _is_superfluous(self, path: str) -> bool:
         """Return whether SAGEMAKER_SUBMIT_DIRECTORY names nothing new.

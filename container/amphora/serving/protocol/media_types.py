@@ -62,7 +62,6 @@ def check_charset(content_type: str) -> None:
 
 
 def is_text(content_type: str) -> bool:
-    """Return whether a body of this type is text."""
     kind = media_type(content_type)
     return kind in _TEXT_TYPES or kind.startswith("text/")
 

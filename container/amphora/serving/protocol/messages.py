@@ -24,7 +24,6 @@ class RunnerSettings:
 
     model_dir: str
     device_kind: str
-    device_index: int
     batch_size: int
     batch_tokens: int
     model_name: str = "model"

@@ -33,12 +33,8 @@ from amphora.serving.vllm.server_process import ServerProcess
 LOG = logging.getLogger("amphora.vllm")
 ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 """What a request to a server raises that does not answer."""
-_URL = "http://vllm"
-_HEALTH_PAUSE = 0.25
-_WATCH_PAUSE = 1.0
 # Failed starts in a row after which the container ends.
 _GIVE_UP_AFTER = 3
-_PAUSE = 1.0
 
 
 class Engine:
@@ -51,16 +47,7 @@ class Engine:
         metrics: Metrics,
         selection: Selection,
     ) -> None:
-        """
-        Args:
-            settings: The front's settings.
-            environ: The variables of vLLM's processes.
-            metrics: The front's metrics.
-            selection: The model.
-
-        Raises:
-            ConfigError: Variables that set vLLM's arguments are wrong.
-        """
+        """Raises ConfigError if variables that set vLLM's arguments are wrong."""
         self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
         """Done when it is not started again; its result is the reason."""
         self.is_ready = False
@@ -130,7 +117,7 @@ class Engine:
                 LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
                 LOG.info("ready at %s", self._settings.url)
                 failures, has_answered, self.is_ready = 0, True, True
-                while not (await asyncio.wait({ended}, timeout=_WATCH_PAUSE))[0]:
+                while not (await asyncio.wait({ended}, timeout=1))[0]:
                     self.is_ready = self.is_ready and await self._is_alive()
                 reason = ended.result()
                 self.is_ready = False
@@ -144,7 +131,7 @@ class Engine:
                 self.failed.set_result(ModelError(message))
                 return
             LOG.error("%s It is started again.", error)
-            await asyncio.sleep(_PAUSE * 2**failures)
+            await asyncio.sleep(2**failures)
 
     def ask(
         self, route: str, body: Mapping[str, Any] | None, seconds: float | None = None
@@ -156,7 +143,7 @@ class Engine:
         assert self._session is not None
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=seconds)
-        return self._session.request(method, _URL + route, json=body, timeout=timeout)
+        return self._session.request(method, f"http://vllm{route}", json=body, timeout=timeout)
 
     async def answer(
         self, route: str, body: Mapping[str, Any] | None, seconds: float
@@ -240,11 +227,16 @@ class Engine:
                     f"It was not ready within {limit:g} s.",
                     "Raise SAGEMAKER_STARTUP_TIMEOUT, or use a smaller model.",
                 )
-            await asyncio.sleep(_HEALTH_PAUSE)
+            await asyncio.sleep(0.25)
         _, listed = await self.answer("/v1/models", None, limit)
         models = json.loads(listed)["data"]
         _, document = await self.answer("/openapi.json", None, limit)
-        self.keys = _keys_by_route(json.loads(document))
+        api, self.keys = json.loads(document), {}
+        for route in translation.ROUTES.values():
+            content = api["paths"].get(route, {}).get("post", {}).get("requestBody")
+            if content is not None:
+                schema = content["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                self.keys[route] = {*api["components"]["schemas"][schema]["properties"]}
         self.names = {model["id"] for model in models}
         self._loads = self._first_loads
         for name, folder in self.adapters.items():
@@ -287,17 +279,6 @@ class Engine:
         status, answer = await self.answer(routes.COMPLETIONS, body, limit)
         if status != 200:
             raise ModelError(f"{name} does not answer: {error_of(answer)['message']}")
-
-
-def _keys_by_route(document: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return the keys of each route's body in an OpenAPI document of vLLM's."""
-    keys = {}
-    for route in translation.ROUTES.values():
-        content = document["paths"].get(route, {}).get("post", {}).get("requestBody")
-        if content is not None:
-            name = content["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            keys[route] = {*document["components"]["schemas"][name]["properties"]}
-    return keys
 
 
 def error_of(answer: bytes) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import aiohttp
 
 from amphora.common.errors import did_you_mean
 from amphora.common.variables import Variables
+from amphora.serving.pool import sessions
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
@@ -30,7 +31,6 @@ from amphora.serving.vllm.translation import Events, Part
 
 LOG = logging.getLogger("amphora.vllm")
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
-_SESSION = "x-amzn-sagemaker-session-id"
 _BROKEN = b'data: {"error":'
 """The beginning of an error in a stream; within a text its quotes would be escaped."""
 # Keys of OpenAI's API that change nothing about an answer.
@@ -61,12 +61,6 @@ class VllmServer:
     def __init__(
         self, settings: ServerSettings, environ: Mapping[str, str], engine: Engine
     ) -> None:
-        """
-        Args:
-            settings: The front's settings.
-            environ: AMPHORA_MAX_TOKENS_WRITTEN bounds the cost of a request.
-            engine: The server.
-        """
         self.settings = settings
         self.failed = engine.failed
         self._engine = engine
@@ -78,12 +72,10 @@ class VllmServer:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether vLLM answers."""
         return self._engine.is_ready
 
     @property
     def living(self) -> int:
-        """Return 1 while vLLM answers, else 0."""
         return int(self.is_ready)
 
     @property
@@ -103,7 +95,6 @@ class VllmServer:
         return sum(not work.call.reply.done() for work in self._work.values())
 
     def start(self) -> None:
-        """Start vLLM, and keep it running."""
         tasks = (self._engine.keep(), self._end_stalled())
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
@@ -120,7 +111,7 @@ class VllmServer:
         self._engine.check_ready()
         if len(self._work) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{len(self._work)} requests are running already.")
-        if _SESSION in call.headers:
+        if sessions.HEADER in call.headers:
             raise Fault(400, "no_sessions", "A model that vLLM serves has no sessions.")
         work = self._work[call.id] = _Work(call)
         work.task = asyncio.create_task(self._answer(work))

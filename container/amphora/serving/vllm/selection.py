@@ -168,27 +168,22 @@ def _select_by_files(
         return "", f"the architecture of {model} is not known before it is fetched: set HF_TASK"
     package = _package()
     assert package is not None
-    listed = _listed(package / _REGISTRY)
-    if not listed:
-        return "", f"no list of architectures was found in {package / _REGISTRY}"
-    if named[0] in listed:
-        return f"it lists {named[0]}", ""
-    return "", f"vLLM does not list {named[0]} as a model that generates text"
-
-
-def _listed(registry: Path) -> set[str]:
-    """Return the architectures that vLLM lists as models that generate text. They are read from its
-    source, since importing it takes ten seconds."""
+    listed: set[str] = set()
+    # From its source, since importing it takes ten seconds.
     with contextlib.suppress(OSError, SyntaxError):
-        for node in ast.parse(registry.read_text()).body:
+        for node in ast.parse((package / _REGISTRY).read_text()).body:
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.value, ast.Dict)
                 and any(isinstance(name, ast.Name) and name.id == _LIST for name in node.targets)
             ):
                 keys = node.value.keys
-                return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
-    return set()
+                listed |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    if not listed:
+        return "", f"no list of architectures was found in {package / _REGISTRY}"
+    if named[0] in listed:
+        return f"it lists {named[0]}", ""
+    return "", f"vLLM does not list {named[0]} as a model that generates text"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -104,10 +104,18 @@ def command(
             most = slots = loads_of_engine(settings) + _EMPTY_SLOTS
         usual["max-loras"] = [str(slots)]
         usual["max-cpu-loras"] = [str(most)]
-        rank = max((_rank(folder) for folder in folders), default=16)
+        configs = [json.loads((folder / ADAPTER_CONFIG).read_text()) for folder in folders]
+        ranks = [int(config.get("r", 0)) for config in configs]
+        ranks += [int(r) for config in configs for r in (config.get("rank_pattern") or {}).values()]
+        rank = max(ranks, default=16)
         usual["max-lora-rank"] = [str(next((size for size in _RANKS if size >= rank), rank))]
     if settings.device_kind == CUDA and "tensor-parallel-size" not in given:
-        usual["tensor-parallel-size"] = [str(_gpus_needed(settings, selection.model))]
+        weights = sum(path.stat().st_size for path in Path(selection.model).glob("*.safetensors"))
+        query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        listing = subprocess.run(query, capture_output=True, text=True, timeout=60, env=os.environ)
+        sizes = [int(line) * 2**20 for line in listing.stdout.split() if line.isdecimal()]
+        fits = not sizes or weights < _WEIGHTS_SHARE * min(sizes)
+        usual["tensor-parallel-size"] = ["1" if fits else str(settings.accelerators)]
     words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", selection.model]
     for argument, values in {**usual, **given}.items():
         words += [f"--{argument}", *values]
@@ -131,7 +139,13 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
     given: dict[str, list[str]] = {}
     wrong: list[str] = []
     unknown: list[str] = []
-    known = _argument_names()
+    # From vLLM's source: a start that fails takes minutes.
+    package = selection_module._package() or Path()
+    files = [*package.glob("engine/arg_utils.py"), *package.glob("entrypoints/**/cli_args.py")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    known = {*re.findall(r'"--([a-z0-9-]+)"', source)}
+    if known:
+        known |= {name.replace("_", "-") for name in re.findall(r"(?m)^    (\w+): ", source)}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX):
             continue
@@ -154,16 +168,6 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
             " ".join(unknown), f"{PREFIX}MAX_MODEL_LEN is --max-model-len of `vllm serve`."
         )
     return given
-
-
-def _argument_names() -> set[str]:
-    """Return the names of vLLM's arguments, from its source: a start that fails takes minutes."""
-    package = selection_module._package() or Path()
-    files = [*package.glob("engine/arg_utils.py"), *package.glob("entrypoints/**/cli_args.py")]
-    texts = [path.read_text(encoding="utf-8") for path in files]
-    fields = (name for text in texts for name in re.findall(r"(?m)^    (\w+): ", text))
-    names = {name for text in texts for name in re.findall(r'"--([a-z0-9-]+)"', text)}
-    return names | {name.replace("_", "-") for name in fields} if names else set()
 
 
 def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
@@ -223,19 +227,3 @@ def _words(text: str) -> list[str] | None:
         return [given] if text else words
     except ValueError:
         return [given]
-
-
-def _rank(folder: Path) -> int:
-    """Return the largest rank of an adapter's layers."""
-    config = json.loads((folder / ADAPTER_CONFIG).read_text())
-    return max([int(config.get("r", 0)), *map(int, (config.get("rank_pattern") or {}).values())])
-
-
-def _gpus_needed(settings: ServerSettings, model: str) -> int:
-    """Return how many GPUs hold the weights: one, or all if one is too small."""
-    weights = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    listing = subprocess.run(query, capture_output=True, text=True, timeout=60, env=os.environ)
-    sizes = [int(line) * 2**20 for line in listing.stdout.split() if line.isdecimal()]
-    fits = not sizes or weights < _WEIGHTS_SHARE * min(sizes)
-    return 1 if fits else settings.accelerators

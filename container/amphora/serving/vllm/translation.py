@@ -56,7 +56,6 @@ class Part:
 
     @property
     def streams(self) -> bool:
-        """Return whether the answer is a stream."""
         return bool(self.body.get("stream"))
 
     def answer(self, document: dict[str, Any]) -> Any:
@@ -69,25 +68,23 @@ class Part:
         size = len(choices) // len(prompts)
         answers = []
         for index, prompt in enumerate(prompts):
-            of_prompt = choices[index * size : (index + 1) * size]
-            answers.append([self._entry(prompt, choice) for choice in of_prompt])
+            entries = []
+            for choice in choices[index * size : (index + 1) * size]:
+                text, has_details = _text(choice), self.values.get("details")
+                full = self.values.get("return_full_text", not has_details)
+                entry = {"generated_text": _with_prompt(prompt, text) if full else text}
+                if has_details:
+                    tokens = _tokens(choice, text)
+                    details = _details(choice, len(tokens), self.values)
+                    entry["details"] = {**details, "prefill": [], "tokens": tokens}
+                entries.append(entry)
+            answers.append(entries)
         if self.is_tgi:
             return answers[0][0]
         return answers if is_list else answers[0]
 
-    def _entry(self, prompt: Any, choice: Mapping[str, Any]) -> dict[str, Any]:
-        text, has_details = _text(choice), self.values.get("details")
-        full = self.values.get("return_full_text", not has_details)
-        entry = {"generated_text": _with_prompt(prompt, text) if full else text}
-        if has_details:
-            tokens = _tokens(choice, text)
-            details = _details(choice, len(tokens), self.values)
-            entry["details"] = {**details, "prefill": [], "tokens": tokens}
-        return entry
-
 
 def bad_request(message: str, param: str | None = None) -> Fault:
-    """Return a fault of status 400."""
     return Fault(400, "bad_request", message, param)
 
 
@@ -102,7 +99,16 @@ def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault
         lines = [line for line in body.splitlines() if line.strip()]
         if not lines:
             raise bad_request("The body holds no line.")
-        return [_translate_line(line) for line in lines]
+        parts: list[Part | Fault] = []
+        for line in lines:
+            try:
+                part = _translate_document("/invocations", line)
+                if part.streams:
+                    raise bad_request("A line of JSON Lines cannot be streamed.", "stream")
+                parts.append(part)
+            except Fault as fault:
+                parts.append(fault)
+        return parts
     if kind != media_types.JSON:
         raise Fault(
             415,
@@ -111,16 +117,6 @@ def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault
             f" /invocations {_LINES[0]}.",
         )
     return _translate_document(route, body)
-
-
-def _translate_line(line: bytes) -> Part | Fault:
-    try:
-        part = _translate_document("/invocations", line)
-        if part.streams:
-            raise bad_request("A line of JSON Lines cannot be streamed.", "stream")
-    except Fault as fault:
-        return fault
-    return part
 
 
 def _translate_document(route: str, body: bytes) -> Part:
@@ -291,11 +287,6 @@ class Events:
     """Translates chunks of a stream of OpenAI's API to TGI's events."""
 
     def __init__(self, part: Part, accept: str) -> None:
-        """
-        Args:
-            part: The request.
-            accept: JSON Lines, or any other media type for server-sent events.
-        """
         self.content_type = accept if accept in _LINES else EVENTS
         self._prompt, self._values = part.inputs, part.values
         self._rest = b""

@@ -45,23 +45,6 @@ _READ_SECONDS = 0.05
 _SIGN_SECONDS = 0.2
 
 
-def serve(sock: socket.socket, runner: ModelRunner) -> None:
-    """Answer batches until the front process closes the socket (EOFError)."""
-    Conversation(sock, runner).serve()
-
-
-def items(runner: ModelRunner, batch: Batch, body: bytes) -> Iterator[Item]:
-    """Yield the requests of a batch."""
-    position = 0
-    for entry in batch.items:
-        part = body[position : position + entry.size]
-        position += entry.size
-        session = runner.sessions.setdefault(entry.session, {}) if entry.session else None
-        headers = {"content-type": entry.content_type, "accept": entry.accept, **entry.headers}
-        context = runner.context(entry.id, headers, session, entry.path)
-        yield Item(entry.id, part, entry.content_type, entry.accept, context, entry.session)
-
-
 class Conversation:
     """The state of one worker: received requests, jobs, and what was last reported to the front."""
 
@@ -86,7 +69,7 @@ class Conversation:
         self._announced = (0, "idle")
 
     def serve(self) -> None:
-        """Answer until the front closes the socket (EOFError)."""
+        """Answer batches until the front process closes the socket (EOFError)."""
         jobs_are_next = False
         while True:
             while not self._arrived and not self._turns.is_runnable:
@@ -114,7 +97,15 @@ class Conversation:
         message, body = messages.receive(self._sock)
         if isinstance(message, Batch):
             self._number = message.batch
-            self._arrived += items(self._runner, message, body)
+            sessions, position = self._runner.sessions, 0
+            for entry in message.items:
+                part = body[position : position + entry.size]
+                position += entry.size
+                session = sessions.setdefault(entry.session, {}) if entry.session else None
+                kind, accept = entry.content_type, entry.accept
+                headers = {"content-type": kind, "accept": accept, **entry.headers}
+                context = self._runner.context(entry.id, headers, session, entry.path)
+                self._arrived.append(Item(entry.id, part, kind, accept, context, entry.session))
         elif isinstance(message, Forget):
             self._runner.sessions.pop(message.session, None)
         elif isinstance(message, Credit) and message.id in self._credit:
@@ -212,7 +203,6 @@ class Conversation:
         return min(most, max(_LEAST_SLICE, int(self._tokens_per_second * _SLICE_SECONDS)))
 
     def _add_jobs(self, requests: Sequence[Item], work: Callable[[Item], None]) -> None:
-        """Add a job for each of the requests."""
         jobs = self._turns.add([partial(work, item) for item in requests])
         self._jobs.update(zip((item.id for item in requests), jobs, strict=True))
 

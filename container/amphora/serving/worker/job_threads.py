@@ -58,7 +58,6 @@ class Job:
 
     @property
     def is_short(self) -> bool:
-        """Return whether it has used little time so far."""
         return self.seconds < _SHORT_SECONDS or self.turns < _SHORT_TURNS
 
 

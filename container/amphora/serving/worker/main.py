@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             order, _ = messages.receive(control)
             if isinstance(order, Serve):
                 _use_threads(order.threads)
-                conversation.serve(control, model_runner)
+                conversation.Conversation(control, model_runner).serve()
             else:
                 _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
                 _fork(control, descriptor, order.threads, model_runner)
@@ -79,35 +79,30 @@ def _load(control: socket.socket, order: Load) -> runner.ModelRunner | None:
         LOG.exception("The model could not be loaded.")
         reason = f"{type(error).__name__}: {error}"
     else:
+        is_forkable = order.share
+        if is_forkable:
+            # tqdm starts a thread with its first progress bar, and all bars have ended.
+            for thread in threading.enumerate():
+                if type(thread).__name__ == "TMonitor":
+                    cast(Any, thread).exit()
+            # A fork loses other threads, and keeps their locks.
+            tasks = Path("/proc/self/task")
+            is_forkable = tasks.is_dir() and len(list(tasks.iterdir())) == 1
         loaded = Loaded(
             batches=model_runner.handlers.predict_batch_fn is not None,
             turns=model_runner.handlers.turns_fn is not None,
             description=model_runner.description,
-            forkable=order.share and _is_single_threaded(),
+            forkable=is_forkable,
             seconds=round(time.monotonic() - started, 3),
         )
         gc.enable()
-        _trim()
+        # Return memory that loading has freed to the system, so that forks do not keep it.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
         messages.send(control, loaded)
         return model_runner
     messages.send(control, Failed(reason=logs.mask(reason)))
     return None
-
-
-def _trim() -> None:
-    """Return memory that loading has freed to the system, so that forks do not keep it."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _is_single_threaded() -> bool:
-    """Return whether no other thread runs: a fork loses threads, and keeps their locks."""
-    # tqdm starts a thread with its first progress bar, and all bars have ended.
-    for thread in threading.enumerate():
-        if type(thread).__name__ == "TMonitor":
-            cast(Any, thread).exit()
-    tasks = Path("/proc/self/task")
-    return tasks.is_dir() and len(list(tasks.iterdir())) == 1
 
 
 def _fork(
@@ -127,7 +122,8 @@ def _fork(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
         _use_threads(threads)
-        conversation.serve(socket.socket(fileno=descriptor), model_runner)
+        sock = socket.socket(fileno=descriptor)
+        conversation.Conversation(sock, model_runner).serve()
         status = 0
     except (EOFError, SystemExit):
         status = 0

@@ -82,11 +82,7 @@ def _put_first(folder: Path) -> None:
 
 
 def load_image(image_code: Path, name: str) -> ModuleType:
-    """Import a file of the image's code folder, never seen by a user's imports.
-
-    Args:
-        image_code: The folder.
-        name: The file's name without .py.
+    """Import the file `name`.py of the image's code folder, never seen by a user's imports.
 
     Raises:
         CodeError: It cannot be imported, or a module of the user's hides one of its packages.

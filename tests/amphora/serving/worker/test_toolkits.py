@@ -134,7 +134,7 @@ def forget(before: set[str]) -> None:
 
 def load(model: Path, program: str | None) -> runner.ModelRunner:
     settings = runner.RunnerSettings(
-        model_dir=str(model), device_kind="cpu", device_index=0, batch_size=32, batch_tokens=16384
+        model_dir=str(model), device_kind="cpu", batch_size=32, batch_tokens=16384
     )
     return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
 
