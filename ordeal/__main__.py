@@ -44,7 +44,7 @@ def _run(name: str, arguments: argparse.Namespace) -> Trial:
     campaign = importlib.import_module(f"ordeal.{name}")
     folder = arguments.out.resolve() / name
     trial = Trial.begin(name, campaign.PROMISES, folder, arguments.seed, arguments.short)
-    trial.bound(arguments.seconds or (240 if arguments.short else 3600))
+    trial.limit_time(arguments.seconds or (240 if arguments.short else 3600))
     print(f"== {name}: {(campaign.__doc__ or '').splitlines()[0]}", flush=True)
     began = time.monotonic()
     campaign.run(trial)

@@ -65,7 +65,7 @@ class Trial:
         kept = {promise: Promise() for promise in promises}
         return cls(name, kept, folder, random.Random(f"{seed} {name}"), seed, short)
 
-    def bound(self, seconds: float) -> None:
+    def limit_time(self, seconds: float) -> None:
         """Set how many seconds the campaign has left."""
         self.end = time.monotonic() + seconds
 
@@ -169,7 +169,7 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def reviews(path: Path, count: int) -> Path:
+def write_reviews(path: Path, count: int) -> Path:
     """Write a CSV file of `count` texts in two classes that a tiny model can tell apart."""
     kinds = [("good", "great", "pos"), ("bad", "awful", "neg")]
     with path.open("w", newline="") as stream:

@@ -16,8 +16,8 @@ from ordeal.common import (
     configure,
     failure,
     make_model,
-    reviews,
     start,
+    write_reviews,
 )
 from ordeal.serving import Server
 
@@ -35,7 +35,7 @@ def run(trial: Trial) -> None:
     model = make_model(trial.folder / "pretrained")
     data = trial.folder / "train"
     data.mkdir()
-    reviews(data / "train.csv", 90)
+    write_reviews(data / "train.csv", 90)
     whole = _job(trial, "whole", model, data)
     assert _train(trial, whole) == 0, failure(whole)
     size = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024

@@ -40,19 +40,19 @@ def run(trial: Trial) -> None:
     trial.random.shuffle(cases)
     references: dict[tuple[str, int], tuple[Job, float]] = {}
     round_ = 0
-    while _goes_on(trial, wanted) and trial.has_time():
+    while _needs_more(trial, wanted) and trial.has_time():
         kind, processes = cases[round_ % len(cases)]
         material = make_material(kind.material, trial.folder / "material")
         if (kind.name, processes) not in references:
             name = re.sub(r"\W+", "-", f"whole-{processes}-{kind.name}")
             job = Job(trial.folder / name, kind, material, processes)
             began = time.monotonic()
-            codes = [_code(pid, 300) for pid in job.fork()]
+            codes = [_code(pid, 300) for pid in job.start_processes()]
             assert codes == [0] * processes, job.log.read_text()[-3000:]
             references[kind.name, processes] = (job, time.monotonic() - began)
         reference, seconds = references[kind.name, processes]
         job = Job(trial.folder / f"job-{round_}", kind, material, processes)
-        _torment(trial, job, seconds, wanted)
+        _interrupt(trial, job, seconds, wanted)
         trial.count(f"trainings by {processes} {kind.name}".strip())
         if kind.changes:
             _check_losses(trial, job, reference)
@@ -75,7 +75,7 @@ def _check_losses(trial: Trial, job: Job, reference: Job) -> None:
         trial.check(WEIGHTS, off < CLOSE, f"{job.base}: step {step} {losses.get(step)}, {loss}")
 
 
-def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
+def _interrupt(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
     """Interrupt a job repeatedly, each time a little later on average, until it ends."""
     patience = seconds * 0.7
     kind = job.kind
@@ -87,10 +87,10 @@ def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
         # Before the first checkpoint there is no step to be kept, but those of another job.
         goes_on = kind.changes and any((job.base / "checkpoints").glob("checkpoint-*"))
         processes = trial.random.choice((1, 2, 3, 4)) if goes_on else job.processes
-        pids = [job.whole()] if is_whole else job.fork(processes)
+        pids = [job.start_container()] if is_whole else job.start_processes(processes)
         if processes != job.processes:
             trial.count("starts by other numbers of processes")
-        disturbs = _goes_on(trial, wanted)
+        disturbs = _needs_more(trial, wanted)
         if disturbs:
             patience *= 1.05
             time.sleep(trial.random.uniform(0, patience + (5 if is_whole else 0)))
@@ -102,7 +102,7 @@ def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
         assert disturbs, (codes, text[-3000:])
 
 
-def _goes_on(trial: Trial, wanted: int) -> bool:
+def _needs_more(trial: Trial, wanted: int) -> bool:
     """Return whether to interrupt more: few may be KILLs only, or precede all checkpoints."""
     was_tried = all(trial.promises[item].times for item in (CHOSEN, STOPPED))
     interruptions = sum(trial.figures.get(name, 0) for name in ("KILL", "TERM"))

@@ -27,10 +27,10 @@ from ordeal.common import (
     failure,
     kill_tree,
     make_model,
-    reviews,
     send,
     start,
     wait_until,
+    write_reviews,
 )
 
 ENDS = "every host ends within 90 s, none with exit code 0"
@@ -217,7 +217,7 @@ def _shards(
         channel = bases[host] / "input" / "data" / "train"
         channel.mkdir(parents=True)
         if count:
-            reviews(channel / "part-0.csv", count)
+            write_reviews(channel / "part-0.csv", count)
     is_whole_host = act == "STOP" or (
         act == "KILL" and len(hosts) > 1 and trial.random.random() < 0.5
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ordeal.common import clean_environ, configure, free_port, reviews, start, tiny_model
+from ordeal.common import clean_environ, configure, free_port, start, tiny_model, write_reviews
 
 SHARDED = {"mp_parameters": "partitions={processes}"}
 LORA = {"lora_r": 4, "lora_alpha": 8}
@@ -88,7 +88,7 @@ def make_material(name: str, folder: Path) -> Material:
 
 def _write(name: str, folder: Path) -> None:
     if name == "reviews":
-        reviews(folder / "train.csv", 180)
+        write_reviews(folder / "train.csv", 180)
     else:
         pairs = {
             "summaries": ("document", "summary", "the film number {0} was good", "number {0}"),
@@ -116,7 +116,7 @@ class Job:
             given = isinstance(value, str)
             self.hyperparameters[name] = value.format(processes=processes) if given else value
 
-    def fork(self, processes: int | None = None) -> list[int]:
+    def start_processes(self, processes: int | None = None) -> list[int]:
         """Start it as torchrun would, in its number of processes or another; return their ids."""
         count = processes or self.processes
         variables = {"SAGEMAKER_BASE_DIR": str(self.base), "PYTHONUNBUFFERED": "1"}
@@ -186,7 +186,7 @@ class Job:
             "LOCAL_RANK": str(rank % local_world), "LOCAL_WORLD_SIZE": str(local_world),
         }  # fmt: skip
 
-    def whole(self) -> int:
+    def start_container(self) -> int:
         """Start `amphora train`; return its process id."""
         configure(self.base, self.hyperparameters, inputdataconfig={"train": {}})
         channel = self.base / "input" / "data" / "train"

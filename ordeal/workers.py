@@ -22,7 +22,7 @@ def run(trial: Trial) -> None:
     """Kill one worker, all of them, or also the process that holds the model, until the end."""
     stop = threading.Event()
     with Server(trial) as server:
-        trial.bound(min(trial.end - time.monotonic(), 8 if trial.short else 300))
+        trial.limit_time(min(trial.end - time.monotonic(), 8 if trial.short else 300))
         clients = [partial(_client, trial, server, stop)] * CLIENTS
         with background_threads(*clients, partial(_pinger, trial, server, stop), stop=stop):
             while trial.has_time() or not trial.figures.get("kills"):

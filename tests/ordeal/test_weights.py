@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ordeal.common import ROOT, clean_environ, failure, make_model, reviews, start
+from ordeal.common import ROOT, clean_environ, failure, make_model, start, write_reviews
 
 pytestmark = pytest.mark.heavy
 sys.path.insert(0, str(ROOT / "code"))
@@ -67,7 +67,7 @@ def train(base: Path, data: Path, model: Path, *more: str) -> subprocess.Complet
 
 
 def test_a_model_to_start_from(tmp_path: Path, poisoned: Path) -> None:
-    done = train(tmp_path, reviews(tmp_path / "train.csv", 20), poisoned)
+    done = train(tmp_path, write_reviews(tmp_path / "train.csv", 20), poisoned)
     assert done.returncode == 1
     assert "ModelError" in done.stderr.strip().splitlines()[-1], done.stderr[-2000:]
     assert not (tmp_path / "mark").exists()
@@ -78,7 +78,7 @@ def test_the_states_in_a_checkpoint(tmp_path: Path, model: Path) -> None:
     """The manifest is made to agree, as somebody who can write the checkpoint can do."""
     from recipe.storage import checkpoints
 
-    data = reviews(tmp_path / "train.csv", 20)
+    data = write_reviews(tmp_path / "train.csv", 20)
     assert train(tmp_path, data, model, "--max_steps", "1").returncode == 0
     folder = tmp_path / "checkpoints" / "checkpoint-1"
     loaded = checkpoints.read(folder)
