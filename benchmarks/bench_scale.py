@@ -253,7 +253,7 @@ def measure_hosts(hosts: int, processes: int, rows: int = 20_000) -> dict[str, A
     collected: list[Any] = [None] * len(names)
     for host, samples in enumerate(host_samples):
         narrow = np.diff(samples.starts).astype(np.uint8)
-        collected[host * processes] = (narrow, samples.labels, samples.fingerprint(), None)
+        collected[host * processes] = (narrow, samples.labels, samples.fingerprint())
     start = time.perf_counter()
     joined, _ = sharded(host_samples[0], names, 0, lambda _: collected)
     exchanged = time.perf_counter() - start
