@@ -1,6 +1,6 @@
-"""A classifier in int8 by the tools of OpenVINO and ONNX Runtime: changed labels, and speed.
+"""A BERT classifier in int8 by OpenVINO, ONNX Runtime and CTranslate2: changed labels, and speed.
 
-    pip install onnx onnxruntime    # in addition to make setup
+    pip install onnx onnxruntime ctranslate2    # in addition to make setup
     python benchmarks/bench_int8.py --model FOLDER --texts FILE --calibration FILE
 
 FILE has one text a line; 300 of the second file set the scales of activations. The model is one of
@@ -42,8 +42,11 @@ class _Logits(torch.nn.Module):
         return self._model(**dict(zip(NAMES, inputs, strict=True))).logits
 
 
-def variants(model: Any, calibration: list[dict[str, Any]], folder: Path) -> dict[str, Compute]:
+def variants(
+    model: Any, tokenizer: Any, calibration: list[dict[str, Any]], folder: Path
+) -> dict[str, Compute]:
     """Return what computes logits, by the names of engine and precision."""
+    import ctranslate2
     import nncf
     import onnxruntime
     import openvino
@@ -70,6 +73,23 @@ def variants(model: Any, calibration: list[dict[str, Any]], folder: Path) -> dic
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return lambda batch: session.run(None, batch)[0]
 
+    def compile_ctranslate2() -> Compute:
+        """Compute states by CTranslate2, and the head by PyTorch."""
+        source, target = str(folder / "source"), str(folder / "ctranslate2")
+        model.save_pretrained(source)
+        tokenizer.save_pretrained(source)
+        ctranslate2.converters.TransformersConverter(source).convert(target, quantization="int8")
+        encoder = ctranslate2.Encoder(target, intra_threads=1, compute_type="int8")
+
+        def compute(batch: dict[str, Any]) -> Any:
+            lengths = batch["attention_mask"].sum(1).tolist()
+            rows = [ids[:n].tolist() for ids, n in zip(batch["input_ids"], lengths, strict=True)]
+            pooled = torch.from_numpy(np.array(encoder.forward_batch(rows).pooler_output))
+            with torch.no_grad():
+                return model.classifier(pooled).numpy()
+
+        return compute
+
     def quantized(is_fast: bool) -> Any:
         return nncf.quantize(
             graph.clone(), nncf.Dataset(calibration), model_type=nncf.ModelType.TRANSFORMER,
@@ -85,6 +105,7 @@ def variants(model: Any, calibration: list[dict[str, Any]], folder: Path) -> dic
         "OpenVINO, weights in int8": compile_openvino(weights, "bf16"),
         "ONNX Runtime, float32": compile_onnxruntime(exact),
         "ONNX Runtime, int8 with dynamic scales": compile_onnxruntime(reduced),
+        "CTranslate2, int8": compile_ctranslate2(),
     }
 
 
@@ -117,7 +138,7 @@ def main() -> None:
     texts = options.texts.read_text().splitlines()
     samples = [batch([text]) for text in options.calibration.read_text().splitlines()[:CALIBRATION]]
     with tempfile.TemporaryDirectory() as folder:
-        computes = variants(model, samples, Path(folder))
+        computes = variants(model, tokenizer, samples, Path(folder))
     draw = random.Random(0)
     calls = {
         size: [batch(draw.sample(texts, size)) for _ in range(max(2, TEXTS // size))]

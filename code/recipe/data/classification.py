@@ -175,8 +175,11 @@ def _labelled(
 def _distinct(read: LabelledPart, settings: DataSettings) -> _Distinct:
     """Return the first row of each label."""
     column = read.label
-    are_cut = settings.label_separator is not None or settings.problem_type == labels.SINGLE
-    only = labelled_rows.distinct(read.part, column, are_cut)
+    has_codes = bool(settings.label_separator) or settings.problem_type in (
+        labels.SINGLE,
+        labels.SEVERAL,
+    )
+    only = labelled_rows.distinct(read.part, column, has_codes)
     return _Distinct(part=only, column=column, rows=read.part.table.num_rows)
 
 

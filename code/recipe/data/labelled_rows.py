@@ -132,13 +132,13 @@ def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -
     return spooled(pa.schema([(LABEL, kind)]), encoded())[LABEL]
 
 
-def distinct(part: Part, column: str, are_cut: bool) -> Part:
+def distinct(part: Part, column: str, has_codes: bool) -> Part:
     """Return the first row of each label, without other columns.
 
-    Of numbers with fractions, which cannot be classes, some stand for all.
+    Of numbers with fractions that cannot be classes, some stand for all.
 
     Args:
-        are_cut: Whether a string may hold several labels, whose parts are classes.
+        has_codes: Whether numbers with fractions may be classes, or a string several labels.
     """
     rows: list[int] = []
     known: set[Any] = set()
@@ -158,7 +158,7 @@ def distinct(part: Part, column: str, are_cut: bool) -> Part:
                 continue
             known.add(cell)
             rows.append(first + index)
-            has_fraction = has_fraction or (not are_cut and labels.is_fraction(str(cell)))
+            has_fraction = has_fraction or (not has_codes and labels.is_fraction(str(cell)))
     only = dataclasses.replace(part, table=part.table.select([column]))
     return only.select(rows)
 
