@@ -37,7 +37,7 @@ from common import (
     table,
     take_turns,
 )
-from peers import PEERS
+from peers import PEERS, usual_precision
 
 LABELS = ("calm", "alarm")
 TEXTS = {"classification": 1, "embeddings": 64}
@@ -91,18 +91,18 @@ class Reference:
             if len(values) != len(texts):
                 sys.exit(f"{server.name} returns {len(values)} values for {len(texts)} texts.")
             for text, value in zip(texts, values, strict=True):
-                if not self._agrees(text, value):
+                if not self._agrees(text, value, 0.15 if "int8" in server.name else SCORE):
                     sys.exit(f"{server.name} returns {value} for {text!r}, which is wrong.")
 
-    def _agrees(self, text: str, value: Any) -> bool:
+    def _agrees(self, text: str, value: Any, allowed: float) -> bool:
         import torch
 
         batch = self._tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
         with torch.inference_mode():
             outputs = self._model(**batch)[0][0].float()
         if self._task == "classification":
-            score = float(outputs.softmax(-1)[LABELS.index(value["label"])])
-            return score > 0.5 - SCORE and abs(score - value["score"]) <= SCORE
+            score = float(outputs.softmax(-1)[self._model.config.label2id[value["label"]]])
+            return score > 0.5 - allowed and abs(score - value["score"]) <= allowed
         vectors = outputs.mean(0), torch.tensor(value)
         return float(torch.nn.functional.cosine_similarity(*vectors, dim=0)) > 1 - COSINE
 
@@ -153,10 +153,9 @@ def read_requests(options: argparse.Namespace) -> list[list[str]]:
 def make_servers(base: Path, options: argparse.Namespace) -> list[Server]:
     """Return servers of the model in base/model, not started."""
     servers = []
-    bfloat16 = "bf16" in Path("/proc/cpuinfo").read_text()
     for engine in options.engines.split(","):
         name = "amphora" if engine == "torch" else f"amphora, {engine}"
-        dtype = ("bfloat16" if bfloat16 else "float32") if engine == "torch" else ""
+        dtype = usual_precision() if engine == "torch" else ""
         variables = {"OMP_NUM_THREADS": "1", "AMPHORA_DTYPE": dtype}
         servers.append(amphora_server(base, 2, name=name, **variables))
     model = (base / "model").resolve()

@@ -120,10 +120,15 @@ def _openvino(server: Server, tools: Path, model: Path, task: str) -> Server:
     return server
 
 
+def usual_precision() -> str:
+    """Return bfloat16 if the CPU computes in it, else float32."""
+    return "bfloat16" if "bf16" in Path("/proc/cpuinfo").read_text() else "float32"
+
+
 def _infinity(server: Server, tools: Path, model: Path, task: str) -> Server:
     server.command = [
         str(tools / "infinity_emb"), "v2", "--model-id", str(model), "--served-model-name", "model",
-        "--engine", "torch", "--device", "cpu", "--dtype", "bfloat16", "--batch-size", "32",
+        "--engine", "torch", "--device", "cpu", "--dtype", usual_precision(), "--batch-size", "32",
         "--no-bettertransformer", "--host", "127.0.0.1", "--port", str(server.port),
         "--log-level", "error",
     ]  # fmt: skip
