@@ -112,6 +112,13 @@ def test_texts_share_calls_that_cost_least() -> None:
     assert max(map(len, cheapest_cuts([5] * 200))) == 32
 
 
+def test_int8_has_to_be_faster_and_nowhere_slower() -> None:
+    assert int8.why_slower({"alone": (4.0, 2.0), "together": (2.0, 2.1)}) == ""
+    slower = int8.why_slower({"alone": (4.0, 2.0), "together": (2.0, 2.2)})
+    assert slower == "PyTorch is faster for texts together on this processor"
+    assert "as fast" in int8.why_slower({"alone": (4.0, 4.0), "together": (2.0, 2.0)})
+
+
 @pytest.mark.heavy
 def test_a_model_has_its_proof_and_is_served_in_int8(classifier: Job, tmp_path: Path) -> None:
     model = classifier.base / "model"
