@@ -49,7 +49,7 @@ SCORE, COSINE = 0.02, 0.002
 
 
 def save_model(task: str, folder: Path) -> None:
-    """Save MiniLM-L6 as it is for embeddings, with a new head for classification."""
+    """Save MiniLM-L6: unchanged for embeddings, with a new head for classification."""
     if task == "embeddings":
         shutil.copytree(minilm(), folder)
         return

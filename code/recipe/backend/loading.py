@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from recipe.backend import packed_rows, precision
-from recipe.backend.engines.int8 import Artefact, Trial
+from recipe.backend.engines.int8 import Artefact, Compute, Trial, weights_of
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
@@ -154,11 +154,12 @@ def laid_out(
         return loaded
     float_layout = functools.partial(_packed, loaded, architecture.__name__, reading, environ)
     artefact = Artefact.find(origin.location)
-    if artefact is not None and (why_not := _int8_fault(kind, environ)):
+    if artefact is None:
+        return float_layout()
+    if why_not := _int8_fault(artefact, kind, environ):
         log(f"engine: PyTorch instead of int8: {why_not}")
-    elif artefact is not None:
-        return _quantized(loaded, artefact, reading, float_layout)
-    return float_layout()
+        return float_layout()
+    return _quantized(loaded, artefact, reading, float_layout)
 
 
 def _refuse_on_device(kind: str, architecture: Any) -> None:
@@ -205,7 +206,7 @@ def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
     return replace(merged, typed=typed)
 
 
-def _int8_fault(kind: str, environ: Mapping[str, str]) -> str:
+def _int8_fault(artefact: Artefact, kind: str, environ: Mapping[str, str]) -> str:
     """Return why the model's int8 is not even tried; empty if it is."""
     if kind != "cpu":
         return f"the model is served on {kind}"
@@ -213,6 +214,8 @@ def _int8_fault(kind: str, environ: Mapping[str, str]) -> str:
         return f"AMPHORA_DTYPE is {name}"
     if importlib.util.find_spec("openvino") is None:
         return "the package openvino is not installed (it is in the image for CPUs)"
+    if weights_of(artefact.folder.parent) != artefact.proof.weights:
+        return "it was made of other weights; `amphora quantize` makes it again"
     return ""
 
 
@@ -227,13 +230,9 @@ def _quantized(
     forward = artefact.forward(loaded.model.dtype)
     quick = replace(loaded, padded=replace(loaded.padded, by_cost=True))
 
-    def prepare() -> Callable[[bool, Sequence[TokenRow]], None]:
+    def prepare() -> tuple[Compute, Compute]:
         exact = float_layout()
-
-        def compute(quantized: bool, rows: Sequence[TokenRow]) -> None:
-            (quick if quantized else exact).forward(rows, reading)
-
-        return compute
+        return lambda rows: exact.forward(rows, reading), lambda rows: quick.forward(rows, reading)
 
     try:
         trial = artefact.try_out(forward, loaded.model, prepare)

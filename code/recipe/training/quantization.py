@@ -69,6 +69,41 @@ class _Evaluation:
         return 1 - float(cosines.mean())
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What int8 changes in an evaluation."""
+
+    metric: str
+    score: float
+    score_int8: float
+    changed: float
+    are_decisions: bool
+
+    @classmethod
+    def between(cls, metric: str, exact: _Evaluation, quick: _Evaluation) -> _Cost:
+        """Compare the main metric and the answers of two evaluations."""
+        scores, changed = (exact.scores[metric], quick.scores[metric]), quick.changed_from(exact)
+        return cls(metric, *scores, changed, bool(exact.decisions))
+
+    def excess(self, most_lost: float, most_changed: float) -> str:
+        """Return which bound is exceeded and by how much; empty if none is."""
+        lost = self.score - self.score_int8
+        if self.metric in _LOWER_IS_BETTER:
+            lost = -lost / abs(self.score or 1)
+        # NaN is beyond every bound.
+        if not lost <= most_lost:
+            return f"the loss of {lost:.4f} exceeds max_score_loss={most_lost:g}"
+        if not self.changed <= most_changed:
+            return f"the change of {self.changed:.4f} exceeds max_flips={most_changed:g}"
+        return ""
+
+    def __str__(self) -> str:
+        scores = f"{self.metric} {self.score_int8:.4f} instead of {self.score:.4f}"
+        if self.are_decisions:
+            return f"{scores}, {self.changed:.2%} of the answers differ"
+        return f"{scores}, 1 - the similarity of the answers {self.changed:.4f}"
+
+
 class _Subject:
     """The model of a folder, evaluated by the task of the job that wrote it."""
 
@@ -179,17 +214,13 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
                 graph.save(quantized, aside)
             forward = Forward(aside, subject.inputs, names, precision)
             subject.reset(forward)
-            quick = subject.evaluate()
-            scores, changed = (
-                (exact.scores[metric], quick.scores[metric]),
-                quick.changed_from(exact),
-            )
-            excess = _excess(metric, scores, changed, given.max_score_loss, given.max_flips)
-            if not excess:
+            cost = _Cost.between(metric, exact, subject.evaluate())
+            if not (excess := cost.excess(given.max_score_loss, given.max_flips)):
                 break
         else:
-            return f"not saved: {excess}", False
+            return f"not saved: {cost}; {excess}", False
         states = int8.states_of(forward, stored, subject.inputs)
+        np.save(aside / int8.STATES, states)
         proof = Proof(
             inputs=subject.inputs,
             outputs=names,
@@ -198,20 +229,23 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
             types=[row.types for row in stored],
             tolerance=int8.distance(states, float_states),
             metric=metric,
-            score=scores[0],
-            score_int8=scores[1],
-            changed=changed,
+            score=cost.score,
+            score_int8=cost.score_int8,
+            changed=cost.changed,
             evaluated=len(samples["evaluation"]),
+            weights=int8.weights_of(folder),
             versions=int8.versions(),
             processor=int8.processor(),
         )
-        np.save(aside / int8.STATES, states)
-        int8.write(aside, proof)
-        size = sum(path.stat().st_size for path in aside.iterdir())
-        with atomic.results("The model in int8", folder, size, _REMEDY) as arriving:
-            shutil.copytree(aside, arriving / int8.FOLDER)
-    shown = f"{_shown(metric, scores, changed)} of {proof.evaluated} rows"
-    return shown + _timed(plan, folder, proof), True
+        _publish(proof, aside, folder)
+    return f"{cost} of {proof.evaluated} rows" + _timed(plan, folder, proof), True
+
+
+def _publish(proof: Proof, aside: Path, folder: Path) -> None:
+    int8.write(aside, proof)
+    size = sum(path.stat().st_size for path in aside.iterdir())
+    with atomic.results("The model in int8", folder, size, _REMEDY) as arriving:
+        shutil.copytree(aside, arriving / int8.FOLDER)
 
 
 def _timed(plan: Plan, folder: Path, proof: Proof) -> str:
@@ -230,7 +264,8 @@ def _serve(task: str, folder: str) -> Trial | None:
     """Load the model as a server does; return how its encoder in int8 did."""
     torch.set_num_threads(1)
     quieten(bars=False)
-    served = next(iter(TASKS[task].served.values()))
+    # Rankings are served as classifications.
+    served = next(iter((TASKS[task].served or TASKS["text-classification"].served).values()))
     loaded = resolve(served.load)(Origin.find(folder, {}), **served.options)
     trial: Trial | None = loaded.loaded_model.trial
     return trial
@@ -270,26 +305,6 @@ def _quantized(graph: Any, rows: Sequence[TokenRow], inputs: Sequence[str], keep
         subset_size=len(rows),
         ignored_scope=nncf.IgnoredScope(names=narrowing) if narrowing else None,
     )
-
-
-def _excess(
-    metric: str, scores: tuple[float, float], changed: float, most_lost: float, most_changed: float
-) -> str:
-    """Return which bound is exceeded and by how much; empty if none is."""
-    exact, quick = scores
-    loss = (quick - exact) / abs(exact or 1) if metric in _LOWER_IS_BETTER else exact - quick
-    shown = _shown(metric, scores, changed)
-    # NaN is beyond every bound.
-    if not loss <= most_lost:
-        return f"{shown}; the loss of {loss:.4f} exceeds max_score_loss={most_lost:g}"
-    if not changed <= most_changed:
-        return f"{shown}; {changed:.4f} exceeds max_flips={most_changed:g}"
-    return ""
-
-
-def _shown(metric: str, scores: tuple[float, float], changed: float) -> str:
-    exact, quick = scores
-    return f"{metric} {quick:.4f} instead of {exact:.4f}, {changed:.2%} of the answers differ"
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import datasets
 import torch
 from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, set_seed
 
+from recipe.backend.engines import int8
 from recipe.batching.samples import Samples
 from recipe.compat import parts, quieten
 from recipe.console import has_terminal, is_first_process, say, say_row
@@ -215,6 +216,7 @@ def _quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path, table: T
     except Exception as error:
         if not trains:
             raise
+        shutil.rmtree(folder / int8.FOLDER, ignore_errors=True)
         detail, is_written = f"not saved: {type(error).__name__}: {error}", False
     if not (is_written or trains):
         raise ModelError(
@@ -321,6 +323,8 @@ def _write(
             model = job.trainer.accelerator.unwrap_model(trained)
             if xla.is_used():
                 model = xla.copy_to_host(model)
+            # That of an earlier model would answer in its place.
+            shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
             job.task.save(model, weights, job.loaded.tokenizer, folder)
             checksums.write(folder)
             _write_card(facts, folder)

@@ -168,6 +168,19 @@ def test_vectors_and_pairs_are_served_in_int8(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "case", ["reranking", "multiple-choice", "question-answering", "token-classification"]
+)
+def test_each_other_task_has_its_proof(case: str, tmp_path: Path) -> None:
+    job = quantized(tmp_path, case)
+    assert job.codes == {0}, job.log + job.errors
+    proof = json.loads((tmp_path / "model" / "int8" / "proof.json").read_text())
+    metrics = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
+    assert proof["score"] == pytest.approx(metrics[f"eval_{proof['metric']}"], abs=1e-4)
+    assert {*proof["milliseconds"]} == {"alone", "together"}
+
+
 def broken_states(folder: Path) -> None:
     states = np.load(folder / int8.STATES)
     np.save(folder / int8.STATES, np.roll(states, 1, axis=0))
@@ -182,6 +195,12 @@ def test_float_weights_answer_where_int8_does_not_as_it_was_proved(
     model = shutil.copytree(classifier.base / "model", tmp_path / "model")
     (expected,), (is_int8,), log = served(tmp_path, [(str(model), [body])], AMPHORA_DTYPE="float32")
     assert not is_int8 and "PyTorch instead of int8: AMPHORA_DTYPE is float32" in log
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "SHA256SUMS").unlink()
+    (model / "model.safetensors").write_bytes(weights[:-4] + b"\0\0\0\0")  # trained further
+    _, (is_int8,), log = served(tmp_path, [(str(model), [body])])
+    assert not is_int8 and "it was made of other weights" in log
+    (model / "model.safetensors").write_bytes(weights)
     broken_states(model / "int8")
     (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
     assert not is_int8 and "stored rows differ by" in log
@@ -235,6 +254,7 @@ def test_beyond_the_bounds_nothing_is_saved(classifier: Job, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "model" / "int8" / "proof.json").is_file()
     assert int8.Artefact.find(str(tmp_path / "model")) is not None
+    (tmp_path / "job" / "model" / "int8").mkdir(parents=True)  # that of an earlier model
     job = quantized(tmp_path / "job", "numbers", "--max_flips", "0")
     assert job.codes == {0}, job.log + job.errors
     assert "WARNING: not saved: " in job.log and "exceeds max_flips=0" in job.log

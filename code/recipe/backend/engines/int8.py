@@ -1,4 +1,4 @@
-"""An encoder in int8 beside a model's float weights, with the proof of what it costs.
+"""An encoder in int8, in the folder of its model, with the proof of what it costs.
 
 `recipe.training.quantization` writes the folder `int8` of a model: OpenVINO's graph of the encoder
 in int8, 32 rows with the states that it gives them, and proof.json. A CPU uses it if it gives these
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import json
 import logging
@@ -39,6 +40,7 @@ ALONE = 8
 _SECONDS = 240.0
 _ROUNDS, _NOISE = 2, 0.05
 Floats = npt.NDArray[np.float32]
+Compute = Callable[[Sequence[TokenRow]], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class Proof:
     cosine or the correlation."""
     evaluated: int
     """Rows of the evaluation data."""
+    weights: str
+    """Digest of the float weights that it was made of (`weights_of`)."""
     versions: Mapping[str, str]
     processor: str
     milliseconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -103,7 +107,7 @@ class Artefact:
 
     @classmethod
     def find(cls, location: str) -> Artefact | None:
-        """Return what lies beside the float weights of a model; None if there is nothing.
+        """Return the int8 of a model; None if it has none.
 
         Raises:
             ModelError: A file is damaged or missing.
@@ -129,7 +133,7 @@ class Artefact:
         return Forward(self.folder, proof.inputs, proof.outputs, proof.precision, dtype)
 
     def try_out(
-        self, forward: Forward, model: Any, compute: Callable[[], Callable[[bool, Any], None]]
+        self, forward: Forward, model: Any, prepare: Callable[[], tuple[Compute, Compute]]
     ) -> Trial:
         """Compare and time the encoder in int8 in a fork: this process stays without threads, so
         that workers can be forked from it.
@@ -137,14 +141,14 @@ class Artefact:
         Args:
             forward: Of this folder.
             model: The model whose encoder it replaces.
-            compute: Prepares the model in the fork, and returns what computes rows: by PyTorch, or
-                for True in int8.
+            prepare: Prepares the model in the fork, and returns what computes rows, by PyTorch and
+                with the encoder in int8.
         """
-        trial: Trial = run_forked(lambda: self._try(forward, model, compute))
+        trial: Trial = run_forked(lambda: self._try(forward, model, prepare))
         return trial
 
     def _try(
-        self, forward: Forward, model: Any, compute: Callable[[], Callable[[bool, Any], None]]
+        self, forward: Forward, model: Any, prepare: Callable[[], tuple[Compute, Compute]]
     ) -> Trial:
         rows = self.proof.token_rows()
         difference = distance(states_of(forward, rows, self.proof.inputs), self.states)
@@ -154,20 +158,20 @@ class Artefact:
                 f"{difference:.3g} from the stored ones, and {self.proof.tolerance:.3g} is allowed"
             )
             return Trial(why, {})
-        computes = compute()
+        computes = prepare()
         calls = {"alone": [[row] for row in rows[:ALONE]], "together": [rows]}
         milliseconds: dict[str, list[float]] = {}
         for how, batches in calls.items():
             least = [float("inf"), float("inf")]
             for _ in range(1 + _ROUNDS):  # the first one makes kernels
-                for quantized in (False, True):
-                    if quantized:
+                for index, compute in enumerate(computes):
+                    if index:
                         forward.replace(model)
                     started = time.process_time()
                     for batch in batches:
-                        computes(quantized, batch)
+                        compute(batch)
                     seconds = (time.process_time() - started) / sum(map(len, batches))
-                    least[quantized] = min(least[quantized], 1000 * seconds)
+                    least[index] = min(least[index], 1000 * seconds)
                     vars(model.base_model).pop("forward", None)
             milliseconds[how] = least
         return Trial(why_slower(milliseconds), milliseconds)
@@ -181,6 +185,14 @@ def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
             return f"PyTorch is faster for texts {how} on this processor"
     exact, quick = (sum(times) for times in zip(*milliseconds.values(), strict=True))
     return "" if quick < exact else "PyTorch is as fast on this processor"
+
+
+def weights_of(model: Path) -> str:
+    """Return a digest of all files of weights in a model's folder: an int8 of others is stale."""
+    patterns = ("*.safetensors", "*/*.safetensors", "pytorch_model*.bin", "*/pytorch_model*.bin")
+    files = sorted(file for pattern in patterns for file in model.glob(pattern))
+    sums = "".join(checksums.digest(file) for file in files)
+    return hashlib.sha256(sums.encode()).hexdigest()
 
 
 def write(folder: Path, proof: Proof) -> None:
