@@ -21,7 +21,8 @@ from recipe.secret_rules import is_secret_name, mask_shapes
 _TRUE = ("true", "1", "yes")
 _ALIKE = 0.85
 _OFF_BY_NONE = dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no")
-"""What none means for some of the Trainer's; null and an empty text are their default."""
+"""The value that `none` stands for in some of the Trainer's fields; null and an empty text mean
+their defaults."""
 _WORDS = ("missing_labels",)
 """Hyperparameters whose values may be these words."""
 _OFF_AT_0 = ("max_grad_norm", "warmup_steps")
@@ -33,13 +34,13 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
     """Parse `--key value` arguments.
 
     A key may have `-` or `_`, and may be an alias or the name of another trainer (`foreign_names`).
-    A flag without a value is True. An empty value, `None` or `null` turns off what the field says
-    can be turned off so, and else means the default. Lists and objects may be JSON, Python's repr,
+    A flag without a value is True. An empty value, `None` or `null` turns off a field that can be
+    turned off; for other fields it means the default. Lists and objects may be JSON, Python's repr,
     or have commas (`a,b`, `k=1,l=2`). Other fields of transformers.TrainingArguments are converted
     to their type and stored in `passed`.
 
     Args:
-        folders: Those of the job; arguments of other trainers that name the same ones are allowed.
+        folders: The job's folders; other trainers' arguments may name the same folders.
 
     Raises:
         HyperparameterError: Lists all unknown keys, keys with two values, and invalid values.
@@ -166,7 +167,7 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
     """Convert the value to the type of its field; return _NOT_GIVEN for no value.
 
     Args:
-        notes: Receives a note if no value stands for a default that does something.
+        notes: Receives a note if an empty value means a default that has an effect.
     """
     if value == "none":
         value = _OFF_BY_NONE.get(name, value)
@@ -237,7 +238,7 @@ def _parser(name: str) -> _Parser:
     default: Any = dataclasses.field(
         default=item.default,
         default_factory=item.default_factory,
-        metadata={} if is_own else item.metadata,  # the parser takes no other keys than its own
+        metadata={} if is_own else item.metadata,  # the parser rejects unknown keys
     )
     value: Any = dataclasses.make_dataclass("Value", [(name, types[name], default)])
     return _Parser(value)

@@ -29,7 +29,7 @@ def log(line: str) -> None:
 
 
 def say_row(what: str, detail: object) -> None:
-    """Print a line of the plan: what was decided in a column of its own, then the decision."""
+    """Print a line of the plan: the subject in a column, then the decision."""
     say(f"{what:15} {detail}")
 
 

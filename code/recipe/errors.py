@@ -97,7 +97,7 @@ UNLOADABLE = (OSError, ValueError, RuntimeError, EOFError, SafetensorError, pick
 
 
 def why_unloadable(error: Exception) -> str:
-    """Return the first line of an error in loading; torch's text advises to run pickles."""
+    """Return the first line of a loading error. torch's own text advises to run pickles."""
     if isinstance(error, pickle.UnpicklingError):
         return "its weights are a pickle of more than tensors, which could run code."
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

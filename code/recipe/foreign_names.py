@@ -55,7 +55,7 @@ sample_packing neat_packing | packing
 
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 UNSET = ("", "none", "null")
-"""Texts, in lower case, that mean no value."""
+"""Lower-case texts that mean no value."""
 
 
 _SHARES = ("warmup_ratio", "warmup_proportion")
@@ -353,7 +353,7 @@ def note_and_remedy(
 
 
 def _is_in_place(path: Path, name: str, channels: Mapping[str, Path]) -> bool:
-    """Return whether `path` is all that the recipe reads from the channels that it may mean."""
+    """Return whether the recipe reads exactly `path` from the channels that the name may mean."""
     channel_names = DATA_FOLDERS[name]
     # A single channel holds training data, whatever its name.
     is_only = len(channels) == 1

@@ -23,7 +23,7 @@ GROUPS = (JobSettings, ModelSettings, DataSettings, *(spec.options for spec in T
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {
     item.name: item for group in GROUPS for item in dataclasses.fields(group) if item.metadata
 }
-"""The declaration of each hyperparameter of the recipe, those in `passed` excluded."""
+"""The declarations of the recipe's hyperparameters, without those in `passed`."""
 _TRAINER_RANGES: Mapping[str, Valid] = {
     "gradient_accumulation_steps": AT_LEAST_1,
     "label_smoothing_factor": SHARE,
@@ -65,7 +65,7 @@ REFUSED: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(DataSettings, ModelSettings):
-    """All that the recipe itself decides on, and `passed`."""
+    """The recipe's own hyperparameters, and `passed` for the Trainer's."""
 
     task_values: Mapping[str, Any] = field(default_factory=dict)
     """Values of tasks' own hyperparameters that are given."""
@@ -79,7 +79,7 @@ class Hyperparameters(DataSettings, ModelSettings):
             raise all_at_once(problems)
 
     def budget_seconds(self, hosts: int) -> float | None:
-        """Return the seconds that max_minutes and max_price allow on so many hosts."""
+        """Return the seconds that max_minutes and max_price allow on this number of hosts."""
         limits = [] if self.max_minutes is None else [60 * self.max_minutes]
         if self.max_price is not None and self.price_per_hour:
             limits.append(3600 * self.max_price / (self.price_per_hour * hosts))
@@ -87,12 +87,13 @@ class Hyperparameters(DataSettings, ModelSettings):
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Return the value of each hyperparameter, the own ones of all tasks included."""
+        """Return the value of each hyperparameter, including those of single tasks."""
         common = {name: getattr(self, name, item.default) for name, item in FIELDS.items()}
         return {**common, **self.task_values}
 
     def options(self) -> Any:
-        """Return the own hyperparameters of the job's task, of the type `options` of its spec."""
+        """Return the hyperparameters that only the job's task has, as the `options` type of its
+        spec."""
         kind = TASKS[str(self.task)].options
         names = {item.name for item in dataclasses.fields(kind)}
         return kind(**{name: self.task_values[name] for name in names & {*self.task_values}})
@@ -153,7 +154,8 @@ class Hyperparameters(DataSettings, ModelSettings):
 
     @property
     def tasks_by_hyperparameter(self) -> Mapping[str, Sequence[str]]:
-        """Return the tasks that take each hyperparameter, of those that are set and not for all."""
+        """Return the tasks that take each hyperparameter that is set and that not all tasks
+        take."""
         values = {**self.passed, **self.values}
         return {
             name: tasks

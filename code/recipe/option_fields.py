@@ -20,7 +20,7 @@ SHARE: Valid = (lambda value: 0 <= value < 1, "a number from 0 to 1")
 
 
 class Effect(Enum):
-    """What another value changes. A resume refuses one that changes the final weights."""
+    """What a different value changes. A resume is refused if the final weights would change."""
 
     WEIGHTS = "the final weights"
     SAMPLES = "the samples or the initial weights, whose hashes a resume compares"
@@ -46,8 +46,8 @@ def option(
         aliases: Its other names.
         valid: Which numbers are valid.
         choices: All valid texts.
-        separator: What separates several values, which may also come as a list.
-        off: `off=value`: what none, null and an empty text mean, if not the default.
+        separator: Separates several values, which may also be given as a list.
+        off: `off=value`: the value for none, null and an empty text, if that is not the default.
     """
     metadata = {
         "help": text,

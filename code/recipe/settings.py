@@ -360,8 +360,9 @@ class DataSettings(JobSettings):
 
     @property
     def names_in_header(self) -> bool | frozenset[str]:
-        """Return whether the first row of delimited text names the columns, as far as the user says
-        so: the hyperparameter `header`, or columns that are named and then stand in that row."""
+        """Return whether the first row of delimited text names the columns, as far as the user has
+        decided it: the hyperparameter `header`, or names of columns, which may occur in that
+        row."""
         if self.header is not None:
             return self.header
         values = [

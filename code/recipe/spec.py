@@ -63,7 +63,7 @@ class Column:
     is_list: bool = False
     """Whether the hyperparameter may name several columns, separated by commas."""
     is_content: bool = True
-    """Whether other tasks may not leave it unread, as they may an identifier."""
+    """Whether other tasks may not leave it unread. They may leave out identifiers, for example."""
 
     @property
     def naming(self) -> str:
@@ -73,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write the samples of a task: the columns that all have to be there."""
+    """One way to write the samples of a task: a set of columns that must all exist."""
 
     columns: tuple[Column, ...]
     is_pair: bool = False
@@ -137,7 +137,7 @@ class TaskSpec:
     served: Mapping[str, Served] = field(default_factory=dict)
     """What answers requests with the saved model, by the hub's names of the tasks."""
     rank: int = 0
-    """Of two tasks that could serve a model, the one of the lower rank does."""
+    """If two tasks could serve a model, the one with the lower rank does."""
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -268,4 +268,5 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
     }.items()
     for name in names
 }
-"""Names of columns that belong to a sample and that no task, or not every one, reads, and why."""
+"""Names of columns that belong to a sample although no task, or not every task, reads them, with
+the reason."""

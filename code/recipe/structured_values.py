@@ -19,7 +19,7 @@ _LISTS = {
     **dict.fromkeys(("report_to", "optim_target_modules"), ","),
     **dict.fromkeys(("fsdp", "debug"), " "),
 }
-"""Hyperparameters that take several values, and what separates these in a text."""
+"""Hyperparameters that take several values, and their separators in a text."""
 _JSON = ("class_names",)
 """Those whose text may be a JSON list, for values with commas."""
 _PAIRS = ("optim_args", "mp_parameters")

@@ -62,7 +62,7 @@ class NamesOfSamples:
     pairs: Mapping[frozenset[str], frozenset[str]]
     """Names that belong to a sample only together, and which of them are targets."""
     numbered: frozenset[str]
-    """Names that belong to a sample only with a number behind them."""
+    """Names that belong to a sample only with a number appended."""
 
 
 @functools.cache

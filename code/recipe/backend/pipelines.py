@@ -236,7 +236,7 @@ def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
     lengths = [chunk, *(stride if isinstance(stride, list) else [stride])]
     if not all(isinstance(seconds, (int, float)) for seconds in lengths):
         raise BadRequest("chunk_length_s or stride_length_s is not a number of seconds.")
-    # A chunk shares both of its ends with its neighbours, by default a sixth of it each.
+    # By default, a chunk shares a sixth of its length with each neighbour.
     usual = chunk / 3 if parameters.get("stride_length_s") is None else 2 * lengths[-1]
     shared = sum(lengths[1:]) if isinstance(stride, list) else usual
     if chunk and chunk - shared < 1:

@@ -72,8 +72,8 @@ def library_precision(environ: Mapping[str, str], what: str) -> tuple[str, str, 
 
 
 def may_replace(kind: str, name: str, environ: Mapping[str, str]) -> bool:
-    """Return whether float16 may replace the precision `name` on a device: only float32 that
-    AMPHORA_DTYPE does not request."""
+    """Return whether float16 may replace the precision `name` on a device. It may replace float32
+    only, and only if AMPHORA_DTYPE does not request that."""
     return kind in DEVICES and name == "float32" and not environ.get("AMPHORA_DTYPE")
 
 
@@ -99,7 +99,7 @@ def settled(
         architecture: The Auto class that loads it.
         name: The precision in which it was loaded.
         environ: AMPHORA_DTYPE.
-        answers: Computes values of some short texts, and for True also of the longest text.
+        answers: Computes values of some short texts; with True, also of the longest text.
     """
     if name == "bfloat16" and not environ.get("AMPHORA_DTYPE"):
         if computes(model, answers):

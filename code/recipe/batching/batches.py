@@ -30,7 +30,8 @@ class Layout(Protocol):
 
     @property
     def balanced(self) -> bool:
-        """Return whether batches need similar sums of tokens, not samples of similar lengths."""
+        """Return whether batches should have similar sums of tokens rather than samples of similar
+        lengths."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return what the model takes, for the samples at `rows`, at most `size` of them."""
@@ -56,7 +57,7 @@ class Packed:
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return input_ids, position_ids, segments and maybe token_type_ids [rows, length], first
-        [size]; of a row without blocks also starts int32, and longest, a number.
+        [size]; a row without blocks also has starts (int32) and longest (a number).
 
         A batch that does not fit into the shape gets more blocks, or a longer row.
         """
@@ -211,8 +212,8 @@ class Training:
         return self.at_once or self.size * self.world.processes * self.accumulation
 
     def steps(self) -> int:
-        """Optimizer steps of an epoch: as many as the host with most rows for each of its
-        processes needs."""
+        """Return the optimizer steps of an epoch, by the host with the most rows for each of its
+        processes."""
         shards = self.samples.shards
         if shards is None:
             return -(-len(self.samples) // self.samples_of_a_step)
@@ -249,8 +250,9 @@ class Training:
         ]
 
     def typical(self, balanced: bool) -> list[Rows]:
-        """Return the rows of batches of all processes from which a shape is chosen, the longest
-        sample among them: those of the first epoch, or, of large data, of its first portion."""
+        """Return the rows of batches of all processes, from which a shape is chosen. These are the
+        batches of the first epoch, or of its first portion if the data is large; the longest sample
+        is included."""
         samples = self.samples
         if len(samples) <= packing.PORTION or type(samples) is not Samples or samples.shards:
             return self.rows(1, balanced)
@@ -369,7 +371,7 @@ def training_loader(
 ) -> DataLoader[Batch]:
     """Return a loader of the batches of this process, one epoch after the other.
 
-    It draws nothing from the global random state, which then depends on the model alone.
+    It leaves the global random state to the model.
     """
     return _Loader(
         _EpochDataset(training, layout),
@@ -389,10 +391,11 @@ def _only(batches: Sequence[Batch]) -> Batch:
 def evaluation_batches(
     samples: Samples, layout: Layout, size: int, world: World
 ) -> Iterator[Batch]:
-    """Yield this process's share of the batches of an evaluation, as many as every process gets.
+    """Yield this process's share of the batches of an evaluation; every process gets the same
+    number.
 
-    The batches are the same for any number of processes, which only decides who computes which. If
-    the data is sharded over hosts, the processes of a host compute its rows.
+    The batches do not depend on the number of processes, only their distribution does. If the data
+    is sharded over hosts, the processes of a host compute its rows.
     """
     shards, none = samples.shards, np.empty(0, dtype=np.int64)
     if shards is None:
@@ -429,7 +432,7 @@ def finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) 
         **layout.tensors(samples, rows),
         "labels": torch.from_numpy(labels),
         "rows": torch.from_numpy(placed),
-        # A number would become a constant of the computation, and another one another graph; on
-        # torch-xla a tensor without dimensions too, if it is 1.
+        # A Python number would become a constant of the graph, so that another value needs another
+        # graph. torch-xla does the same with a tensor without dimensions that is 1.
         "total": torch.tensor([float(total)]),
     }

@@ -1,11 +1,11 @@
-"""Make batches of documents for next-token prediction. Each token says whether it is learned.
+"""Make batches of documents for next-token prediction. Each token is marked as learned or not.
 
-A batch has the tensors of any samples (`batches`), and these, whose size is the same for all
-batches but a rare fuller one: `places`, the positions in the flattened blocks of tokens whose
-successors are learned; `targets`, these successors (`NOT_LEARNED` in unused places); `owners`, the
-number of the document in the batch. The model's head is computed for these places only. `answers`
-[documents, 2] has the shape of the model's sums. It holds integers, since a model sharded in
-bfloat16 rounds inputs with fractions.
+In addition to the tensors of all layouts (`batches`), a batch has the following ones, whose size is
+the same for all but rare fuller batches: `places`, the positions in the flattened blocks of tokens
+whose successors are learned; `targets`, these successors (`NOT_LEARNED` in unused places);
+`owners`, the number of the document in the batch. The model's head is computed for these places
+only. `answers` [documents, 2] has the shape of the model's sums. It holds integers, since a model
+sharded in bfloat16 rounds inputs with fractions.
 """
 
 from __future__ import annotations

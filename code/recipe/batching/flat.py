@@ -39,11 +39,11 @@ class Row:
         return replace(self, length=self.length + -(-lacking // step) * step, longest=longest)
 
     def starts(self, lengths: Rows, size: int) -> npt.NDArray[np.int32]:
-        """Return where each sample begins, and where the row ends; as many numbers for all batches
-        of at most `size` samples.
+        """Return the start of each sample and the end of the row, with the same count of numbers
+        for all batches of at most `size` samples.
 
-        The unused end is cut into pieces of at most `longest` tokens, since attention computes no
-        more tokens of a piece, and those that it skips may be NaN.
+        The unused end is cut into pieces of at most `longest` tokens, since attention computes only
+        that many tokens of a piece, and skipped ones may be NaN.
         """
         ends = np.cumsum(lengths)
         real = int(ends[-1]) if len(ends) else 0

@@ -1,8 +1,8 @@
 """Samples of several texts each: a query and its texts, or a question with each choice.
 
 A batch holds the tensors of its texts (`batches`), and `slots` [samples, most]: the position of
-each text of a sample among the texts of the batch. Where a sample has no further text, which its
-labels say, the slot is 0.
+each text of a sample among the texts of the batch. Slots without a text, which the labels mark, are
+0.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class GroupLayout(CompositeLayout):
     """Samples in a batch; the size of `texts` counts their texts."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return the tensors of the texts, and `slots`; more texts than usual get more places."""
+        """Return the tensors of the texts, and `slots`; a batch with more texts than usual has
+        larger tensors."""
         assert isinstance(samples, Groups)
         members, slots = samples.laid(rows)
         texts = self.texts

@@ -41,8 +41,8 @@ _BUCKETS_TRIED = 1_024
 # Attention and its mask cost more the longer a block is: at this length as much as all the rest
 # (measured with MiniLM's shape and dropout, see docs/LAB.md).
 _EVEN_LENGTH = 320
-# The same with the attention of recipe.models.cpu_kernels, by which padding is judged, so that
-# samples are padded only if that is certainly faster.
+# The same for the attention of recipe.models.cpu_kernels. Padding is compared with this one, so
+# that samples are padded only if that is certainly faster.
 _EVEN_LENGTH_OF_KERNELS = 900
 _SURELY = 0.95
 
@@ -125,10 +125,11 @@ class _Portions(Sequence[Rows]):
 
 
 def permuted(start: int, end: int, count: int, seed: Sequence[int]) -> Rows:
-    """Return the numbers at the places `start` to `end` of a random order of `range(count)`, of
-    which no other is computed.
+    """Return positions `start` to `end` of a random permutation of `range(count)`, without
+    computing the rest.
 
-    A Feistel network of six rounds over the next power of four, walked until a number is in range.
+    This is a Feistel network of six rounds over the next power of four, applied until a number is
+    in range.
     """
     half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
     mask = (np.uint64(1) << half) - np.uint64(1)
@@ -174,7 +175,7 @@ def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> li
 
 
 def ordered_batches(lengths: Rows, size: int, balanced: bool) -> list[Rows]:
-    """Return the rows of each batch of an evaluation: each row once, nothing drawn at random."""
+    """Return the rows of each batch of an evaluation: each row once, in a fixed order."""
     rows = np.arange(len(lengths))
     return (
         _deal(rows, lengths, size, None) if balanced else _cut(_longest_first(rows, lengths), size)
@@ -204,7 +205,7 @@ def split(step: Rows, lengths: Rows, parts: int, size: int, balanced: bool) -> l
 
 
 def _longest_first(rows: Rows, lengths: Rows, parts: Rows | None = None) -> Rows:
-    """Return `rows` by length; those of one length stay in their order.
+    """Return `rows`, the longest first; rows of equal length keep their order.
 
     Args:
         rows: Numbers of samples.
@@ -305,8 +306,8 @@ class Shape:
         return np.asarray(blocks, dtype=np.int64)
 
     def fitting(self, lengths: Rows) -> Shape:
-        """Return this shape, or one of blocks of twice the length, or four times, if a sample needs
-        it, as one may that was not known when the shape was made."""
+        """Return this shape, or one whose blocks are twice or four times as long if a sample needs
+        that: not all samples were known when the shape was chosen."""
         longest, length = int(lengths.max(initial=0)), self.length
         while length < longest:
             length *= 2
@@ -336,13 +337,13 @@ def _best_fit(lengths: Sequence[int], order: Sequence[int], length: int) -> tupl
 
 
 def shape(batches: Sequence[Rows]) -> Shape:
-    """Return the shape into which each of `batches` (lengths of its samples) can be laid.
+    """Return a shape that holds each of `batches`, which are given by the lengths of their samples.
 
-    Of the shapes with at least 95 % real tokens, the cheapest: many short blocks cost less
-    attention and mask memory than few long ones. Where none has that, of those with nearly the
-    most. Samples of nearly one length, such as windows, get a block each instead, where padding
-    them costs less than that attention. Found with a few of the fullest batches, and held
-    against some 500 at most: a batch that needs a block more can have it (`Shape.place`).
+    It is the cheapest shape with at least 95 % real tokens: many short blocks cost less attention
+    and mask memory than few long ones. If there is none, it is the cheapest of those with nearly
+    the most real tokens. Samples of nearly equal lengths, such as windows, get a block each if
+    padding them costs less than attention over blocks. The search uses a few of the fullest batches
+    and checks some 500 at most: a batch may use more blocks (`Shape.assign_blocks`).
     """
     batches = [np.asarray(batch) for batch in batches] or [np.zeros(0, dtype=np.int64)]
     sums = np.asarray([batch.sum() for batch in batches])
@@ -364,12 +365,12 @@ def shape(batches: Sequence[Rows]) -> Shape:
     ]
     longest = max(int(batch.max(initial=1)) for batch in batches)
     shortest = -(-longest // ALIGNMENT) * ALIGNMENT
-    # Into multiples of these lengths `most` tokens just go, or go with a few more places.
+    # Multiples of these lengths hold `most` tokens with little or no room to spare.
     counts = np.arange(1, max(1, most // shortest) + 2)
     spare = 1 + np.asarray([0, 0.01, 0.02, 0.035, 0.05])
     exact = np.ceil(most / counts[:, None] * spare).astype(np.int64)
     lengths = np.unique(np.maximum(shortest, -(-exact // ALIGNMENT) * ALIGNMENT))
-    # How many samples fit together differs from batch to batch where they are few.
+    # If few samples fit into a block, their number varies from batch to batch.
     many = len(fullest[0]) > _MANY
     ranked: list[tuple[bool, float, int, int]] = []
     for length in map(int, lengths[:: -(-len(lengths) // _CANDIDATES)]):
@@ -399,13 +400,14 @@ def shape(batches: Sequence[Rows]) -> Shape:
 def buckets(batches: Sequence[Rows], most: int = 4) -> tuple[int, ...]:
     """Return at most `most` lengths; each batch is padded to the smallest that takes it.
 
-    Chosen so that as few places as possible are padding.
+    They are chosen to minimize padding.
     """
     longest = np.asarray([batch.max() for batch in map(np.asarray, batches) if len(batch)] or [1])
     alignment = ALIGNMENT * -(-int(longest.max()) // (ALIGNMENT * _BUCKETS_TRIED))
     lengths, counts = np.unique(-(-longest // alignment) * alignment, return_counts=True)
     tops, up_to = np.append(0, lengths), np.append(0, np.cumsum(counts))
-    # places[below, top]: of the batches above one length and up to another, padded to that.
+    # places[below, top]: the positions of the batches longer than one length and up to another,
+    # padded to the latter.
     positions = np.where(
         tops[:, None] < tops, tops * (up_to - up_to[:, None]).astype(np.float64), np.inf
     )

@@ -126,7 +126,9 @@ class Samples:
         """Return where the tokens of one sample of this host are in `token_ids`."""
         local_row = row - self.first
         if not 0 <= local_row < len(self.starts) - 1:
-            raise IndexError(f"row {row} is on another host: here are {len(self.starts) - 1} rows")
+            raise IndexError(
+                f"row {row} is on another host; this one has {len(self.starts) - 1} rows"
+            )
         return slice(int(self.starts[local_row]), int(self.starts[local_row + 1]))
 
     def tokens(self, row: int) -> Rows:
@@ -141,8 +143,8 @@ class Samples:
         return types
 
     def token_positions(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
-        """Return of each token of the samples at `rows`, one sample after the other: its position
-        in `token_ids`; the number of its sample among `rows`; its position in that sample."""
+        """Return three arrays over the tokens of the samples at `rows`: the position of each token
+        in `token_ids`, the number of its sample among `rows`, and its position in that sample."""
         local_rows = rows - self.first
         if len(local_rows) and not 0 <= local_rows.min() <= local_rows.max() < len(self.starts) - 1:
             raise IndexError(f"some of the rows {rows} are on another host")

@@ -79,7 +79,7 @@ PARTS = (
     Seam("datasets:Dataset", "_indices", "which rows of the table are there", inside=True),
     # What it sets or reads, and training relies on.
     Seam(TRAINER, "current_gradient_accumulation_steps", "scales the loss", inside=True),
-    # Of 5.13 or so: older ones always divide a loss, which is seen to where it is not there.
+    # Added in about 5.13. Older versions always divide the loss, which the trainer corrects.
     Seam(TRAINER, "loss_is_scaled_for_ga", "the loss is a mean over the step", majors=()),
     Seam(TRAINER, "model_accepts_loss_kwargs", "no count of labels on each step", inside=True),
     Seam(TRAINER, "is_fsdp_enabled", "sharding on a CPU", inside=True),
@@ -92,7 +92,7 @@ PARTS = (
          None, NEWER),
     Seam("transformers:PretrainedConfig", "_attn_implementation", "the masks of packed batches"),
     Seam("transformers:PreTrainedModel", "_can_set_attn_implementation",
-         "padded rows on a CPU: whether attention is taken by its name", None, NEWER),
+         "padded rows on a CPU: whether attention is chosen by name", None, NEWER),
     Seam("transformers:AutoModel", "_model_mapping", "serving: the tasks that a model is made for"),
     Seam("transformers:Pipeline", "_sanitize_parameters", "serving: a request's parameters",
          ("self",)),
@@ -111,7 +111,7 @@ PARTS = (
     Seam("torch.ops:aten", "_scaled_dot_product_efficient_attention",
          "the estimate of a GPU's memory"),
     *(
-        Seam("torch.ops:mkldnn", name, "serving: weights laid out for oneDNN, where it is there",
+        Seam("torch.ops:mkldnn", name, "serving: weights in oneDNN's layout, if it exists",
              majors=())
         for name in ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
     ),

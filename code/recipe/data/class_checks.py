@@ -19,16 +19,17 @@ _MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "
 
 
 def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
-    """Check that values are classes, if problem_type does not say so.
+    """Check that values are classes, unless problem_type is given.
 
     Args:
-        parts: Files of training data, maybe one row of each value only, and their label columns.
+        parts: Files of training data, possibly reduced to one row of each value, and their label
+            columns.
         rows: The number of training rows.
 
     Raises:
-        DataError: some may stand for no label; each row has another one; the files have none in
-            common; they are dates, numbers with decimal commas, or
-            several classes in one cell (most pieces between separators are labels of other rows).
+        DataError: some may stand for a missing label; each row has a different one; the files have
+            none in common; they are dates, numbers with decimal commas, or several classes in one
+            cell (most pieces between separators are labels of other rows).
     """
     distinct: set[str] = set()
     are_strings = True
@@ -54,8 +55,8 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
         )
     if len(distinct) == rows >= _FEW_ROWS:
         raise DataError(
-            f"Column {column!r} of {part.path} has another value in each of {rows} rows, such as "
-            f"{min(distinct)[:60]!r}.",
+            f"Column {column!r} of {part.path} has a different value in each of {rows} rows, "
+            f"such as {min(distinct)[:60]!r}.",
             f"Name the column of the classes in label_column, {one_class}",
         )
     _check_files_share_classes(parts, one_class)
@@ -88,7 +89,7 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
 
 
 def check_numbers(parts: Sequence[tuple[Part, str]]) -> None:
-    """Check that numbers with fractions are no codes, if problem_type does not say so.
+    """Check that numbers with fractions are not codes, unless problem_type is given.
 
     Raises:
         DataError: one ends with a zero, and others have fewer or more digits: 3.10 and 401.9.
@@ -106,7 +107,7 @@ def check_numbers(parts: Sequence[tuple[Part, str]]) -> None:
 
 
 def check_lists(parts: Sequence[tuple[Part, str]]) -> None:
-    """Check that lists are of classes, if problem_type does not say so.
+    """Check that lists hold classes, unless problem_type is given.
 
     Raises:
         DataError: they are pairs of ascending numbers, as starts and ends are, or a truth value for

@@ -16,7 +16,7 @@ TOOLS = "tools"
 
 
 def plain(name: str) -> str:
-    """A column name as TEXT_NAMES and LABEL_NAMES have it."""
+    """Return a column name in the form of TEXT_NAMES and LABEL_NAMES."""
     return name.strip().lower().replace(" ", "_")
 
 
@@ -32,7 +32,7 @@ SPLIT_COLUMNS = (
     *("split", "splits", "set", "subset", "partition", "dataset", "dataset_split", "data_split"),
     *("data_type", "datatype", "ml_use", "usage", "phase", "fold", "group", "part", "mode"),
 )
-"""What a column, or a folder `split=train`, is called that says which split a row is of."""
+"""Names of columns, and of folders such as `split=train`, that hold the split of a row."""
 _WORDS = {word: split for split, words in SPLITS.items() for word in words}
 _AMONG_WORDS = re.compile(r"[^a-z]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")

@@ -15,7 +15,7 @@ from recipe.settings import DataSettings
 from recipe.spec import Column, Kind, TaskSpec
 
 _IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
-"""Names of columns that are proposed only if there are no others."""
+"""Names of columns that messages propose only if there are no others."""
 _SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
@@ -25,11 +25,11 @@ class ColumnsError(DataError):
     """The columns of a file do not make the samples of a task.
 
     Args:
-        lines: The hyperparameters that decide it, with what each of them does.
+        lines: The hyperparameters that choose the columns, with the effect of each.
         advice: What else to do.
         missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
-        is_near: Whether any role has one.
-        is_rival: Whether several columns are those of a sample, and others would not be read.
+        is_near: Whether any role has a column.
+        is_rival: Whether columns of a sample would not be read.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ColumnsError(DataError):
 
 
 def remedy(lines: Sequence[str], advice: str = "") -> str:
-    """Return a remedy: one of some hyperparameters is to be given."""
+    """Return the remedy to give one of some hyperparameters."""
     return " ".join(filter(None, (f"Give {'; or '.join(lines)}." if lines else "", advice)))
 
 
@@ -71,7 +71,8 @@ def quoted(value: str) -> str:
 
 
 def _joined(pairs: Sequence[str], settings: DataSettings) -> str:
-    """Return a line of hyperparameters, with one `columns` for all roles, the given ones too."""
+    """Return a line of hyperparameters in which one `columns` names all roles, including given
+    ones."""
     roles = [settings.columns] if settings.columns else []
     is_given = len(roles)
     roles += [pair.removeprefix("columns=") for pair in pairs if pair.startswith("columns=")]
@@ -87,7 +88,7 @@ def takes_pairs(spec: TaskSpec) -> bool:
 def naming_lines(
     part: Part, missing: Sequence[Column], read: Collection[str], settings: DataSettings
 ) -> list[str]:
-    """Return what names other columns of a file as the missing ones.
+    """Return the hyperparameters that name other columns of a file as the missing ones.
 
     Args:
         read: The columns that have a role, or are ignored.

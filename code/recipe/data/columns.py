@@ -34,13 +34,13 @@ from recipe.task_table import TASKS, names_of_samples
 _SHARED = ("text_column", "text_pair_column", "label_column")
 """Hyperparameters that name columns of several tasks."""
 _MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
-"""Kinds of columns that nobody calls by another name."""
+"""Kinds of columns that are always known by name."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 SCRIPT = (
     "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
     "docs/TRAINING.md, Your own script), or remove these rows."
 )
-"""What to do with conversations that are more than texts."""
+"""The remedy for conversations that hold more than text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ def check_named(part: Part, settings: DataSettings) -> None:
 
 
 def _split(part: Part, value: str) -> list[str]:
-    """Return the columns that a value names: one with commas in its name, or several."""
+    """Return the columns that a value names: one whose name has commas, or several."""
     if value in part.table.column_names:
         return [value]
     return [name.strip() for name in value.split(",") if name.strip()]
@@ -277,7 +277,7 @@ def _known_columns(
 
 
 def _is_half_read(part: Part, form: Form) -> bool:
-    """Return whether a form of one text would leave columns unread that may belong to it."""
+    """Return whether a form with one text would leave out columns that may belong to the sample."""
     if [column.kind for column in form.columns] != [Kind.TEXT]:
         return False
     names = set(map(normalized, form.columns[0].names))
@@ -314,7 +314,8 @@ def _given(part: Part, form: Form, settings: DataSettings) -> dict[str, list[str
 
 
 def _is_known(match: _Match, settings: DataSettings) -> bool:
-    """Return whether columns that several tasks' hyperparameters name are a task's by name."""
+    """Return whether columns named by hyperparameters of several tasks are known to this task by
+    name."""
     return all(
         match.form[role].setting not in _SHARED
         or set(map(normalized, names)) <= _known_names(match.form[role], settings, True)[0]
@@ -325,7 +326,7 @@ def _is_known(match: _Match, settings: DataSettings) -> bool:
 def _known_names(
     column: Column, settings: DataSettings, is_detection: bool
 ) -> list[frozenset[str]]:
-    """Return the names of a column, normalized; those that count without others first."""
+    """Return the normalized names of a column; first those that count on their own."""
     codes = settings.source_lang or "", settings.target_lang or ""
     names = [column.names] if is_detection else [column.names, column.names_of_task]
     return [_expanded(tuple(some), codes) for some in names]
@@ -343,7 +344,7 @@ def _expanded(names: tuple[str, ...], codes: tuple[str, str]) -> frozenset[str]:
 
 
 def _can_be(kind: Kind, type_: pa.DataType) -> bool:
-    """Return whether a column of this Arrow type decides for a form."""
+    """Return whether a column of this Arrow type can have a role."""
     if kind in (Kind.TEXTS, Kind.TOKEN_IDS):
         return is_list(type_)
     return kind is not Kind.ARTICLES or "qas" in str(type_)
@@ -357,7 +358,7 @@ def _no_candidate(
         named = [key for key in (*SETTINGS, "columns") if getattr(settings, key)]
         shown = ", ".join(f"{key}={getattr(settings, key)}" for key in named)
         return ColumnsError(
-            f"No form of the data of {spec.name} has all the columns that are named: {shown}.",
+            f"{spec.name} has no form of data with all the columns that are named: {shown}.",
             [],
             "Leave some out; docs/DATA.md lists the columns of each task.",
             len(named) + 1,
@@ -449,7 +450,8 @@ def _reads(part: Part, spec: TaskSpec, settings: DataSettings, names: Collection
 
 
 def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
-    """Return whether a column belongs to a sample by its name; of a record, by its last part."""
+    """Return whether a column belongs to a sample by its name, or by the last part of a record's
+    name."""
     whole = normalized(name)
     first, last = whole.partition(".")[0], whole.rpartition(".")[2]
     keys = {whole, last, stem(name), stem(last)}

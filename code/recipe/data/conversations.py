@@ -1,4 +1,4 @@
-"""Conversations as public data has them (OpenAI's messages, ShareGPT's) to messages of a role and a
+"""Convert conversations of public data (OpenAI's messages, ShareGPT's) to messages of a role and a
 text."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SHAREGPT: Mapping[str, str] = {
     "system": "system",
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
 }
-"""What ShareGPT's `from` says, and the role that it is."""
+"""ShareGPT's values of `from`, and their roles."""
 _ROLES: Mapping[str, str] = {
     **{name: name for name in ("developer", "function", "ipython", "context", "document")},
     **_SHAREGPT,
 }
 LEARNING_KEYS = ("train", "weight")
-"""What a turn of the assistant may have: false or 0 if it is not learned."""
+"""Keys of an assistant's turn that are false or 0 if it is not learned."""
 Message = dict[str, Any]
 
 
@@ -42,8 +42,8 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
             object of `messages` and `tools`, without them the list of messages.
 
     Raises:
-        DataError: The value is no conversation, a message has no text or an unknown role, or tools
-            or their calls cannot be read.
+        DataError: The value is not a conversation, a message has no text or an unknown role, or
+            tools or their calls cannot be read.
     """
     try:
         messages = json.loads(value) if isinstance(value, str) else value
@@ -85,8 +85,8 @@ def _turn(where: str, message: Message) -> Message:
         is_read = key in LEARNING_KEYS and value in (0, 1)
         if not is_read or (value and role != "assistant"):
             raise DataError(
-                f"{where} says by {key}={json.dumps(value, default=str)} what is learned, which "
-                "is not read.",
+                f"{where} marks what is learned by {key}={json.dumps(value, default=str)}, which "
+                "is not supported.",
                 'Give "train": false in turns of the assistant that are not learned, and split one '
                 f"that is learned in part. Remove {key!r} from the others.",
             )
@@ -144,13 +144,13 @@ def _has_null(value: Any) -> bool:
 
 
 def _text(where: str, key: str, content: Any) -> str:
-    """What is said: a text, or OpenAI's parts of text put together as they stand."""
+    """Return the content of a message: a text, or OpenAI's text parts joined unchanged."""
     if isinstance(content, str):
         return content
     if content is None:
         raise DataError(
             f"{where} has no {key} (null), and calls no tool.",
-            "Write what is said as a text, or remove the row.",
+            "Write the content as a text, or remove the row.",
         )
     parts = content if isinstance(content, list) else [content]
     texts = []
@@ -159,7 +159,7 @@ def _text(where: str, key: str, content: Any) -> str:
         if kind != "text" or not isinstance(part.get("text"), str):
             shown = kind if kind not in (None, "text") else json.dumps(part, default=str)[:60]
             raise DataError(
-                f"{where} has a part that is no text in its {key}: {shown}.",
+                f"{where} has a part that is not a text in its {key}: {shown}.",
                 SCRIPT if kind not in (None, "text") else f"Write each as in {EXAMPLE}.",
             )
         texts.append(part["text"])

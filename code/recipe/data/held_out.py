@@ -46,7 +46,7 @@ class DataSets:
 
 def data_set(tables: Sequence[pa.Table]) -> datasets.Dataset:
     """Return tables of one schema as a data set."""
-    # A random name takes the place of a hash of all rows: nothing here caches by it.
+    # A random fingerprint replaces the hash of all rows, by which nothing is cached here.
     return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
 
 
@@ -61,7 +61,8 @@ def assign(
 
     Args:
         built: The data sets by split; `train` is one of them.
-        strata: Returns the class ids [rows] of a data set: each class is held out in proportion.
+        strata: Returns the class ids [rows] of a data set: the same share of each class is held
+            out.
         sharded: The splits of which this host has its own rows.
     """
     sharded = frozenset().union(*hosts.gather(sharded)) & built.keys()
@@ -111,7 +112,7 @@ def _held_out(
 def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
     """Return `split.select(numbers)`, with the numbers of many rows in a mapped file.
 
-    `select` keeps the numbers in memory, and pickles them for a name that nothing here caches by.
+    `select` keeps the numbers in memory, and pickles them for a cache key that is not used here.
     """
     if split._indices is not None or not len(numbers):
         return split.select(numbers)
@@ -143,7 +144,7 @@ def assign_groups(
     train = built["train"]
     if len(built) > 1 or not (settings.evaluates or settings.predicts):
         return assign(built, settings)
-    # Two queries with the same hash of 64 bits would only stay together.
+    # If two queries have the same 64-bit hash, they only stay together.
     batches = train.select_columns([column]).with_format("arrow").iter(_AT_ONCE)
     hashes = [pd.util.hash_array(batch[column].to_numpy()) for batch in batches]
     _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
@@ -202,7 +203,7 @@ def sample(drawn: random.Random, count: int, size: int) -> Array:
     if size < _FEW:
         return np.array(drawn.sample(range(count), size), np.int64)
     result = np.empty(size, np.int64)
-    # The same rule as there: if few are drawn of many, numbers that were drawn are drawn again.
+    # The rule of random.sample: if few are drawn of many, duplicates are drawn again.
     if count <= 21 + 4 ** math.ceil(math.log(size * 3, 4)):
         pool = np.arange(count)
         for index in range(size):

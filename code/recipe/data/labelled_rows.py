@@ -111,7 +111,7 @@ def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -
             try:
                 spelled = shape.spell(piece.select(rows), column)
             except DataError:
-                shape.spell(part, column)  # which knows how many rows are so
+                shape.spell(part, column)  # which knows how many rows are affected
                 raise
             strange = next(
                 (index for index, label in enumerate(spelled) if known.unknown(label)), None
@@ -135,7 +135,7 @@ def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -
 def distinct(part: Part, column: str, has_codes: bool) -> Part:
     """Return the first row of each label, without other columns.
 
-    Of numbers with fractions that cannot be classes, some stand for all.
+    Numbers with fractions that cannot be classes are reduced to a few.
 
     Args:
         has_codes: Whether numbers with fractions may be classes, or a string several labels.

@@ -38,7 +38,7 @@ ALPACA_WITHOUT_INPUT = (
 """The prompts of Stanford Alpaca."""
 _CHECKED_ROWS, _MOST_SEEN = 1_000, 0.9
 INPUT = "input"
-"""Alpaca's column of what an instruction is about."""
+"""Alpaca's column of an instruction's input."""
 _ROLES = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 
 
@@ -52,7 +52,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     """Read and split the documents of a job's channels.
 
     Args:
-        spec: The task, whose forms say what a document may be made of.
+        spec: The task, whose forms list the possible columns.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
@@ -88,7 +88,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
 
 
 def _refuse_template(channels: Mapping[str, Path]) -> None:
-    """Raise DataError if a channel has JumpStart's template, which builds prompts from columns."""
+    """Raise DataError if a channel has a JumpStart template, which builds prompts from columns."""
     for folder in channels.values():
         path = folder / "template.json"
         try:
@@ -122,7 +122,7 @@ def _is_plain(path: Path) -> bool:
     """Return whether a file is plain text, not a table.
 
     Raises:
-        DataError: it has no suffix and may be either.
+        DataError: it has no suffix and may be a table or text.
     """
     name = path.name.lower().removesuffix(".gz")
     if Path(name).suffix or not formats.is_delimited(path):
@@ -139,7 +139,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _usable(read: Read, notes: list[str]) -> Read:
-    """Return a file with prompts by Alpaca's template, and without rows that have no completion."""
+    """Return a file with Alpaca's prompts filled in, without rows that have no completion."""
     columns = read.columns
     if INPUT in columns:
         for name in (columns[PROMPT], columns[INPUT]):

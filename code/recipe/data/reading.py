@@ -30,7 +30,7 @@ from recipe.spec import Kind, TaskSpec
 
 Unit = Callable[[], Part]
 Units = Callable[[Sequence[Path]], Sequence[Unit]]
-"""Returns a call for each part of the files of a split; a part may combine several files."""
+"""Returns a reader of each part of the files of a split; a part may combine several files."""
 
 _MOST_VALUES = 10
 _LONGEST_VALUE = 30  # characters
@@ -47,7 +47,7 @@ FALSE = {"false", "0", "0.0", "no"}
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """The rows of a file, and the columns of them that are read."""
+    """The rows of a file, and the columns that are read."""
 
     split: str
     part: Part
@@ -64,7 +64,7 @@ class Reading:
     """Those of the training data."""
     hosts: Hosts
     sharded: frozenset[str]
-    """The splits of which this host has its own rows."""
+    """The splits of which this host has only a part of the rows."""
 
     def files_of(self, split: str) -> list[Read]:
         """Return the files of a split."""
@@ -87,11 +87,11 @@ def read_columns(
 ) -> Reading:
     """Read the files of a job's channels, and choose the columns of each.
 
-    Test data without what the task learns is left out. If channels are sharded, the first host with
-    training data decides.
+    Test data without targets is left out. If channels are sharded, the first host with training
+    data decides.
 
     Args:
-        notes: Gets a sentence for what is left out.
+        notes: Receives a sentence for each thing that is left out.
         units: By default each file is a part.
         check: Raises DataError for a part that cannot be read, before its columns are chosen.
 
@@ -172,7 +172,7 @@ def read_parts(
     Args:
         notes: Gets a sentence for each part that is left out.
         units: By default each file is a part.
-        settings: They may name columns and say whether there are headers.
+        settings: They may name columns and state whether there are headers.
 
     Raises:
         DataError: files cannot be read (all of them in one message), or the training data has no
@@ -206,13 +206,13 @@ def read_parts(
 
 
 ANSWER, MARKS = "answer", {"accept", "reject", "ignore"}
-"""The column in which Prodigy's exports say what was made of each row, and its values."""
+"""The column of Prodigy's exports with the annotator's decision on each row, and its values."""
 
 
 def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
     """Return an export of Prodigy without the rows that annotators rejected or ignored, and without
-    the column that says so, and that of its tokens. If the first is the label, only ignored rows
-    are left out. Other parts are returned unchanged.
+    the columns of decisions and tokens. If the decision is the label, only ignored rows are left
+    out. Other parts are returned unchanged.
 
     Args:
         label: The label column, if it is known.
@@ -241,7 +241,7 @@ def _is_mark(part: Part) -> bool:
 
 
 def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
-    """Return some rows of a part; a note says how many are left out, and why."""
+    """Return some rows of a part; add a note with the number of rows left out, and the reason."""
     if all(is_kept):
         return part
     rows = np.flatnonzero(is_kept)
@@ -308,8 +308,8 @@ def split_by_column(
 
 
 def _refuse_unknown_splits(part: Part, named: Collection[str]) -> None:
-    """Raise DataError if a column of an unknown name has a split in each row: test rows may be
-    among those to train on."""
+    """Raise DataError if a column with an unknown name has a split in each row: test rows might be
+    trained on."""
     for field in part.table.schema:
         if field.name in named or not is_string(field.type):
             continue
@@ -317,8 +317,8 @@ def _refuse_unknown_splits(part: Part, named: Collection[str]) -> None:
         splits = {split_of(str(value)) for value in values}
         if None not in splits and TRAIN in splits and len(splits) > 1:
             raise DataError(
-                f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose name "
-                "does not say that.",
+                f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose "
+                "name does not show that.",
                 f"Rename it to split, give ignore_columns={field.name} to train on all rows, or "
                 f"label_column={field.name} if it is the label.",
             )

@@ -24,7 +24,7 @@ from recipe.settings import DataSettings
 from recipe.spec import TWINS, TaskSpec, normalized
 
 TEXT, SCORE, NEGATIVES = "text", "score", "negatives"
-"""The roles of columns in files, beside QUERY."""
+"""The roles of columns in files, in addition to QUERY."""
 QUERY, TEXTS, SCORES = "query", "texts", "scores"
 """The columns of the data sets: a query, a list of texts, and the relevance of each text."""
 PAIRS, SCORED, LISTS = "pairs", "scored", "lists"
@@ -120,8 +120,8 @@ def _kind(part: Part, columns: Selection) -> str:
 def _refuse_entailment(columns: Selection, table: pa.Table) -> None:
     """Raise DataError if scores may be classes of entailment, whose 0 means entailment.
 
-    They may be if the texts are a premise and a hypothesis, or two alike (`sentence1` and
-    `sentence2`) with the three labels 0, 1 and 2.
+    They may be if the columns are a premise and a hypothesis, or `sentence1` and `sentence2` with
+    the three labels 0, 1 and 2.
     """
     numbers = set(pc.unique(pc.list_flatten(table[SCORES])).to_pylist())
     names = normalized(columns[QUERY]), normalized(columns[TEXT])
@@ -131,7 +131,7 @@ def _refuse_entailment(columns: Selection, table: pa.Table) -> None:
     are_three = is_label and names in twins and {0.0, 1.0, 2.0} <= numbers
     if are_classes and (set(names) == {"premise", "hypothesis"} or are_three):
         raise DataError(
-            f"Column {columns[SCORE]!r} beside {columns[QUERY]!r} and {columns[TEXT]!r} has the "
+            f"Column {columns[SCORE]!r} next to {columns[QUERY]!r} and {columns[TEXT]!r} has the "
             f"numbers {', '.join(f'{number:g}' for number in sorted(numbers))}, which may be "
             "classes of entailment (0 is entailment).",
             "Give triplets: anchor, positive (entailed) and negative (contradicted). If higher "

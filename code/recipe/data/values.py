@@ -80,16 +80,16 @@ _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
 
 
 def is_something_else(texts: Sequence[str]) -> str | None:
-    """Return in words what strings are that are no texts; None if they may be some."""
+    """Describe strings that are not texts; return None if they may be texts."""
     if texts and all(_FILE.fullmatch(text.strip()) for text in texts):
         return "names files"
     if sum(bool(_BYTES.fullmatch(text.strip())) for text in texts) * 2 > len(texts):
-        return "holds bytes as Python writes them"
+        return "holds Python's repr of bytes"
     return None
 
 
 def check_no_files(part: Part, column: str) -> None:
-    """Check that the strings of a column are no names of files, nor bytes as Python writes them.
+    """Check that the strings of a column are neither names of files nor Python's repr of bytes.
 
     Raises:
         DataError: they are.
@@ -138,9 +138,9 @@ def _parsed(value: Any) -> Any:
 
 
 def container(value: str) -> list[Any] | dict[str, Any] | None:
-    """Return the list or record that a string holds, as JSON or Python; None for other strings.
+    """Return the list or record in a string of JSON or Python; None for other strings.
 
-    Lists as NumPy prints them, whose items cannot be separated reliably, become [None].
+    Lists printed by NumPy, whose items cannot be separated reliably, become [None].
     """
     text = value.strip()
     if not (text.startswith("[") and text.endswith("]")) and not (
@@ -160,7 +160,7 @@ def _as_lists(part: Part, column: str) -> list[list[Any] | None]:
     """Return the lists that the strings of a column hold.
 
     Raises:
-        DataError: a row is not a list, or one as NumPy prints it.
+        DataError: a row is not a list, or is printed by NumPy.
     """
     rows: list[list[Any] | None] = []
     for row, value in enumerate(part.table[column].to_pylist()):
@@ -180,7 +180,7 @@ def with_labels(part: Part, column: str) -> Part:
     """Return the part with lists instead of the strings that hold lists of labels.
 
     Raises:
-        DataError: these are labels of words or of spans of a text.
+        DataError: the labels belong to words or spans of a text.
     """
     kind = part.table.schema.field(column).type
     if is_list(kind):
@@ -332,7 +332,7 @@ def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
 
 
 def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
-    """Yield the rows of a data set in its order, `at_once` at a time, as Arrow tables.
+    """Yield the rows of a data set in its order, `at_once` rows at a time, as Arrow tables.
 
     After `Dataset.select`, `datasets` slices its table once for each row, in some 20 microseconds;
     this takes all rows of a chunk at once.

@@ -82,7 +82,7 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
 def check_head(origin: Origin, name: str) -> None:
     """Raise ModelError if a model has the head of another task than HF_TASK.
 
-    Heads of several tasks have weights of the same names and shapes, so that they would load.
+    The heads of some tasks have weights with the same names and shapes, so a wrong one would load.
     """
     if origin.adapter or name in _VAGUE:
         return

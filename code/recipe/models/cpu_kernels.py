@@ -53,14 +53,15 @@ def keep_memory() -> None:
 
 
 def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = False) -> None:
-    """Use the dropout below in this process, and an attention below in `model` if its class allows.
+    """Use this module's dropout in this process, and one of its attentions in `model` if its class
+    allows that.
 
     The whole process uses it, since BART and similar models call PyTorch's function instead of a
     layer, and recomputation by gradient checkpointing needs the same dropout.
 
     Args:
-        packed_attention: Whether it gets `attend`, for masks among samples in blocks.
-        padded_attention: Whether it gets `attend_padded`, where PyTorch's is what it has.
+        packed_attention: Whether the model gets `attend`, for samples packed in blocks.
+        padded_attention: Whether the model gets `attend_padded`, if it has PyTorch's attention.
     """
     vars(functional)["dropout"] = dropout
     inner = lora.bare(model)
@@ -117,7 +118,7 @@ def attend(
 
     Args:
         query, key, value: [rows, heads, length, width].
-        attention_mask: What is added to the scores, [rows, 1, length, length].
+        attention_mask: Numbers added to the scores, [rows, 1, length, length].
 
     Returns:
         [rows, length, heads, width], and no weights.
@@ -164,9 +165,9 @@ def attend_padded(
 
     Args:
         query, key, value: [rows, heads, length, width].
-        attention_mask: [rows or 1, heads or 1, length, length], True for what is attended to, or
-            what is added to the scores.
-        position_bias: Added to the scores, of a like shape.
+        attention_mask: [rows or 1, heads or 1, length, length], True for positions to attend to, or
+            numbers added to the scores.
+        position_bias: Added to the scores; same shape.
 
     Returns:
         [rows, length, heads, width], and no weights.

@@ -1,8 +1,8 @@
 """Attention of samples that are end to end in one row; each token attends to its sample only.
 
 On CUDA devices of compute capability 8.0 and later, this is PyTorch's variable-length flash
-attention, with dropout, windows, grouped queries and gradients: no blocks, no mask, and no sample
-that does not fit. Other devices compute the same interface sample by sample, which is slow; tests
+attention, with dropout, windows, grouped queries and gradients: without blocks or masks, so that
+every sample fits. Other devices compute the same interface sample by sample, which is slow; tests
 compare models with it.
 
 A model gets it by `use`. A call is flat if it has `cu_seq_lens_q`, the offset of each sample in the
@@ -40,7 +40,7 @@ def why_not(config: Any, device: torch.device, dtype: torch.dtype) -> str | None
     Args:
         config: Of the model.
         device: Where it is trained.
-        dtype: The precision of attention: that of autocast, if it is on.
+        dtype: The precision of attention, by autocast if that is on.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return "attention of varying lengths is for CUDA devices"
@@ -91,7 +91,7 @@ def convert_mask(mask: Tensor, config: Any) -> Tensor:
 def inputs_of(starts: Tensor, longest: int) -> dict[str, Any]:
     """Return a model's inputs besides its `input_ids` and `position_ids` [1, tokens].
 
-    The mask is never read. It keeps transformers from making one of all tokens by all tokens.
+    The mask is never read. It keeps transformers from making a mask of all tokens by all tokens.
 
     Args:
         starts: int32 [samples + 1], offsets of samples in the row, and its end; a sample may be
@@ -125,8 +125,8 @@ def attend(
     Args:
         query: [1, heads, tokens, width]; key and value may have fewer heads, which divide them.
         attention_mask: For calls that are not flat.
-        sliding_window: A token sees those less than so many places away.
-        is_flash: Whether it is PyTorch's flash attention on every device.
+        sliding_window: A token sees tokens whose distance is below this number.
+        is_flash: Whether to use PyTorch's flash attention on every device.
 
     Returns:
         [1, tokens, heads, width], and no weights.
@@ -175,12 +175,12 @@ def _attend_by_sample(
     causal: bool,
     window: int | None,
 ) -> list[Tensor]:
-    """Attention on a CPU, [tokens, heads, width] of samples one after the other."""
+    """Compute attention on a CPU, [tokens, heads, width], one sample after the other."""
     parts, groups = [], itertools.groupby(itertools.pairwise(starts), _length)
     for length, members in groups:
         if not length:
             continue
-        # Samples of one length that stand side by side are rows of one call.
+        # Consecutive samples of equal length are the rows of one call.
         samples = list(members)
         begin, end = samples[0][0], samples[-1][1]
         queries, keys, values = (

@@ -45,7 +45,7 @@ def wrap(
     """
     if settings.lora_r is None:
         return model
-    import peft  # takes a second, and older images are without it
+    import peft  # takes a second, and older images lack it
 
     targets = settings.lora_target_modules
     # SageMaker gives a list as JSON.
@@ -90,8 +90,8 @@ def wrap(
 
 
 def tied(adapted: Any) -> str:
-    """Describe a layer with an adapter that shares its weights with another layer, which merging
-    would change too; empty if there is none.
+    """Describe an adapted layer that shares its weights with another layer, which merging would
+    change too; return "" if there is none.
 
     Args:
         adapted: A peft.PeftModel.

@@ -38,7 +38,7 @@ DECODERS = (
 )
 """Every packed `model_type`; a test compares logits, loss and gradients with unpacked ones."""
 _MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
-_GPU_SHARE = 32  # what logits take at once of a GPU's memory, where that is more
+_GPU_SHARE = 32  # a GPU's memory for logits at once, if more
 _elsewhere: torch.device | None = None
 
 
@@ -51,7 +51,7 @@ def can_be_packed(config: PretrainedConfig) -> bool:
 def patch_forward_for_documents(model: Any) -> None:
     """Let `model` also take batches of documents.
 
-    Its answer to them has, instead of logits, [documents, 2] in float32: the sum of the losses of a
+    For these it returns, instead of logits, [documents, 2] in float32: the sum of the losses of a
     document's learned tokens, and how many of these the model predicts.
     """
     inner = lora.bare(model)

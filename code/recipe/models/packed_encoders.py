@@ -39,7 +39,7 @@ _OF_TEXTS, _OF_TOKENS = (
 
 
 class Family:
-    """How one type of model is packed: like BERT, apart from what subclasses override.
+    """How one type of model is packed: like BERT, unless a subclass overrides it.
 
     Hidden states are [..., hidden]; the model's modules compute logits from them.
     """
@@ -249,7 +249,7 @@ def states(
         model: With any head, which is not computed.
         inputs: `input_ids`, `position_ids` and maybe `token_type_ids`; of a row without blocks also
             `starts` and `longest` (`recipe.batching.flat`).
-        encode: Is called instead of the model below its head, if given.
+        encode: Called instead of the model below its head, if given.
     """
     types = {name: inputs[name] for name in (TYPE_IDS,) if name in inputs}
     if IS_OLDER:

@@ -1,4 +1,4 @@
-"""Which model to start from, and loading it with a head for the labels."""
+"""Find the model to start from, and load it with a head for the labels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FITTING = {
     "AutoModelForSeq2SeqLM": "an encoder with a decoder, such as T5 or BART",
     "AutoModelForMaskedLM": "an encoder, such as BERT or ModernBERT",
 }
-"""What to give instead of a model of another kind."""
+"""The kind of model to give instead."""
 PAIR_OF_TEXTS = "a pair of texts"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -133,7 +133,7 @@ def load_head(
 
     Args:
         adapters: peft's task type; None if it has none for it.
-        what: What the head makes of the model, for messages.
+        what: Describes a model with this head, for messages.
         options: Of its configuration.
 
     Raises:
@@ -145,7 +145,7 @@ def load_head(
     if new and not settings.trains:
         raise ModelError(
             f"The model {source.name} lacks {len(new)} weights of {what} ({new[0]} ...), which "
-            "training would make: do_train=False has nothing to judge.",
+            "only training would create: do_train=False has nothing to evaluate.",
             "Give a trained model, or leave do_train out.",
         )
     return lora.wrap(model, settings, new, adapters, trains_head=True), tokenizer
@@ -181,7 +181,7 @@ def load_causal(
     if reads_ahead and not getattr(config, "is_decoder", False):
         raise ModelError(
             f"The model {source.name} is of type {config.model_type}, an encoder, whose tokens "
-            "see those that follow them: it cannot learn to go on with a text.",
+            "see those that follow them: it cannot learn to continue a text.",
             "Give a decoder, such as a Llama, Qwen or GPT-2.",
         )
     check_head(source, new, "a causal language model")
@@ -232,7 +232,7 @@ def read(
     """Return a model in float32, its tokenizer, and the names of the weights that its files lack.
 
     Args:
-        reader: What loads the tokenizer, or an image processor.
+        reader: Loads the tokenizer, or an image processor.
 
     Raises:
         ModelError: it cannot be reached or loaded, or lacks weights below its head.
@@ -249,7 +249,7 @@ def read(
     config: dict[str, Any] = {}
     with checksums.verified(source.name):
         try:
-            with contextlib.suppress(OSError):  # which the next lines meet, too, or do without
+            with contextlib.suppress(OSError):  # the next lines report it or need no such file
                 config, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
             if trains:
                 quantized.check_base(source.name, config, None, in_4_bits)
@@ -286,7 +286,10 @@ def read(
     new_weights.check_layers(source.name, model, new)
     new_weights.write_biases(source.name, model, new)
     if attend_fully(model):
-        say("attention: original_full instead of block_sparse, which short texts would end anyway")
+        say(
+            "attention: original_full instead of block_sparse, which a short text would turn "
+            "off anyway"
+        )
     if reader is AutoTokenizer:
         _see_to_padding(source, model, tokenizer)
     return model, tokenizer, new
@@ -295,7 +298,7 @@ def read(
 def _see_to_padding(
     source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Decoders come without a padding token, by which their head finds the last real one."""
+    """Give a decoder without a padding token one: its head finds the last real token by it."""
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ModelError(
@@ -309,9 +312,8 @@ def _see_to_padding(
 
 
 def _broken_connection(error: BaseException | None) -> BaseException | None:
-    """Return what the hub's HTTP client said, which transformers raises as an OSError of its
-    own."""
-    # By name: which client that is (httpx, httpx2) changes from release to release.
+    """Return the error of the hub's HTTP client, which transformers replaces by its own OSError."""
+    # By name, since the client (httpx, httpx2) differs between releases.
     while error and "TransportError" not in {base.__name__ for base in type(error).__mro__}:
         error = error.__cause__ or error.__context__
     return error
@@ -323,8 +325,8 @@ def longest_input(
     max_length: int | None,
     usual: int = _LONGEST,
 ) -> int:
-    """Return the tokens at which texts are cut: `max_length`, else what the model takes, at most
-    `usual`.
+    """Return the number of tokens at which texts are cut: `max_length`, else the model's limit, at
+    most `usual`.
 
     Raises:
         HyperparameterError: the model takes fewer tokens than asked for.
@@ -345,7 +347,7 @@ def longest_text(
     max_length: int | None,
     what: str = "a text",
 ) -> int:
-    """Return `longest_input`, which must have room for two tokens besides the special ones.
+    """Return `longest_input`, which must leave room for two tokens in addition to special ones.
 
     Args:
         what: What is cut, for messages; PAIR_OF_TEXTS has more special tokens.

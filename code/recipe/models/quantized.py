@@ -14,7 +14,8 @@ from recipe.errors import HyperparameterError, ModelError
 from recipe.runtime.device import Device
 
 BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Of a weight: 4 bits, an 8-bit scale for each 64 of them, a scale of 4 bytes for 256 of these."""
+"""Bytes of a weight: 4 bits, an 8-bit scale for each 64 weights, and 4 bytes for each 256
+scales."""
 _REFUSED = "Hyperparameter load_in_4bit has value True, but"
 _REMEDY = "Leave it out: lora_r alone trains with little memory."
 
@@ -27,26 +28,26 @@ def check(chosen: Device, is_sharded: bool, is_compiled: bool) -> None:
     """
     if chosen.kind != "cuda":
         raise HyperparameterError(
-            f"{_REFUSED} this host computes on {chosen.kind}: bitsandbytes' layers are used on "
-            "NVIDIA GPUs only.",
+            f"{_REFUSED} this host computes on {chosen.kind}: bitsandbytes' layers run on NVIDIA "
+            "GPUs only.",
             f"Choose an instance with one, or leave it out: {_REMEDY.partition(': ')[2]}",
         )
     if is_sharded:
         raise HyperparameterError(
-            f"{_REFUSED} the model is to be sharded (fsdp, mp_parameters): weights of 4 bits "
-            "belong together with their scales, and are not sharded.",
+            f"{_REFUSED} the model is to be sharded (fsdp, mp_parameters): 4-bit weights need "
+            "their scales and cannot be sharded.",
             "Leave one of them out. In 4 bits each GPU has the whole model, 0.52 bytes a parameter "
             "(4.2 GB of 8 billion, 36 GB of 70 billion).",
         )
     if is_compiled:
         raise HyperparameterError(
-            f"{_REFUSED} the model is to be compiled, which bitsandbytes' layers are not tried "
-            "with.",
+            f"{_REFUSED} the model is to be compiled, which is not tested with bitsandbytes' "
+            "layers.",
             "Leave compile out.",
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise HyperparameterError(
-            f"{_REFUSED} the package bitsandbytes is not here.",
+            f"{_REFUSED} the package bitsandbytes is not installed.",
             f"Take the image for GPUs on x86_64, which has it. {_REMEDY}",
         )
 
@@ -74,7 +75,7 @@ def check_base(name: str, settings: Mapping[str, Any], model: Any, in_4_bits: bo
         return
     raise ModelError(
         f"The model {name} was saved with quantized weights ({method}), which cannot be trained.",
-        "Give the model that it was made of; for a decoder, load_in_4bit=True with lora_r and "
+        "Give the original model; for a decoder, load_in_4bit=True with lora_r and "
         "lora_save=adapter keeps its weights in 4 bits in a training on a GPU.",
     )
 

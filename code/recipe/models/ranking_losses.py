@@ -1,9 +1,9 @@
-"""Ranking losses: those of sentence-transformers, for batches with empty places and for several
+"""The ranking losses of sentence-transformers, for batches with unused slots and for several
 processes.
 
-tests/recipe/models compares them with the library's, which take whole batches of texts and its own
-model, and return one number, while the engine needs the loss of each sample. Samples are groups of
-texts (`batching.groups`).
+tests/recipe/models compares them with the library's, which take a batch of texts and a
+SentenceTransformer and return one number; the engine needs the loss of each sample. Samples are
+groups of texts (`batching.groups`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def multiple_negatives(
     """Return [samples]: the cross-entropy of classifying each query's positive among all texts.
 
     Its logits are cosines times `scale` (MultipleNegativesRankingLoss with gather_across_devices).
-    Samples that share a text are no negatives of each other, as if NO_DUPLICATES had put them into
+    Samples that share a text are not negatives of each other, as if NO_DUPLICATES had put them into
     different batches.
 
     Args:
@@ -48,7 +48,7 @@ def multiple_negatives(
                 shares |= (one[:, None] == other[None]) & (one[:, None] > 0)
         rows = torch.arange(len(texts), device=texts.device)
         shares[rows, rows + start] = False
-        # [samples, all samples, texts of each]; copies of a query's positive are no negatives.
+        # [samples, all samples, texts of each]; copies of a query's positive are not negatives.
         unused = shares[:, :, None] | (others[None, :, 1:] == 0)
         unused[rows, rows + start] |= others[rows + start, 1:] == others[rows + start, 1:2]
         unused[rows, rows + start, 0] = False
@@ -75,7 +75,7 @@ def cosent(
         vectors: [samples, 2, width].
         labels: [samples, 2]: 1 where there is a sample, and its score.
         sizes: As of `multiple_negatives`.
-        across: Whether the batch is that of all processes.
+        across: Whether the batch spans all processes.
     """
     with torch.autocast(vectors.device.type, enabled=False):
         scores = labels.float()
@@ -103,7 +103,7 @@ def list_net(logits: Tensor, labels: Tensor) -> Tensor:
     """
     with torch.autocast(logits.device.type, enabled=False):
         is_there = labels[..., 1] > 0
-        # A place without a sample has a list of one text, whose loss is 0.
+        # An unused slot has a list of one text, whose loss is 0.
         is_there[:, 0] = True
         target = labels[..., 0].float().masked_fill(~is_there, -torch.inf).softmax(dim=-1)
         chances = logits.float().masked_fill(~is_there, -torch.inf).log_softmax(dim=-1)
@@ -113,7 +113,7 @@ def list_net(logits: Tensor, labels: Tensor) -> Tensor:
 def patch_forward_for_groups(model: Any) -> None:
     """Let `model` also take batches of groups.
 
-    Its logits are then [samples, most, labels]; where a sample has no text, those of another text.
+    Its logits are then [samples, most, labels]; unused slots hold the logits of another text.
     """
     inner = lora.bare(model)
     inner.forward = functools.partial(_forward, inner.forward)

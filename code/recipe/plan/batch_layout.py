@@ -1,4 +1,4 @@
-"""Decide what a step is split into, and how the samples of a batch share a tensor."""
+"""Decide how a step is split into batches, and how the samples of a batch share a tensor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Report what a job's rows are like before it trains: classes, empty and repeated rows, rows that
-stand in training and evaluation (leaks), equal rows with other labels, and lengths.
+"""Report properties of a job's rows before it trains: classes, empty and repeated rows, rows in
+both training and evaluation data (leaks), equal rows with different labels, and lengths.
 
 Rows are compared by a hash of 64 bits of each, computed on Arrow's buffers without copies.
 """
@@ -28,7 +28,7 @@ from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, named_spl
 
 _TARGETS = (LABEL, TAGS, "scores")
 _NOT_COMPARED = ("id", "file", "place", "bytes")
-"""Columns that say which row it is, and images, which are not opened here."""
+"""Columns that identify a row, and images, which are not opened here."""
 _AT_ONCE = 10_000
 _LENGTHS_OF = 2_000
 _TRUNCATED_SHARE = 0.05
@@ -47,8 +47,8 @@ class _Split:
 
 
 def inspect(task: Task, loaded: Loaded) -> tuple[list[Finding], Section]:
-    """Return findings on all rows, those that a user must not miss as warnings, and their section
-    of the report. Of a sharded job, they are on this host's rows."""
+    """Return findings on all rows, the important ones as warnings, and their section of the report.
+    In a sharded job, they cover this host's rows."""
     splits = named_splits(task.data)
     findings = [*_row_findings(splits), *_lengths(task, loaded)]
     section = Section(
@@ -93,7 +93,7 @@ def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
             level=WARNING,
             what="leak",
             detail=f"{len(leaked)} of {len(split.inputs)} {name} rows are in the training data, "
-            "too: scores on them are too good. Remove them from one of the two",
+            "too: their scores are too good. Remove them from one of the two",
             example=f"such as row {row}: {_shown(splits[name], row)}",
         )
     if names & {*_TARGETS}:
@@ -120,7 +120,7 @@ def _contradictions(train: _Split, split: Dataset) -> Iterator[Finding]:
 
 
 def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
-    """Return the hashes of a split's rows, and which have no text at all.
+    """Return the hashes of a split's rows, and which rows have no text.
 
     Args:
         known: The same of whole tables, of which splits select rows, by their `id`.

@@ -1,4 +1,4 @@
-"""Decide how a job runs, before it does: task, data, device, precision, schedule, checkpoints."""
+"""Decide how a job will run: task, data, device, precision, schedule, checkpoints."""
 
 from __future__ import annotations
 
@@ -67,13 +67,14 @@ def resolve(
     table: Table,
     processes: int | None = None,
 ) -> Plan:
-    """Read hyperparameters, host and data once, and decide how the job runs.
+    """Read the hyperparameters, the host and the data once, and decide how the job runs.
 
     All processes of a job call it together; it makes them a process group.
 
     Args:
-        table: Gets each decision with its reason.
-        processes: Plan for so many processes from outside the job (doctor). None is this job.
+        table: Receives each decision with its reason.
+        processes: Plan for this number of processes from outside the job (doctor). None means this
+            job.
 
     Raises:
         RecipeError: The job cannot run.
@@ -163,7 +164,7 @@ def _host(
         is_sharded = bool(passed.get("fsdp") or shared.arguments.get("fsdp"))
         is_compiled = hyperparameters.compile or bool(passed.get("torch_compile"))
         quantized.check(chosen, is_sharded, is_compiled)
-    # Outside the job there is no process group for the arguments, and none depends on it but these.
+    # Outside the job there is no process group, on which only these arguments depend.
     arguments = trainer_arguments.make(
         hyperparameters, folders, chosen, shared if is_job else Distribution()
     )
@@ -174,7 +175,7 @@ def _host(
 
 
 def _check_quantize(hyperparameters: Hyperparameters, chosen: Device, hosts: Hosts) -> None:
-    """Check that a job can quantize its model when it has trained.
+    """Check that a job can quantize its model after training.
 
     Raises:
         HyperparameterError: It cannot.
@@ -210,7 +211,7 @@ def load(plan: Plan, table: Table) -> Loaded:
     """Load the model of a job, and decide how long its samples are.
 
     Raises:
-        RecipeError: The model cannot be loaded, or not be trained as planned.
+        RecipeError: The model cannot be loaded, or cannot be trained as planned.
     """
     task, given = plan.task, plan.hyperparameters
     model, tokenizer = task.load(plan.source)
@@ -241,7 +242,7 @@ def add_stop_tokens(learned: set[int] | None, loaded: Loaded, table: Table) -> N
     every = [*before, *sorted(stops - {*before})]
     shown = ", ".join(loaded.tokenizer.convert_ids_to_tokens(every)) or "none"
     reason = "the model's, and what ends the learned texts" if stops else (
-        "learned texts end with no special token: generation goes on to its longest length"
+        "learned texts end without a special token, so generation continues to its maximum length"
     )  # fmt: skip
     table.add("stop tokens", shown, reason)
     if every:

@@ -27,7 +27,7 @@ def make(
 ) -> TrainingArguments:
     """Return the Trainer's arguments: the recipe's defaults, overridden by the user's values.
 
-    All but the learning rate, whose default is the task's.
+    The learning rate is set later, since its default depends on the task.
 
     Raises:
         HyperparameterError: The Trainer refuses a value or a combination of values.

@@ -26,7 +26,7 @@ _STEPS = 200
 _OF_A_BATCH = 160
 """Fixed cost of a batch on a CPU, in tokens (docs/LAB.md)."""
 _OF_A_BATCH_ELSEWHERE = 8192
-"""The same on a GPU, dominated by kernel launches: an assumption, not measured."""
+"""The same on a GPU, dominated by kernel launches. This is an assumption, not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

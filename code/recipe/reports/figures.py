@@ -41,7 +41,7 @@ def style() -> Any:
 
 
 def save(figure: Any, path: Path) -> str:
-    """Write `figure` to `path`.png; returns it as SVG for a page."""
+    """Write `figure` to `path`.png, and return it as SVG for a page."""
     from markupsafe import Markup
 
     figure.savefig(path.with_suffix(".png"), dpi=120)
@@ -202,7 +202,7 @@ def phases(seconds: Mapping[str, float]) -> Any:
 
 
 def ranks(of_firsts: Array) -> Any:
-    """Plot how often the best placed right text of a query stands at which rank, from 1."""
+    """Plot the histogram of the rank, from 1, of each query's best-ranked relevant text."""
     ends = [1, 2, 3, 5, 10, 20, 50, 100]
     bounds = [0, *ends, max(int(of_firsts.max()), ends[-1] + 1)]
     spans = list(itertools.pairwise(bounds))
@@ -214,12 +214,13 @@ def ranks(of_firsts: Array) -> Any:
     axes.bar_label(bars, labels=[f"{count / len(of_firsts):.0%}" for count in counts], padding=2)
     axes.margins(y=0.15)
     axes.grid(False, axis="x")
-    axes.set(xlabel="rank of the first right text", ylabel="queries")
+    axes.set(xlabel="rank of the first relevant text", ylabel="queries")
     return figure
 
 
 def two_scores(right: Array, wrong: Array) -> Any:
-    """Plot how the scores of right texts and those of the likeliest wrong ones lie."""
+    """Plot the distributions of the scores of relevant texts and of the highest-scoring irrelevant
+    ones."""
     figure, axes = _axes(height=2.8)
     both = np.concatenate([right, wrong])
     bins = np.linspace(float(both.min()), float(both.max()) + 1e-6, 49)
@@ -231,7 +232,7 @@ def two_scores(right: Array, wrong: Array) -> Any:
 
 
 def margins(of_pairs: Array) -> Any:
-    """Plot by how much the rewards of chosen answers exceed those of rejected ones."""
+    """Plot the differences between the rewards of chosen and rejected answers."""
     figure, axes = _axes(height=2.8)
     finite = of_pairs[np.isfinite(of_pairs)]
     axes.hist(finite, bins=48, color=BLUE)

@@ -1,4 +1,4 @@
-"""What a trained model says where documents of the evaluation data go on: for people to look at."""
+"""Show how a trained model continues documents of the evaluation data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _NEW = 40
 
 
 def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents) -> Section:
-    """Return some prompts, or beginnings of documents, with what the model and the data go on with.
+    """Return some prompts, or beginnings of documents, with their continuations by the model and in
+    the data.
 
     Args:
         model: It is put into evaluation mode.

@@ -40,7 +40,7 @@ class Facts:
     base_is_local: bool = True
     """Whether `base_model` is a folder, not a name on the hub."""
     hyperparameters: Mapping[str, str]
-    """Those that have a value, without secrets."""
+    """The hyperparameters that are set, without secrets."""
     about: About
     decisions: Sequence[tuple[str, str]]
     """The plan: what was decided, and the decision with its reason."""

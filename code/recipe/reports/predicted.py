@@ -1,4 +1,4 @@
-"""What `do_predict` writes: predictions.jsonl, a line for each row that the model is judged by."""
+"""Write predictions.jsonl for `do_predict`, a line for each evaluated row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PredictedAnswers(Protocol):
         """Return the report's sections on them."""
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
-        """Return what is written of each row, as JSON."""
+        """Return the entry of each row, as JSON values."""
 
 
 def write(answers: PredictedAnswers, folder: Path, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""A classifier's last answers, as a report shows them."""
+"""Report a classifier's last answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """The model's last answers, on the split that it is judged by."""
+    """The model's last answers on the split that it is evaluated on."""
 
     split: str
     labels: Labels
@@ -31,11 +31,12 @@ class Predictions:
     true: Array
     """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
     texts: Sequence[str] | None
-    """None where the data came tokenised."""
+    """None if the data came tokenised."""
     pairs: Sequence[str] | None = None
-    """The second text of each sample, where they are pairs."""
+    """The second text of each sample, if samples are pairs."""
     thresholds: Array | None = None
-    """Probability [classes] from which each of several labels counts as given; None: 0.5."""
+    """Probability [classes] from which each label is predicted, if a text may have several; None
+    means 0.5."""
 
     @property
     def scores(self) -> Array:
@@ -58,9 +59,8 @@ class Predictions:
         return self.scores >= (0.5 if self.thresholds is None else self.thresholds)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield for each row its number, counted from 0; the predicted label with its probability,
-        the labels, where a text has several, or the value, where it is a number; and the true one.
-        """
+        """Yield for each row its number, from 0, the prediction (the label with its probability,
+        several labels, or a number), and the true value."""
         names, problem = self.labels.names, self.labels.problem
         triples = zip(
             self.predicted.tolist(), self.scores.tolist(), self.true.tolist(), strict=True
@@ -145,15 +145,15 @@ class Predictions:
 
 
 def confusion(true: Array, predicted: Array, count: int) -> Array:
-    """Return [count, count]: how often a text of the class of the row was given that of the
-    column."""
+    """Return [count, count]: how many texts of the row's class were predicted to have the column's
+    class."""
     counts = np.zeros((count, count), dtype=np.int64)
     np.add.at(counts, (true, predicted), 1)
     return counts
 
 
 def _mistakes(answers: Predictions) -> list[list[str]]:
-    """Return the texts that the model is most sure and most wrong about, worst first."""
+    """Return the wrong predictions of the highest confidence, worst first."""
     scores, problem = answers.scores, answers.labels.problem
     rows = np.arange(len(answers.true))
     if problem == SINGLE:

@@ -1,4 +1,4 @@
-"""How a model ranked the texts of an evaluation, as a report shows it."""
+"""Report how a model ranked the texts of an evaluation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def sections(
     """Return the histogram of ranks, both sides' scores, and the worst queries.
 
     Args:
-        ranks: Of each query, the ranks of what belongs to it, best first.
-        right: The highest score of what belongs to each query.
-        wrong: That of what does not.
-        show: A query (by its number), its best right text, and the wrong text that scores highest.
+        ranks: The ranks of each query's relevant texts, best first.
+        right: The highest score of a relevant text of each query.
+        wrong: The highest score of an irrelevant text of each query.
+        show: Returns a query (by its number), its best relevant text, and the irrelevant text with
+            the highest score.
     """
     if not ranks:
         return []

@@ -1,4 +1,4 @@
-"""A part of a report that a task adds: a figure, a table, a line."""
+"""Sections that tasks add to a report: a figure, a table, a line."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 NUMBER, LABEL, TEXT = "number", "label", "text"
-"""How a column is set: to the right, on one line, or as it was written."""
+"""How a column is formatted: right-aligned, on one line, or with its line breaks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What stands under one heading."""
+    """The content under one heading."""
 
     title: str
     note: str = ""
-    """A line above the table, or in its place."""
+    """A line above the table, or instead of it."""
     figure: tuple[str, Callable[[], Any]] | None = None
-    """The name of its PNG, and what draws it (a matplotlib Figure)."""
+    """The name of its PNG, and the function that draws it (a matplotlib Figure)."""
     columns: Sequence[tuple[str, str]] = ()
     """Heading and kind (NUMBER, LABEL or TEXT) of each column of the table."""
     rows: Sequence[Sequence[str]] = ()
-    """Cells; a line that is only `RULE` in one is drawn as a line across it."""
+    """The cells; a line that is only `RULE` is drawn as a line across the cell."""
 
 
 def texts(*headings: str) -> list[tuple[str, str]]:
@@ -41,5 +41,5 @@ _SHOWN_CHARS = 280
 
 
 def beginning(text: str) -> str:
-    """Return as much of a text as a cell shows."""
+    """Return the beginning of a text that a cell shows."""
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

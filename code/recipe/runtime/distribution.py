@@ -128,7 +128,7 @@ def _compilation(
     backend = requested or compiler
     if chosen.kind == "cpu" and backend == "inductor" and not by_hyperparameter:
         # Measured: a step takes 1.4 times as long.
-        notice = f"torch.compile is off, although {why} is set: it does not pay on a CPU"
+        notice = f"torch.compile is off, although {why} is set: it is slower on a CPU"
         return Distribution(notes=(f"{notice}; compile=True turns it on",))
     cxx = environ.get("CXX") or "g++"
     if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:

@@ -1,4 +1,4 @@
-"""Let the first process of each host work before the others."""
+"""Let the first process of each host run before the others."""
 
 from __future__ import annotations
 

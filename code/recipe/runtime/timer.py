@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Starts when it is created; `lap` assigns the time since the last lap to a phase."""
+    """Measures from its creation; `lap` assigns the time since the last lap to a phase."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds: dict[str, float] = {}

@@ -24,7 +24,7 @@ _SILENT_SECONDS = 3600.0
 """Longest time without a change for a folder that is being written: rows are flushed every few
 seconds."""
 _WITHOUT_MARK = re.compile(r"[0-9a-f]{32}\.(\w{8}|\d+)|tmp\w{8}")
-"""Names of what killed processes of `datasets` leave."""
+"""Names of files that killed processes of `datasets` leave."""
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def sweep(parent: Path) -> None:
 
 
 def _locked_folder(parent: Path, name: str, held: contextlib.ExitStack) -> Path:
-    """Return an unused folder name, whose mark `held` keeps locked."""
+    """Return an unused folder name; `held` keeps its lock file locked."""
     while True:
         number, path = tempfile.mkstemp(prefix=f"{name}.", suffix=_MARK, dir=parent)
         mark = Path(path)

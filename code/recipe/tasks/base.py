@@ -1,4 +1,4 @@
-"""The interface of a task: what training, the doctor and reports need of it."""
+"""The interface of a task for training, the doctor and reports."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from recipe.tokenization.encoding import takes_token_types
 Tokenizer = PreTrainedTokenizerBase
 Model = tuple[PreTrainedModel, Tokenizer]
 Batches = Sequence[tuple[Samples, Rows]]
-"""The samples of each of some batches."""
+"""The rows of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
 _FEW, _SHOWN_ROWS = 8, 3
 _RAREST_SHARE = 0.01
 SHOWN_CHARS = 70
-"""Characters of a text in a finding."""
+"""How many characters of a text a finding shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at before training."""
+    """The result of one check before training."""
 
     level: str
     """OK, WARNING or ERROR."""
     what: str
     detail: str
     reason: str = ""
-    """Why it was decided so, if it is a decision."""
+    """The reason, if it is a decision."""
     example: str = ""
     """Rows of the data; the model card leaves it out."""
 
@@ -62,7 +62,7 @@ class Finding:
 
 
 class Objective(ABC):
-    """What the engine needs of a task: the layout of a batch, its losses, its scores."""
+    """The part of a task that the engine uses: the layout, losses and scores of batches."""
 
     packable: Collection[str] = ()
     """Types of models that can be packed."""
@@ -83,12 +83,12 @@ class Objective(ABC):
     ) -> Layout:
         """Return a layout of at most `size` samples, of a shape that `batches` fit into.
 
-        Other batches of the same samples can be laid out too, the few that lack room in a larger
+        Other batches of the same samples can be laid out too; the few that do not fit get a larger
         shape.
         """
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:  # noqa: B027
-        """Let `model` take such batches."""
+        """Prepare `model` for these batches."""
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -113,10 +113,10 @@ class Objective(ABC):
         return {}
 
     def refer(self, ask: Callable[[Samples], Any]) -> None:  # noqa: B027
-        """Keep the untrained model's answers; `ask` returns its logits of all of some samples.
+        """Keep the untrained model's answers; `ask` returns its logits for samples.
 
-        The engine calls it before the first step of a training that starts anew. Each checkpoint
-        keeps the answers, since the weights of a resumed training would give others.
+        The engine calls it before the first step of a new training. Checkpoints keep the answers,
+        since the weights of a resumed training would give others.
         """
 
     def references(self) -> bytes:
@@ -183,7 +183,7 @@ class Task(ABC):
     objective: Objective
     data: DataSets
     train: Dataset
-    """The training data before it is tokenised: a row for each text or pair that is learned."""
+    """The training data before it is tokenised: a row for each text or pair."""
     notes: list[str]
     """What was detected in the data, one line each."""
 
@@ -260,16 +260,15 @@ class Task(ABC):
     def stop_tokens(
         self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
     ) -> set[int] | None:
-        """Return the tokens that end the texts which the model learns to generate; None if it
-        generates none."""
+        """Return the tokens that end generated texts; None if the model generates none."""
         return None
 
     @abstractmethod
     def about(self) -> About:
-        """Return what the model is for."""
+        """Return the description of the model for its card."""
 
     def tune(self, trainer: Trainer) -> dict[str, float]:
-        """Fit thresholds, or the like, on the last evaluation of the final weights.
+        """Fit thresholds or other parameters on the last evaluation of the final weights.
 
         All processes call it.
 
@@ -367,7 +366,7 @@ def text_layout(
     """Return how texts or pairs of texts are laid out.
 
     Args:
-        in_blocks: Whether packed texts stay in blocks, although the model's attention takes a row.
+        in_blocks: Whether packed texts stay in blocks even if the model's attention takes a row.
     """
     typed, lengths = has_types(model, batches), [samples.lengths[rows] for samples, rows in batches]
     if not packed:

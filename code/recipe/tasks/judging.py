@@ -1,4 +1,4 @@
-"""A job that trains nothing, but evaluates or predicts (`do_train=False`): its data and labels."""
+"""Data and labels of a job that only evaluates or predicts (`do_train=False`)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from recipe.settings import ModelSettings
 
 
 def channels(folders: Mapping[str, Path], trains: bool) -> Mapping[str, Path]:
-    """Return a job's channels; without training data, a job that does not train reads what it
-    judges in its place."""
+    """Return a job's channels. A job that does not train reads its evaluation data in place of
+    missing training data."""
     splits = {split_of(name): path for name, path in folders.items()}
     judged = splits.get("test", splits.get("validation"))
     if trains or "train" in splits or judged is None:
@@ -29,7 +29,7 @@ def channels(folders: Mapping[str, Path], trains: bool) -> Mapping[str, Path]:
 
 
 def with_labels_of(source: Source, splits: Splits, settings: ModelSettings) -> Splits:
-    """Return the data with the class ids of the model in `source`, which are those of its answers.
+    """Return the data with the class ids of the model in `source`.
 
     Raises:
         ModelError: the model does not know the labels of the data.
@@ -39,15 +39,15 @@ def with_labels_of(source: Source, splits: Splits, settings: ModelSettings) -> S
             source.name, trust_remote_code=settings.trust_remote_code
         )
     except (OSError, ValueError):
-        return splits  # what loading the model says is better
+        return splits  # loading the model gives a better error
     known = splits.labels
     names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     if names == known.names:
         return splits
     if known.problem != SINGLE or not set(known.names) <= set(names):
         raise ModelError(
-            f"The model {source.name} answers with the labels {', '.join(names)}, and the data has "
-            f"{', '.join(known.names)}: do_train=False cannot judge the one by the other.",
+            f"The model {source.name} answers with the labels {', '.join(names)}, and the data "
+            f"has {', '.join(known.names)}: do_train=False cannot compare them.",
             "Give data with the model's labels, or train.",
         )
     ids = [names.index(name) for name in known.names]

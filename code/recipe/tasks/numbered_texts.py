@@ -102,8 +102,8 @@ def _text_chunks(split: datasets.Dataset) -> Iterator[pa.Array]:
 
 
 def _first_of_each(keys: Array) -> tuple[Array, Array]:
-    """Return of keys [rows, 2]: the first row of each, ascending, and for each row the position of
-    its key among these."""
+    """Return the first row of each distinct key of [rows, 2], ascending, and the position of each
+    row's key among these."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # equal keys stay in order
     is_new = np.ones(len(order), bool)
     is_new[1:] = False

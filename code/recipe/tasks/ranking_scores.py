@@ -71,7 +71,7 @@ def search(vectors: Array, corpus: Corpus) -> SearchResults:
         for row, positions in enumerate(relevant):
             hits = scores[row, torch.from_numpy(positions)].sort(descending=True).values
             others[row, torch.from_numpy(positions)] = -torch.inf
-            # Negated, so that texts whose score is NaN rank above.
+            # Negated, so that texts whose score is NaN rank higher.
             above = [int((~(scores[row] < hit)).sum() - (~(hits < hit)).sum()) for hit in hits]
             ranks.append(np.asarray(above) + np.arange(1, len(hits) + 1))
             best_right[row] = hits[0]
@@ -151,8 +151,8 @@ def list_scores(scores: Array, lists: JudgedLists, hits: SearchResults) -> dict[
 
 
 def loss_spans(count: int, size: int) -> list[slice]:
-    """Return the batches over which the loss of an evaluation is a mean: as few as possible, of at
-    most `size` samples and nearly equal sizes, so that each has samples to contrast."""
+    """Return the batches for the loss of an evaluation: as few as possible, of at most `size`
+    samples and nearly equal sizes, so that each has samples to contrast."""
     batches = -(-count // size)
     ends = [number * count // batches for number in range(batches + 1)]
     return [slice(start, end) for start, end in itertools.pairwise(ends)]

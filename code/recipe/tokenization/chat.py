@@ -43,10 +43,10 @@ class Conversation:
 
 
 def see_to_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give a tokenizer without a chat template a simple one, which is saved with it."""
+    """Add a simple chat template to a tokenizer without one; it is saved with the tokenizer."""
     if tokenizer.chat_template is None:
         tokenizer.chat_template = SIMPLE
-        say("chat template: a simple one (`role:`, what is said), as the tokenizer has none")
+        say("chat template: a simple one (`role:`, then the content), since the tokenizer has none")
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Written:
 
 @contextlib.contextmanager
 def row_named(row: int) -> Iterator[None]:
-    """Name the row, from 0, if the chat template refuses it.
+    """Add the row's number, from 0, to errors of the chat template.
 
     Raises:
-        DataError: it does.
+        DataError: The template refuses the row.
     """
     try:
         yield
@@ -84,11 +84,12 @@ def write(
 ) -> list[Written | Conversation]:
     """Return a conversation as its chat template writes it; the assistant's turns are learned.
 
-    The template's generation marks decide which tokens are learned; without them, a turn is what is
-    added to the prompt that the template makes for it. A turn is learned as the template writes it
-    when it is the last one: if the template rewrites it once others follow (without its thoughts,
-    for example), these are in a document of their own. If no turn follows its prompt, all tokens
-    are learned. A turn of weight 0, as in OpenAI's fine-tuning, or with train False is not learned.
+    The template's generation marks decide which tokens are learned; without them, a turn is the
+    text that follows the prompt rendered before it. A turn is learned as the template writes it
+    when it is the last one. If the template rewrites it once others follow (without its thoughts,
+    for example), the later turns are in a separate document. If no turn follows its prompt, all
+    tokens are learned. A turn of weight 0, as in OpenAI's fine-tuning, or with train False is not
+    learned.
 
     Args:
         tokenizer: It has the template.
@@ -117,8 +118,8 @@ def write(
     has_answer = any(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
     if has_answer and is_muted:
         raise TemplateError(
-            "it does not tell whose the tokens are, and some turns are not to be learned (weight "
-            "0, train False)"
+            "it does not mark the assistant's tokens, and some turns are not to be learned "
+            "(weight 0, train False)"
         )
     return [Written([(text, has_answer)], has_answer)]
 
@@ -157,8 +158,8 @@ class _WithTools:
 def _check_all_read(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], text: str
 ) -> None:
-    """Raise TemplateError if the template ignores tools, a call, thoughts or a whole turn: the
-    answers would be learned without what they rest on.
+    """Raise TemplateError if the template ignores tools, a call, thoughts or a whole turn, on which
+    the learned answers depend.
 
     Args:
         text: The conversation as the template writes it.
@@ -176,7 +177,7 @@ def _check_all_read(
             continue
         try:
             is_ignored = _written(with_tools, [*messages[:number], *messages[number + 1 :]]) == text
-        except (TemplateError, IndexError):  # the others are no conversation
+        except (TemplateError, IndexError):  # the rest is not a conversation
             is_ignored = False
         if is_ignored:
             raise TemplateError(f"it ignores message {number} (from 0) of the role {turn['role']}")
@@ -185,14 +186,14 @@ def _check_all_read(
 def encode_conversations(
     encoder: Encoder, talks: Sequence[Written | Conversation]
 ) -> list[Conversation]:
-    """Return conversations in tokens, of which all pieces are encoded together, on all cores.
+    """Return tokenized conversations; all pieces are encoded together, on all cores.
 
-    The token that ends a turn is learned, also if the template's marks leave it out. If the last
-    turn has none, the tokenizer's end token follows it.
+    The token that ends a turn is learned even if the template's marks exclude it. If the last turn
+    has none, the tokenizer's end token is added.
 
     Args:
-        encoder: Of the tokenizer that wrote them, without special tokens.
-        talks: One at least.
+        encoder: The encoder of the tokenizer that rendered them, without special tokens.
+        talks: At least one conversation.
     """
     pieces = [text for talk in talks if isinstance(talk, Written) for text, _ in talk.parts]
     rows = iter(encoder.rows(pieces)[0] if pieces else [])
@@ -226,7 +227,7 @@ class EndTokens:
         )
 
     def end_token(self, ids: Sequence[int]) -> int | None:
-        """Return the token that ends an answer, which blanks may follow; None if there is none."""
+        """Return the token that ends an answer, maybe before white space, or None."""
         for token in reversed(ids[-3:]):
             if token in self._special:
                 return int(token)
@@ -235,7 +236,8 @@ class EndTokens:
         return None
 
     def closed(self, talk: Conversation) -> Conversation:
-        """Return a conversation in which each end of a turn is learned, and the last turn ends."""
+        """Return a conversation in which the end of each turn is learned, and the last turn has
+        one."""
         ids, learned = talk.ids, np.array(talk.learned, bool)
         if not learned.any():
             return talk
@@ -252,7 +254,7 @@ class EndTokens:
 
 @dataclass
 class _Chain:
-    """Consecutive assistant's turns, each of which the next one's prompt repeats unchanged."""
+    """Consecutive turns of the assistant that later prompts repeat unchanged."""
 
     first: int
     last: int
@@ -262,14 +264,15 @@ class _Chain:
 
 
 def _chains(tokenizer: Any, messages: Sequence[Message], first: int) -> list[_Chain]:
-    """Return the assistant's turns that follow the prompts which the template makes for them."""
+    """Return the assistant's turns that begin with the prompt rendered before them."""
     chains: list[_Chain] = []
     for number, message in enumerate(messages):
         if message["role"] != "assistant" or number < first:
             continue
         try:
             answered = _written(tokenizer, messages[: number + 1])
-            # transformers writes no prompt before a conversation: what precedes the first turn is.
+            # transformers renders no prompt for an empty conversation: use the text before the
+            # first turn.
             content = message["content"] or answered
             prompt = (
                 answered.partition(content)[0]

@@ -75,9 +75,9 @@ def tokenise(
     documents = Documents(made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[LEARNED])
     if len(documents) == 0:
         raise DataError(
-            f"The {name} data has {len(split)} documents, and no token of them is to be learned.",
+            f"The {name} data has {len(split)} documents, but none of their tokens is learned.",
             "Give texts of two tokens or more, completions, or assistant's turns; raise "
-            "max_length where prompts fill it.",
+            "max_length if prompts fill it.",
         )
     kept = len(np.unique(made[_ROW]))
     learned, total = int(documents.labels.sum()), len(documents.token_ids)
@@ -99,7 +99,7 @@ def tokenise(
 def stop_tokens(
     documents: Documents, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> set[int]:
-    """Return the tokens with which the learned parts of documents end: generation stops there."""
+    """Return the tokens that end the learned parts of documents, at which generation stops."""
     learned = np.asarray(documents.learned)
     is_end = learned & ~np.append(learned[1:], False)
     # A document of the maximum length may be cut anywhere.
@@ -146,7 +146,7 @@ def _pieces_of(
     positions = np.repeat(begins - starts, lengths) + np.arange(int(lengths.sum()))
     learned = read.learned[positions]
     learned[starts] = False
-    # A turn counts where its first token is, which follows at least one of the prompt.
+    # A turn counts in the piece with its first token, after at least one token of the prompt.
     turns = np.add.reduceat(is_first[positions] & learned, starts) if len(starts) else labels
     guessed = read.is_guessed[owners]
     return {
@@ -171,7 +171,7 @@ def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
 
 
 class Reader:
-    """Rows of documents to tokens: texts, prompts with completions, or conversations."""
+    """Tokenizes rows of documents: texts, prompts with completions, or conversations."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -239,7 +239,7 @@ class Reader:
         read, following = self._whole.rows(prompts)[0], self.following.rows(completions)[0]
         for prompt, completion in zip(read, following, strict=True):
             if len(prompt) > 1 and prompt[-1] == end:
-                prompt.pop()  # nothing follows an end
+                prompt.pop()  # nothing follows an end token
             if end is not None and completion[-1:] != [end]:
                 completion.append(end)
             yield prompt, completion

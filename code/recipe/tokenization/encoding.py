@@ -22,7 +22,7 @@ _CHARACTERS = 64
 _USUAL_CHARACTERS = 16
 _FEW_CHARACTERS = 8
 UNCUT = 10**6
-"""A length in tokens at which no text is cut."""
+"""A length in tokens that truncates no text."""
 
 
 def beginning(
@@ -36,14 +36,14 @@ def beginning(
 
     Args:
         tokenizer: The model's.
-        text: It is returned unchanged if no beginning of it determines its tokens.
+        text: Returned unchanged if no beginning determines its tokens.
         max_length: Tokens.
-        most: Characters that may become tokens to find out.
+        most: The most characters to tokenize for this.
     """
     size = min(_CHARACTERS * max_length, most)
     if len(text) <= size or tokenizer.truncation_side != "right":
         return text
-    # Where it ends a word may have been cut: that must lie well behind the last token.
+    # A word may be cut at its end, which must be well after the last token.
     enough = 2 * max_length
     for head in (text[: min(size, _USUAL_CHARACTERS * max_length)], text[:size]):
         ids = tokenizer(head, truncation=True, max_length=enough, verbose=False)["input_ids"]
@@ -54,8 +54,8 @@ def beginning(
 
 @contextmanager
 def cutting(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
-    """Let the tokenizer cut long texts at this side (left, right); nobody may have a turn within,
-    since others share it."""
+    """Make the tokenizer truncate long texts on a side (left, right). The block must not pause,
+    since other predictions share the tokenizer."""
     usual, tokenizer.truncation_side = tokenizer.truncation_side, side
     try:
         yield
@@ -66,12 +66,11 @@ def cutting(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
 def ending(
     tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
 ) -> str:
-    """Return as much of a text as decides its last `max_length` tokens, as `beginning` its
-    first."""
+    """Return an end of a text that has the same last `max_length` tokens as the whole text."""
     size = min(_CHARACTERS * max_length, most)
     if len(text) <= size:
         return text
-    # Where it begins a word may have been cut: that must lie well before the first token.
+    # A word may be cut at its beginning, which must be well before the first token.
     for tail in (text[-min(size, _USUAL_CHARACTERS * max_length) :], text[-size:]):
         ids = tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) >= 2 * max_length:
@@ -127,7 +126,7 @@ def encode_alone(
 
 class Encoder:
     """Tokenises many texts or pairs into arrays, with the results of `encode_alone` and
-    `encode_pairs`; without `max_length`, of the tokenizer without truncation.
+    `encode_pairs`; without `max_length`, without truncation.
 
     It calls the tokenizers library directly, without offsets and their lists, which takes three
     quarters of the time. If the class of the tokenizer changes the library's results, which a few
@@ -255,8 +254,9 @@ def encode_pairs(
         owners = encoded.sequence_ids(row)
         if abs(owners.count(0) - owners.count(1)) != 1:
             continue
-        # Of an odd number of tokens the longer text keeps one more, and the beginnings do not show
-        # which text is longer. So both keep as many, and the shorter one loses its last token.
+        # With an odd limit the longer text keeps one token more, and the beginnings do not show
+        # which text is longer. So both keep the same number, and the shorter one then loses its
+        # last token.
         even = call([head[0]], [head[1]], max_length=max_length + 1, **options)
         owners = even.sequence_ids(0)
         if owners.count(0) != owners.count(1):
@@ -274,8 +274,8 @@ def encode_pairs(
 def beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
     """Return a beginning of a text of a pair that decides which of its tokens may be kept.
 
-    Tokenizers build every combination of the truncated pieces of both texts: 1,600 pairs for two
-    texts of 20 times the length.
+    The library builds every combination of the overflowing pieces of both texts: 1,600 pairs for
+    two texts of 20 times the length.
     """
     text = beginning(tokenizer, text, max_length)
     if len(text) <= _FEW_CHARACTERS * max_length or not tokenizer.is_fast:

@@ -1,4 +1,4 @@
-"""Tokens of a data set in files, made once on each host and mapped by its processes.
+"""Keep the tokens of a data set in files, written once per host and mapped by its processes.
 
 Rows are read, tokenised and written in chunks, so that a process never holds all texts or tokens in
 memory. A restarted job finds the files.
@@ -31,13 +31,13 @@ Column = npt.NDArray[Any]
 LENGTHS, STARTS = "lengths", "starts"
 _AT_ONCE = 10_000
 _BYTES_AT_ONCE = 1 << 20
-"""Bytes of rows that are tokenised together. With offsets, the tokenizer's output takes more than
-a hundred times as many."""
+"""Bytes of rows that are tokenised together. With offsets, the tokenizer's output is more than a
+hundred times as large."""
 _HASHED_AT_ONCE = 1_000
 _FORMAT = "number files 2"
 _LOOKED_AT, _DOUBT = 1 << 24, 3
-"""Bytes of tokens after which free space is first checked, then again after twice as many; and the
-uncertainty of the estimate of the remaining bytes at the start."""
+"""Bytes of tokens after which free space is first checked, and again after each doubling; and the
+initial uncertainty of the estimated remaining bytes."""
 
 
 def tokens_of(
@@ -84,7 +84,7 @@ def _parts(
         written += ends.nbytes + sum(column.nbytes for column in columns.values())
         if written >= looked_at:
             looked_at = 2 * written
-            # Later rows may be shorter, which is less likely the more rows have been read.
+            # Later rows may be shorter; the more rows have been read, the less likely that is.
             left = 1 - row / len(split)
             check_room(written / row * left * len(split), len(split), 1 + _DOUBT * left)
         end = int(ends[-1]) if len(ends) else end
@@ -124,7 +124,8 @@ def check_room(needed: float, rows: int, doubt: float) -> None:
     Args:
         needed: Their bytes, estimated from the tokens written so far.
         rows: All rows, for the message.
-        doubt: By which factor the estimate may be too high; within it, a warning is logged.
+        doubt: The factor by which the estimate may be too high; within it, only a warning is
+            logged.
 
     Raises:
         OutputError: They do not fit even if the estimate is too high.
@@ -169,7 +170,7 @@ def key(
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
     digest.update(_identity(tokenizer))
-    # Equal rows give equal batches, in whatever files they are.
+    # Equal rows give equal batches, however they are split into files.
     for table in values.tables(split, _HASHED_AT_ONCE):
         # Written by Arrow, a batch no longer depends on its chunks and slices.
         sink = pa.BufferOutputStream()
@@ -190,7 +191,7 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> bytes:
     known_by = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
     if known_by not in _identities or not tokenizer.is_fast:
         parts = json.loads(rules)
-        # The options of its last call are not part of a tokenizer.
+        # The options of the last call do not identify a tokenizer.
         parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
         _identities.clear()
         _identities[known_by] = json.dumps(parts, sort_keys=True).encode()

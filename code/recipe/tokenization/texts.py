@@ -1,4 +1,4 @@
-"""Data sets of texts to data sets of token ids."""
+"""Tokenize data sets of texts."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ _WORTH_PROCESSES = 10_000
 def samples(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> Samples:
-    """Return the samples of a data set of `text` and `label`, or of pairs, as `tokenise` makes
-    them.
+    """Return the samples of a data set of `text` and `label`, or of pairs.
 
-    But for texts and a tokenizer in Python, tokens go into a folder of the cache of data sets, some
-    rows at a time, and are read from there: all processes of a host map one file, and a job that is
-    started again finds it. Of data that came tokenised, rows are only cut.
+    Tokens are written to the cache of data sets, some rows at a time: all processes of a host map
+    one file, which a restarted job finds. Tokenizers in Python use `tokenise` instead. Data that
+    came tokenised is only truncated.
 
     Raises:
-        DataError: data that came tokenised was made for another tokenizer.
+        DataError: the data came tokenised by another tokenizer.
         OutputError: there is no room for the tokens.
     """
     if not len(split) or (TEXT in split.column_names and not tokenizer.is_fast):
@@ -56,7 +55,7 @@ def samples(
         for name, kind in ((TOKEN_IDS, np.int32), (TYPE_IDS, np.int8)):
             if name in batch:
                 if not np.array_equal(store.lengths_of(batch[name]), lengths):
-                    raise DataError(f"In some rows {name} and {TOKEN_IDS} are not of one length.")
+                    raise DataError(f"In some rows {name} and {TOKEN_IDS} have different lengths.")
                 # The last token is the closing special token, which the model was trained to see.
                 kept = [
                     row if len(row) <= max_length else [*row[: max_length - 1], row[-1]]
@@ -87,12 +86,12 @@ def tokenise(
 ) -> datasets.Dataset:
     """Return a data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
 
-    With `token_type_ids` where the tokenizer has them: of pairs (`text` and `text_pair`), and of
+    It has `token_type_ids` if the tokenizer has them: for pairs (`text` and `text_pair`), and for
     single texts if they are not all 0.
 
-    Kept in the cache of data sets (HF_DATASETS_CACHE), so that the first process of a host
-    tokenizes, and the others and a restarted job read. A tokenizer in Rust uses all cores; one in
-    Python gets a process for each core.
+    The first process of a host writes it to the cache of data sets (HF_DATASETS_CACHE), from which
+    the others and a restarted job read. A tokenizer in Rust uses all cores; one in Python gets a
+    process for each core.
 
     Raises:
         OutputError: there is no room for the tokens.
@@ -121,10 +120,10 @@ def tokenise(
 def cached(
     split: datasets.Dataset, key: str, make: Callable[..., Mapping[str, Any]], **options: Any
 ) -> datasets.Dataset:
-    """Return what `make` makes of the batches of `split`, read from the cache where it is there.
+    """Return the result of `make` for the batches of `split`, from the cache if possible.
 
     Args:
-        key: What the result is kept by.
+        key: The cache key of the result.
         options: Further arguments of Dataset.map.
     """
     folder = store.tokens_folder()
@@ -143,14 +142,14 @@ def cached(
 def check_ids(
     rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, first: int = 0
 ) -> None:
-    """See that data that came tokenised can be `tokenizer`'s.
+    """Check that tokenised data can be from `tokenizer`.
 
     Args:
         rows: The token ids of some rows.
-        first: The number of the first of these.
+        first: The number of the first row.
 
     Raises:
-        DataError: a row has no tokens, or one that the tokenizer has not.
+        DataError: a row has no tokens, or an unknown one.
     """
     empty = next((number for number, row in enumerate(rows, first) if not len(row)), None)
     if empty is not None:

@@ -43,9 +43,9 @@ def gather_hosts(
 ) -> dict[str, Samples]:
     """Return the samples as all processes see them. A collective of all processes.
 
-    Every process looks up the row numbers of one plan in its own data. Different data would train
-    on the wrong rows, and compare one host's predictions with another's labels. So all processes
-    must have read the same rows, or those of their host if the data set is sharded.
+    All processes share one plan of row numbers. If they had read different data, they would train
+    on wrong rows, and compare one host's predictions with another's labels. So all processes must
+    have read the same rows, or those of their host if the data set is sharded.
 
     Args:
         sharded: Names of the `samples` that belong to this host only.

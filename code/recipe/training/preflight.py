@@ -34,7 +34,7 @@ from recipe.training import engine
 from recipe.training import forecast as forecasting
 
 _DOUBT = 1.5
-"""Factor by which the estimate from a sample of rows may be too high."""
+"""The factor by which the estimate from a sample of rows may be too high."""
 
 
 def inspect(
@@ -43,7 +43,7 @@ def inspect(
     """Yield the job's plan, then findings that cost time; an error is the last one.
 
     Args:
-        steps: Steps to train, which give time and memory of the job; 0 estimates the memory.
+        steps: Steps to train in order to measure time and memory; with 0, memory is estimated.
     """
     started = time.monotonic()
     quieten()
@@ -69,7 +69,7 @@ def inspect(
 
 
 def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterator[Finding]:
-    """Yield what a sample of the data shows: lengths, steps, disk and memory."""
+    """Yield findings from a sample of the data: lengths, steps, disk and memory."""
     task, longest, seed = plan.task, loaded.max_length, plan.hyperparameters.seed
     yield from data_report.inspect(task, loaded)[0]
     rows, drawn = len(task.train), data_report.sampled_rows(task)
@@ -134,10 +134,10 @@ def _trial(
     steps_of_epoch: int,
     steps: int,
 ) -> Finding:
-    """Train some steps, and forecast the job. Nothing is written but into a temporary folder."""
+    """Train some steps, and forecast the job. Only a temporary folder is written to."""
     task, given = plan.task, plan.hyperparameters
     if given.load_in_4bit:
-        detail = "a model in 4 bits is not tried; a job with max_train_steps=20 measures it"
+        detail = "not measured for a model in 4 bits; a job with max_train_steps=20 measures it"
         return Finding(level=WARNING, what="trial", detail=detail)
     whole = {name: len(split) for name, split in named_splits(task.data).items()}
     began = time.monotonic()

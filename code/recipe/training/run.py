@@ -205,7 +205,7 @@ def _quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path, table: T
     """Quantize the model that was written, or without training the one that was evaluated.
 
     Raises:
-        ModelError: Nothing else was to be done, and it is beyond the bounds.
+        ModelError: The job only quantizes, and the result is outside the bounds.
     """
     trains = plan.hyperparameters.trains
     if not trains and folder.resolve() != Path(plan.source.name).resolve():
@@ -290,7 +290,7 @@ def _write_partial(
 ) -> None:
     """Write the model of a stopped training, with the metrics of its step; all processes call it.
 
-    What fails here leaves no model, and does not keep a job with a checkpoint from resuming.
+    A failure here leaves no model, and does not prevent a job with a checkpoint from resuming.
     """
     weights = distribution.whole_weights(job.trainer)
     if not is_first_process():
@@ -323,7 +323,7 @@ def _write(
             model = job.trainer.accelerator.unwrap_model(trained)
             if xla.is_used():
                 model = xla.copy_to_host(model)
-            # That of an earlier model would answer in its place.
+            # An earlier model's int8 would be served instead.
             shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
             job.task.save(model, weights, job.loaded.tokenizer, folder)
             checksums.write(folder)

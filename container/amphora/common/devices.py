@@ -1,4 +1,4 @@
-"""Detects what a host computes with: NVIDIA GPUs, Neuron cores or CPUs.
+"""Detects the devices of a host: NVIDIA GPUs, Neuron cores or CPUs.
 
 Devices are detected at run time and never derived from the instance type, since SageMaker may
 choose one of several types for a job.
@@ -39,7 +39,7 @@ class Devices:
     interfaces: tuple[str, ...] = ()
     """The host's network interfaces."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What the environment of every process that computes must have."""
+    """Environment variables that every computing process needs."""
     reason: str
     """Why this kind was chosen, for the log."""
 

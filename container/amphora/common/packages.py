@@ -218,7 +218,7 @@ def failed(
     known = [line for line in output if any(re.search(sign, line) for sign, _ in _REMEDIES)][-1:]
     rest = [line for line in dict.fromkeys(output) if line not in known and _BUILD_END not in line]
     errors = [line for line in rest if "ERROR" in line] or rest
-    # The lines that explain a failed build, or a conflict of versions.
+    # The lines that explain a failed build or a version conflict.
     explanation: list[str] = []
     end = next((index for index, line in enumerate(output) if _BUILD_END in line), None)
     causes = r"(?ms)^The conflict is caused by:\n(.*?)\nTo fix this"

@@ -20,7 +20,7 @@ class DetectedDevices:
     reason: str = ""
     """Where these numbers come from, for the log."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What the environment of every process that uses them must have."""
+    """Environment variables that every process using them needs."""
 
 
 def probe(argv: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:

@@ -2,8 +2,8 @@
 
 Version 5 ignores some arguments without a warning. `check` reads the user's files before they run,
 in training and in serving, and raises an error that names each such use with its file and line.
-Code that version 5 refuses raises an error at run time, to which `remedy` adds what to do.
-Files are parsed, and nothing is imported.
+Code that version 5 refuses raises an error at run time, to which `remedy` adds advice. Files are
+parsed, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ NAMES: Mapping[str, str] = {
     "QuestionAnsweringPipeline": _OWN_TASK,
 }
 NOT_IN_4 = frozenset({"AdamW", "pad_to_max_length"})
-"""What the last transformers 4 has not either, so that its image is no remedy."""
+"""Names that the last transformers 4 lacks too, so that its image is not a remedy."""
 _TEMPLATE = "apply_chat_template"
 _TEMPLATE_CHANGE = (
     f"{_TEMPLATE} returns a dict of tensors, where transformers 4 returned the token ids:"

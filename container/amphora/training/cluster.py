@@ -64,7 +64,8 @@ class Link:
         """Report how this host ended, and wait for the decision.
 
         A host that is done waits until the job is over, or until it is stopped: the others are then
-        stopped as well. A host that failed because it lost another one waits for that one's reason.
+        stopped as well. A host that failed because it lost another one waits for the other's
+        reason.
 
         Args:
             is_consequence: Whether `reason` only says that another host was lost.
@@ -81,7 +82,7 @@ class Link:
             while not self._decided.wait(0.2) and not self._stopped():
                 pass
             return
-        # Long enough to send the report, and for the first host to see who else has ended.
+        # Long enough to send the report, and for the first host to learn which others have ended.
         self._decided.wait(2 * BEAT_SECONDS + CAUSE_SECONDS * is_consequence)
 
     def await_command(self) -> str:

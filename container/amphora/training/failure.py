@@ -91,7 +91,7 @@ _SHELL_ERROR = r"^\S+: (?:line )?\d+: "
 # mpirun's lines about the rank that ended the others.
 _MPI_SIGNAL = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
 _MPI_EXIT = r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)"
-# What threads and multiprocessing's processes print as they die, which the script may not notice.
+# Output of dying threads and multiprocessing's processes, which the script may not notice.
 DEATH = r"(?:Exception in thread .+|Process \S+):$"
 _FAULT_FRAME = r'  File "(.+)", line (\d+) in (.+)'  # as faulthandler writes it
 _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
@@ -113,7 +113,7 @@ class Ended:
     oom_killed: bool = False
     """Whether the kernel's out-of-memory killer killed a process of this container."""
     death: str = ""
-    """What a thread or a process of multiprocessing printed as it died; "" if none did."""
+    """The output of a thread or a process of multiprocessing that died, or ""."""
     tail: Sequence[str] = field(default=())
     """The last lines of stderr, or of stdout if stderr is empty."""
 

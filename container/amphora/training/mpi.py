@@ -1,9 +1,9 @@
 """Builds the command of mpirun on the first host.
 
-mpirun starts a daemon (orted) on each other host, usually by ssh. Here its launch agent is a script
-that hands the daemon's command to `cluster`, which sends it to the host: `amphora train` runs it
-there. So no host runs sshd, and ranks on other hosts are supervised like all processes of a job.
-They inherit the environment of `amphora train` on their own host, SM_CURRENT_HOST among it.
+mpirun starts a daemon (orted) on each other host, usually by ssh. Here the launch agent is a script
+that passes the daemon's command to `cluster`, which sends it to the other host, where `amphora
+train` runs it. So no host runs sshd, and ranks on other hosts are supervised like all processes of
+a job. They inherit the environment of `amphora train` on their own host, SM_CURRENT_HOST among it.
 """
 
 from __future__ import annotations

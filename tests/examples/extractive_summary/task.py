@@ -87,7 +87,7 @@ class ExtractiveSummary(Task):
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where longer pairs are cut, by what serves the model, too."""
+        """Return the length at which pairs are cut, also in serving."""
         length = pretrained.longest_text(
             model, tokenizer, self.hyperparameters.max_length, pretrained.PAIR_OF_TEXTS
         )

@@ -164,7 +164,7 @@ def test_long_prompts_are_cut_on_the_left(chained: Generator, model_dir: Path) -
         ({"decoder_input_details": True}, ["decoder_input_details", "not supported"]),
         ({"stream": True, "do_sample": True, "num_return_sequences": 2}, ["Only one text"]),
         ({"temperature": -1, "top_p": 2}, ["temperature is -1", "top_p is 2"]),
-        ({"temperature": 0, "do_sample": True}, ["samples nothing"]),
+        ({"temperature": 0, "do_sample": True}, ["turns sampling off"]),
         ({"stop": "a", "stop_sequences": ["b"]}, ["mean the same"]),
         ({"stop": [""]}, ["empty"]),
         ({"watermark": True, "grammar": {}}, ["'grammar'"]),

@@ -358,7 +358,7 @@ def test_broken_delimited_data_is_named(
     [
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"\n', ["line 2", "valid JSON"]),
         ("a.jsonl", b'{"text": "a", "label": 1\n{"text": "b"}\n', ["line 1", "valid JSON"]),
-        ("a.jsonl", b'{"text": "a", "label": 1}\n"b"\n', ["line 2", "no object", '"b"']),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n"b"\n', ["line 2", "not an object", '"b"']),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ["line 2", "no label"]),
         ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', ["'label.a'", "label_column=label.a"]),
         ("a.json", b'[{"text": "a",\n "label": }]', ["line 2", "valid JSON"]),
@@ -417,7 +417,7 @@ def test_a_label_that_training_never_saw_is_named_with_its_line(tmp_path: Path) 
 
 def test_free_text_is_no_label(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(delimited([(f"t{n}", f"l{n}") for n in range(60)], ","))
-    with pytest.raises(DataError, match=r"another value in each of 60 rows.*label_column"):
+    with pytest.raises(DataError, match=r"a different value in each of 60 rows.*label_column"):
         load({"train": tmp_path})
 
 
@@ -566,5 +566,5 @@ def test_workbooks_are_refused_with_what_to_save_instead(tmp_path: Path) -> None
 def test_a_line_for_excel_is_no_header(tmp_path: Path, first: str) -> None:
     body = "".join(f"film number {row};{'good' if row % 2 else 'bad'}\n" for row in range(40))
     (tmp_path / "a.csv").write_text(f"{first}\ntext;label\n{body}")
-    with pytest.raises(DataError, match="tells Excel the delimiter"):
+    with pytest.raises(DataError, match="names the delimiter for Excel"):
         classification.load({"train": tmp_path}, Hyperparameters())

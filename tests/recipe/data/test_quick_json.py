@@ -151,7 +151,7 @@ def test_manifests_are_read_some_rows_at_a_time(
     assert part.where(11) == f"{path} line 12"
     # A row far behind that cannot be used is named by its line.
     path.write_text(path.read_text() + '{"source-ref": "s3://b/k", "mood-metadata": {}}\n')
-    with pytest.raises(DataError, match="line 21 holds no text but where one lies"):
+    with pytest.raises(DataError, match="line 21 does not hold a text, but the location of one"):
         formats.read(path)
 
 
@@ -188,11 +188,11 @@ def test_an_object_alone_is_a_row_or_holds_rows(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('[{"a": 1},]', "no valid JSON"),
-        ('[{"a": 1}', "no valid JSON"),
-        ('[{"a": 1}] {"a": 1}', "no valid JSON: Extra data"),
-        ('[{"a": 1} {"a": 2}]', "no valid JSON"),
-        ('[{"a": 1}, 5]', "row 1 is no object but 5"),
+        ('[{"a": 1},]', "not valid JSON"),
+        ('[{"a": 1}', "not valid JSON"),
+        ('[{"a": 1}] {"a": 1}', "not valid JSON: Extra data"),
+        ('[{"a": 1} {"a": 2}]', "not valid JSON"),
+        ('[{"a": 1}, 5]', "row 1 is not an object, but 5"),
         ('[{"a": "b"}, {"a": "\\ud83d"}]', "row 1 holds half of a surrogate pair"),
     ],
 )

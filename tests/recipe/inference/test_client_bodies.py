@@ -236,7 +236,7 @@ REFUSED = [
     ("vectors", "/embed", {"inputs": "a", "dimensions": 64}, "64 dimensions", "dimensions"),
     ("vectors", "/embed", {"inputs": "a", "dimensions": 0}, "from 1", "dimensions"),
     ("vectors", "/embed", {"inputs": "a", "truncation_direction": "up"}, "Left", "truncation_direction"),
-    ("vectors", "/embed", {"inputs": [[1, 5, 7]]}, "not what the model's tokenizer", None),
+    ("vectors", "/embed", {"inputs": [[1, 5, 7]]}, "not the output of the model's tokenizer", None),
     ("vectors", "/v1/embeddings", {"input": "a", "dimensions": 99}, "99 dimensions", "dimensions"),
     ("vectors", "/v1/embeddings", {"input": ["a", ""]}, "empty", "input"),
     ("vectors", "/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "base64", "encoding_format"),

@@ -255,7 +255,7 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
         refused("'prompt_name'", prompt_name="query")
     for answer, wanted in expected:
         assert np.allclose(answer, wanted, atol=1e-4)
-    refused("33 dimensions, and the model's have 32", truncate_dim=33)
+    refused("33 dimensions, but the model's vectors have 32", truncate_dim=33)
     refused("mean the same", dimensions=8, truncate_dim=8)
     refused("longer than the 48 tokens", truncate=False)
     refused("longer than the 48 tokens", truncation=False)
@@ -268,7 +268,10 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
     ids = [reader(text)["input_ids"] for text in TEXTS]
     by_ids = vectors.ask({"model": "m", "input": ids})["data"]
     assert_close(by_ids, vectors.ask({"model": "m", "input": TEXTS})["data"])
-    for wrong, word in ([9906, 1917], "not one of"), ([7, 9, 11], "not what the model's tokenizer"):
+    for wrong, word in (
+        ([9906, 1917], "not one of"),
+        ([7, 9, 11], "not the output of the model's tokenizer"),
+    ):
         with pytest.raises(BadRequest, match=word):
             vectors.ask({"model": "m", "input": wrong})
 

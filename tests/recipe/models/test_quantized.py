@@ -58,7 +58,7 @@ def test_what_does_not_go_together_is_told_at_once(argv: list[str], words: list[
         ("neuron", False, False, "computes on neuron"),
         ("cuda", True, False, "is to be sharded"),
         ("cuda", False, True, "is to be compiled"),
-        ("cuda", False, False, "bitsandbytes is not here"),
+        ("cuda", False, False, "bitsandbytes is not installed"),
     ],
 )
 def test_where_it_cannot_be_had_it_is_refused(

@@ -233,7 +233,7 @@ def test_weights_that_a_template_does_not_tell_are_refused(
 ) -> None:
     tokenizer.chat_template = ODD
     talk = [TALK[0], TALK[1] | {"weight": 0}, *TALK[2:]]
-    with pytest.raises(DataError, match=r"row 0 .*it does not tell whose the tokens are"):
+    with pytest.raises(DataError, match=r"row 0 .*it does not mark the assistant's tokens"):
         tokenise(tokenizer, messages=[json.dumps(talk)])
 
 
@@ -253,7 +253,7 @@ def test_files_that_hold_something_else_are_no_texts(tmp_path: Path) -> None:
 
 
 def test_nothing_to_learn_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match="train data has 1 documents, and no token of them"):
+    with pytest.raises(DataError, match="train data has 1 documents, but none of their tokens"):
         tokenise(tokenizer, messages=[json.dumps(TALK[:1])])
     tokenizer.chat_template = "{{ raise_exception('only the user speaks') }}"
     with pytest.raises(DataError, match=r"conversation of row 0 .*only the user speaks"):

@@ -105,7 +105,7 @@ def test_folders_that_are_called_after_splits_are_no_classes(tmp_path: Path) -> 
     for number in range(4):  # dogs and cats as Kaggle packs them
         write(tmp_path / "train" / f"{('cat', 'dog')[number % 2]}.{number}.png", number)
         write(tmp_path / "test1" / f"{number}.png", number)
-    with pytest.raises(DataError, match=r"called after splits \(test1, train\)"):
+    with pytest.raises(DataError, match=r"named after splits \(test1, train\)"):
         load({"train": tmp_path})
 
 

@@ -230,9 +230,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HyperparameterError, match="belongs to task=masked-lm"):
         Hyperparameters(task="causal-lm", task_values={"whole_word_masking": True})
     seq2seq = serving_kit.save("BartForConditionalGeneration", tmp_path / "bart")
-    with pytest.raises(ModelError, match="fills no masks"):
+    with pytest.raises(ModelError, match="does not fill masks"):
         masked_models.load(Source(name=str(seq2seq), is_local=True), Hyperparameters())
     headless = serving_kit.save("BertModel", tmp_path / "bert")
-    with pytest.raises(ModelError, match="whose head LoRA"):
+    with pytest.raises(ModelError, match="stay random with LoRA"):
         source = Source(name=str(headless), is_local=True)
         masked_models.load(source, Hyperparameters(task="masked-lm", lora_r=2))

@@ -96,7 +96,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
             ([{"ending0": "sat", "ending2": "ran", "label": 0}], ["without a gap"]),
         ]),
         *(("reranking", rows, {}, words) for rows, words in [
-            ([{"query": f"q{n}", "positive": f"p{n}"} for n in range(9)], ["none that do not", "label"]),
+            ([{"query": f"q{n}", "positive": f"p{n}"} for n in range(9)], ["no irrelevant ones", "label"]),
             ([{"query": f"q{n}", "passage": "p", "label": n % 2 - 1} for n in range(9)], ["-1", "0"]),
             ([{"query": f"q{n}", "documents": ["p", "r"], "labels": [1, 1]} for n in range(9)],
              ["Every label is 1"]),
@@ -121,7 +121,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
                 for rows, why in ((SEVERAL, "rows have several labels"), (NUMBERED, "labels are numbers"))
                 for name, value in (("class_weight", "balanced"), ("label_smoothing_factor", "0.1"))
             ),
-            (CLASSED, {"tune_thresholds": "True"}, ["a row has one label only"]),
+            (CLASSED, {"tune_thresholds": "True"}, ["rows have only one label"]),
             (SEVERAL, {"tune_thresholds": "True", "do_eval": "False"}, ["nothing is evaluated"]),
             (SEVERAL, {"tune_thresholds": "True", "do_train": "False", "do_eval": "True"}, ["writes no model"]),
             (CLASSED, {"num_labels": "2"}, ["num_labels has value 2", "3 label", "bad, good, so"]),

@@ -140,7 +140,7 @@ def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
     lines = "__label__good __label__film fine work\n__label__bad __label__book dull pages\n"
     folder = written(tmp_path / "d", "train.txt", lines * 12)
     assert detection.find(parse([]), {"train": folder})[0] == "text-classification"
-    with pytest.raises(DataError, match=r"to a whole text.*task=text-classification"):
+    with pytest.raises(DataError, match=r"to whole texts.*task=text-classification"):
         load(folder)
 
 
@@ -390,7 +390,7 @@ def test_tags_without_positions_are_said_to_be_of_words(tmp_path: Path) -> None:
     folder = written(tmp_path / "train", "train.jsonl", json.dumps(row))
     written(folder, "test.jsonl", json.dumps({**row, "ner_tags": [-100, -100]}))
     notes = load(folder).notes
-    assert "an entity of two words is two answers" in notes[-1]
+    assert "an entity of two words gives two answers" in notes[-1]
     assert "test.jsonl has no column ner_tags with values" in notes[0]
 
 

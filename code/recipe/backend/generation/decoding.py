@@ -16,7 +16,7 @@ LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
 _HALF = "\ufffd"
 """What a tokenizer decodes the first bytes of a character to."""
 _CONTEXT = 8
-"""Tokens of a prompt that are decoded with the first tokens of a text that continues it."""
+"""How many tokens of the prompt are decoded together with the first generated tokens."""
 UNLIKELY = -9999.0
 """OpenAI's lower bound of a log-probability; JSON has no infinity."""
 
@@ -27,7 +27,8 @@ class Token:
 
     id: int
     text: str = ""
-    """The text that it adds, if each token is decoded; only a character's last token adds it."""
+    """The text that the token adds, if each token is decoded. The last token of a character adds
+    all of it."""
     logprob: float | None = None
     special: bool = False
 
@@ -47,10 +48,10 @@ class Completion:
 
 
 class Writer:
-    """Adds tokens to a `Completion` until an end token, a stop text or the most tokens.
+    """Adds tokens to a `Completion` until an end token, a stop text or the token limit.
 
-    As in pipelines of transformers 4, a text that continues its prompt is what its tokens add to
-    the decoded prompt: alone, tokens of some tokenizers lose the space before them.
+    A text that continues its prompt is decoded together with it, as in pipelines of transformers 4:
+    alone, tokens of some tokenizers lose the space before them.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Writer:
     def finish(self, reason: str) -> None:
         """End the text."""
         self.written.finish = reason
-        # Some tokenizers tidy up a text as a whole.
+        # Some tokenizers clean up the text as a whole.
         self.written.text = self._added(0, self._begin)
 
     def _added(self, start: int, end: int) -> str:
@@ -180,7 +181,7 @@ class Watch(StoppingCriteria):
     writers: Sequence[Writer]
     """One for each row."""
     penalties: Penalties
-    """They have the log-probabilities of each step."""
+    """Provides the log-probabilities of each step."""
     report: Callable[[Completion], None] | None
     """Called with each text that a token was added to."""
 

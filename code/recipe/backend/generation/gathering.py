@@ -1,8 +1,8 @@
-"""Groups of inputs of several requests that are generated together, while groups take turns.
+"""Groups inputs of several requests that are generated together; groups take turns.
 
-How long a text becomes is not known before it is generated: a request that waited for the end of a
-running group would wait for its longest text. So it waits for a few tokens of groups like it, and
-for more of them the more such groups there are.
+The length of a generated text is not known in advance: a request that waited for a running group to
+end would wait for its longest text. So a request waits for a few tokens of the running groups of
+its kind, and longer if there are more of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recipe.backend import turns
 _PATIENCE = 2
 """Tokens of running groups for which a piece waits; doubled for each further group."""
 _MUCH_LONGER = 4
-"""Pieces of which one has so many times the tokens of the other do not share a group."""
+"""Pieces do not share a group if one has this many times the tokens of the other."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def pieces(inputs: Sequence[Input], alike: Any, most: int) -> Iterator[Piece[Inp
 class Gathering:
     """The pieces that wait, and the groups that run.
 
-    A piece that arrives while a group like it runs waits for a few of its tokens, or its end, and
-    is then generated with the other pieces that wait: each alone would cost nearly as much as all.
-    A much shorter piece, or one with other settings, begins at once.
+    A piece that arrives while a group of its kind runs waits for a few tokens of the group, or for
+    its end. Then all waiting pieces are generated together, which costs little more than one of
+    them. A much shorter piece, or one with other settings, starts at once.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Gathering:
         """Tokens that all groups have generated."""
 
     def add(self, piece: Piece[Any]) -> None:
-        """Let a piece be generated with others from now on."""
+        """Queue a piece, to be generated with others."""
         self._waiting.append(weakref.ref(piece))
 
     def results(
@@ -113,7 +113,8 @@ class Gathering:
             return write(piece.inputs, turns.pause)
 
     def _has_to_wait(self, piece: Piece[Any]) -> bool:
-        """Return whether a group like the piece runs, for which it has not waited long enough."""
+        """Return whether a group of the same kind runs and the piece has not yet waited long
+        enough."""
         groups = sum(
             alike == piece.alike and longest < _MUCH_LONGER * piece.longest
             for alike, longest in self._running
@@ -125,7 +126,7 @@ class Gathering:
         return bool(self._steps - piece.came < _PATIENCE << (groups - 1))
 
     def _gather(self, first: Piece[Input], write: Write[Input, Written]) -> None:
-        """Make a group of a piece and of those like it that wait."""
+        """Form a group of a piece and the waiting pieces of its kind."""
         waiting = [piece for one in self._waiting if (piece := one()) and piece.group is None]
         group, count = [first], len(first.inputs)
         for piece in waiting:

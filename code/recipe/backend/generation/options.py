@@ -24,7 +24,7 @@ class GenerationSettings:
     """What determines a generated text, apart from the model and the prompt."""
 
     max_new_tokens: int | None = None
-    """None: what `default_new_tokens` and the model's positions allow."""
+    """None means as many as `default_new_tokens` and the model's positions allow."""
     default_new_tokens: int = DEFAULT_NEW_TOKENS
     do_sample: bool = False
     chosen: tuple[tuple[str, Any], ...] = ()
@@ -120,7 +120,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         samples = any(name in values for name in SAMPLING)
     if values.get("temperature", 1) < GREEDY_BELOW:
         if values["temperature"] == 0 and values.get("do_sample"):
-            raise BadRequest("temperature is 0, which samples nothing, and do_sample is true.")
+            raise BadRequest("temperature is 0, which turns sampling off, but do_sample is true.")
         samples = False
     same = ("max_new_tokens", "frequency_penalty", "seed", "truncate")
     stop: str | list[str] = next(iter(stops.values()), [])

@@ -30,7 +30,7 @@ from recipe.console import log
 
 
 def may_merge(loaded: LoadedModel) -> bool:
-    """Return whether `generate` continues padded prompts of any length as each alone.
+    """Return whether `generate` continues padded prompts exactly as it continues each alone.
 
     Decoders of some families (BART, Whisper) count positions from the padding on; others ignore the
     attention mask.
@@ -45,7 +45,8 @@ def may_merge(loaded: LoadedModel) -> bool:
     prompts = [long[:1], long[:5], long]
 
     def scores(rows: list[list[int]]) -> torch.Tensor:
-        """Return what follows each prompt, and then a certain token: (prompts, 2, vocabulary)."""
+        """Return the scores after each prompt, and after one further token: (prompts, 2,
+        vocabulary)."""
         output = model.generate(
             **calls.padded(loaded, rows), max_new_tokens=2, do_sample=False, num_beams=1,
             num_return_sequences=1, eos_token_id=None, pad_token_id=calls.pad_token_id(loaded),
@@ -59,7 +60,7 @@ def may_merge(loaded: LoadedModel) -> bool:
     except Exception as error:
         log(f"batches: {type(error).__name__}: {str(error)[:200]}")
         return False
-    # No more than rounding explains; a visible neighbour changes scores by far more.
+    # The tolerance covers rounding; a visible neighbour changes scores by far more.
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.08
     spread = (alone - alone.mean(-1, keepdim=True)).norm(dim=-1)
     difference = together - alone
@@ -95,7 +96,7 @@ def pieces(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iter
     for prompt in prompts:
         kinds.setdefault((prompt.new, prompt.is_chat), []).append(prompt)
     for kind, some in kinds.items():
-        # What is drawn for one prompt depends on what is drawn for its neighbours.
+        # The samples drawn for a prompt depend on those drawn for its neighbours.
         alike = (settings, *kind) if settings.seed is None and most > 1 else object()
         yield from gathering.pieces(some, alike, most)
 
@@ -156,8 +157,8 @@ def write(
 def events(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Completion]:
     """Yield a text of a request after each token that was added to it.
 
-    A thread generates only while the next step is waited for: what it draws does not depend on
-    other requests, and it does not run ahead of a slow reader.
+    The thread generates only while the caller waits for the next step, so its random numbers do not
+    depend on other requests and it does not run ahead of a slow reader.
     """
     steps: Queue[list[Completion] | BaseException | None] = Queue()
     wanted, is_left = Semaphore(0), False

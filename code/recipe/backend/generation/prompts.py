@@ -106,14 +106,14 @@ class Prompts:
         *,
         may_continue: bool,
     ) -> Prompt:
-        """Return a prompt of a request; a prompt that has to be cut adds its place to `cut`.
+        """Return a prompt of a request; a truncated prompt adds its index to `cut`.
 
         Args:
             source: A text, token ids or a conversation.
             index: Its position among the inputs.
             settings: The request's.
             cut: Positions of prompts that were cut.
-            may_continue: Whether the text of an assistant that ends a conversation is continued.
+            may_continue: Whether a final message of the assistant is continued.
 
         Raises:
             BadRequest: The prompt cannot be read, or does not fit.
@@ -128,7 +128,7 @@ class Prompts:
             if is_chat:
                 continues = may_continue and source[-1]["role"] == "assistant"
                 source = self._templated(source, continues=continues)
-            # Only the end of megabytes can count.
+            # Only the end of a very long text can matter.
             text = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)
             is_whole = text is source
             bounds.hold_text(text)
@@ -147,7 +147,7 @@ class Prompts:
         return Prompt(index, ids, settings, new, is_chat, continues)
 
     def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:
-        """Return a conversation as the chat template writes it.
+        """Return a conversation as rendered by the chat template.
 
         Raises:
             BadRequest: There is no template, or it refuses the messages or ignores one of them.

@@ -14,9 +14,8 @@ from recipe.backend.requests.payloads import Answers, Prepared
 def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return texts, or an iterator over TGI's events, as JSON values.
 
-    A request with a `form` of its own makes its answer itself. By default a text includes its
-    prompt, as in pipelines, but not with details or in a stream, as in TGI; `return_full_text`
-    overrides that.
+    A request's own `form` formats its answer. By default a text includes its prompt, as in
+    pipelines, but not with details or in a stream, as in TGI; `return_full_text` overrides that.
 
     Args:
         answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields

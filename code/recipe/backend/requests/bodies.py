@@ -48,7 +48,7 @@ MEDIA_PARTS = _MEDIA_KEYS | {
 _DELIMITERS = (",", ";", "\t", "|")
 """Those of training data, whose module imports pyarrow."""
 _SURE_HEADERS = ("inputs", "text")
-"""What the first row of a CSV of one column is a header for, and not a text."""
+"""A CSV of one column has a header if its first row is one of these names."""
 _ESCAPED_HALF = re.compile(rb"\\u[dD]")
 
 

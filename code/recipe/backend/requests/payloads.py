@@ -46,7 +46,7 @@ class TokenIds(tuple[int, ...]):
 def refuse(
     wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule], missing: Sequence[str]
 ) -> None:
-    """Raise BadRequest if a body has faults, `wrong`, or lacks keys, with the first invalid key."""
+    """Raise BadRequest with the first invalid key if a body has faults (`wrong`) or lacks keys."""
     if wrong or missing:
         keys = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
         messages = [*wrong, *(f"{name} is not there" for name in missing)]
@@ -98,8 +98,8 @@ class Request:
     faults: Mapping[int, str] = field(default_factory=dict)
     """Error messages of invalid records, by their positions in the answer."""
     groups: Sequence[int | None] = ()
-    """Of records, how many inputs each has in a list; None for one outside of a list. Empty if none
-    has a list."""
+    """The number of inputs in each record's list; None for a record that is not a list. Empty if no
+    record is one."""
     read_columns: Callable[[Sequence[str]], Request | None] | None = None
     """Reads a CSV body again by columns of these names; returns None if its header lacks one."""
     route: str = ""
@@ -115,8 +115,8 @@ class Request:
         return bool(self.parameters.get("stream"))
 
     def renamed(self, names: Mapping[str, str]) -> Request:
-        """Return the request with the names of this server for parameters that have other names in
-        other servers, by `names` {theirs: ours}.
+        """Return the request with parameters of other servers renamed to this server's, by `names`
+        {theirs: ours}.
 
         Raises:
             BadRequest: A parameter is given by both names.
@@ -196,8 +196,8 @@ class Inputs:
     """Error messages of invalid records, by their positions in the answer."""
 
     def with_tokens(self, request: Request, tokens: Sequence[Sequence[int]]) -> Inputs:
-        """Return the inputs that have tokens. From one without, such as "" for a tokenizer without
-        special tokens, the model would compute nothing, or the padding.
+        """Return the inputs that have tokens. For an input without tokens, such as "" if the
+        tokenizer adds no special tokens, the model would compute nothing, or the padding.
 
         Args:
             request: The request.
@@ -226,7 +226,7 @@ class Prepared:
     """With checked parameters."""
     inputs: Inputs
     sizes: Sequence[int]
-    """The tokens of each row of the model; with those that may be generated."""
+    """The number of tokens of each row of the model, including those that may be generated."""
     tokens: int = 0
     """The tokens of all inputs, which answers of some APIs name."""
     truncated: Sequence[int] = ()
@@ -313,7 +313,7 @@ class Answers(list[Any]):
         self.failed: Sequence[int] = ()
         """Positions of the invalid records."""
         self.unfinished: Sequence[int] = ()
-        """Positions of the prompts whose generated text was ended by the limit of tokens."""
+        """Positions of the prompts whose generation ended at the token limit."""
 
     @property
     def document(self) -> Any:
@@ -322,8 +322,8 @@ class Answers(list[Any]):
 
 
 def restore_records(prediction: Any, prepared: Prepared) -> Any:
-    """Return `prediction` with an entry for each record: an error instead of an invalid one, and a
-    list for one with a list of inputs."""
+    """Return `prediction` with an entry for each record: an error for an invalid record, a list for
+    a record with a list of inputs."""
     faults, groups = prepared.inputs.faults, prepared.request.groups
     if not isinstance(prediction, Answers) or not (faults or groups):
         return prediction

@@ -42,7 +42,7 @@ def is_conll(path: Path) -> bool:
 
 
 def has_sentences(path: Path) -> bool:
-    """Return whether all lines have as many cells, in groups between empty lines."""
+    """Return whether all lines have the same number of cells, in groups between empty lines."""
     groups = itertools.groupby(map(len, _first_cells(path)))
     widths = [width for width, _ in groups]
     return len({*widths} - {0}) == 1 and max(widths) > 1 and widths.count(max(widths)) > 1
@@ -60,9 +60,9 @@ def _first_cells(path: Path) -> list[list[str]]:
 def read_conll(path: Path, encoding: str) -> Part:
     """Return a row for each sentence: the column `tokens`, and a column for each kind of tags.
 
-    Three kinds are named as in CoNLL-2003, the ten columns of CoNLL-U as there. Otherwise they are
-    `column_2` ..., and the last one is `tags`, unless the one before it has the same entity types
-    (nested entities: one must be named). A column of word numbers is left out.
+    Three kinds are named as in CoNLL-2003, and the ten columns of CoNLL-U as in its specification.
+    Otherwise they are `column_2` ..., and the last one is `tags`, unless the one before it has the
+    same entity types (nested entities: one must be named). A column of word numbers is left out.
 
     Raises:
         DataError: lines have different numbers of cells, or the first column holds no words.

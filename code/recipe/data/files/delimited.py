@@ -1,8 +1,8 @@
 """Read delimited text (CSV, TSV ...) into an Arrow table.
 
-Well-formed text is read by Arrow, in a tenth of the time that `csv` takes. Arrow lets pass what is
-no row (text behind a closing quote, an open quote at the end), so blocks are checked first. What is
-not plain is read row by row by `csv`, whose errors name the line.
+Well-formed text is read by Arrow, in a tenth of the time that `csv` takes. Arrow accepts invalid
+rows (text after a closing quote, an open quote at the end), so blocks are checked first. Other text
+is read row by row by `csv`, whose errors name the line.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def read_delimited(
         header: Whether the first row names the columns, or names by which it is known.
 
     Raises:
-        DataError: no delimiter makes columns of it, or a row cannot be read (with its line).
+        DataError: no delimiter divides it into columns, or a row cannot be read (with its line).
     """
     with open_text(path, encoding) as stream:
         sample = list(itertools.islice(stream, _SAMPLE_LINES))
     if sample and _SEPARATOR.fullmatch(sample[0].strip("\r\n")):
         raise DataError(
-            f"{path} begins with {sample[0].strip()!r}, which tells Excel the delimiter and is not "
-            "a row.",
+            f"{path} begins with {sample[0].strip()!r}, which names the delimiter for Excel and "
+            "is not a row.",
             "Remove the first line.",
         )
     # The delimiter that cuts most rows into the same number of fields; texts have commas rather
@@ -181,7 +181,7 @@ def _once(part: Part, header: list[str] | None) -> Part:
         header: The cells of the first row, if these name the columns.
 
     Raises:
-        DataError: it is, since files were put end to end.
+        DataError: it is repeated, since files were concatenated.
     """
     if header is None or len(header) < 2:
         return part
@@ -193,7 +193,7 @@ def _once(part: Part, header: list[str] | None) -> Part:
     if len(again):
         raise DataError(
             f"{part.where(int(again[0]))} repeats the header ({', '.join(header)[:80]}), as do "
-            f"{len(again)} rows in all: files with headers were put end to end.",
+            f"{len(again)} rows in all: files with headers were concatenated.",
             "Remove these lines, or give the files as they were.",
         )
     return part
@@ -206,10 +206,10 @@ def _read_quickly(
 
     Args:
         quoted: Whether a field may be in double quotes.
-        first: Some that were read row by row, to compare with.
+        first: Some rows that were read row by row, to compare with.
 
     Raises:
-        NotPlain: they cannot be read, or would be others.
+        NotPlain: the rows cannot be read, or would differ.
     """
     rows, starts = Spool(), list[Any]()
     try:
@@ -241,7 +241,7 @@ def _blocks(
     """Yield some megabytes of rows at a time as strings, and the line on which each row starts.
 
     Raises:
-        NotPlain: at any time; what came before is of no use then.
+        NotPlain: at any time; earlier blocks are then invalid.
     """
     rest, line = b"", 1
     with open_bytes(path) as stream:
@@ -271,7 +271,7 @@ def _blocks(
 
 
 def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]:
-    """Return where the rows of a block end, which begins with one, and where its lines do."""
+    """Return the ends of the rows and of the lines of a block, which begins with a row."""
     if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
         raise NotPlain
     # An empty line is no row, and Arrow counts it as one.
@@ -283,7 +283,8 @@ def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]
         return breaks, breaks
     quotes = np.flatnonzero(octets == ord('"'))
     opening, closing = quotes[::2], quotes[1::2]
-    # The characters before an opening quote and after a closing one; a doubled quote is both.
+    # The characters before an opening quote and after a closing one; a doubled quote counts as
+    # both.
     around = np.zeros(256, dtype=bool)
     around[[ord(delimiter), ord("\n"), ord("\r"), ord('"')]] = True
     before = octets[opening[opening > 0] - 1]
@@ -342,17 +343,17 @@ def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_
 
 @functools.cache
 def _names_of_columns() -> frozenset[str]:
-    """Return the normalized names that are hardly values of a row."""
+    """Return the normalized names of columns that are unlikely to be values of a row."""
     known_names = names_of_samples()
     names = {name for name in known_names.single if len(name) > 1}.union(*known_names.pairs)
     return frozenset((names | IDENTIFIERS | set(map(normalized, SPLIT_COLUMNS))) - _VALUES)
 
 
 def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:
-    """Return the first row if it names columns: some by known names, or as the user says.
+    """Return the first row if it names columns: by known names, or because the user says so.
 
     Raises:
-        DataError: it may be either, or names two columns alike.
+        DataError: it may be a header or a row, or gives two columns one name.
     """
     if has_header is False:
         return None
@@ -364,7 +365,7 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
         return names if known & _TEXTS else None
     has_texts = known & _TEXTS or any(set(map(normalized, pair)) <= known for pair in PAIRS)
     if not is_certain and not (has_texts and known & _LABELS):
-        # If files were put end to end, the header comes again further down (see `_once`).
+        # If files were concatenated, the header is repeated further down (see `_once`).
         others = [row for row in rows[1:] if row != rows[0]]
         below = [set(column) for column in zip(*others, strict=True)]
         repeated = any(name in values for name, values in zip(names, below, strict=False))

@@ -58,7 +58,7 @@ class Format:
     name: str
     """Its usual name."""
     suffixes: str
-    """The usual suffixes of its files, which do not decide."""
+    """The usual suffixes of its files; the content decides."""
     what: str
     """What is read, for docs/DATA.md."""
     is_one: Callable[[Path], bool]
@@ -69,7 +69,7 @@ class Format:
 def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()) -> Part:
     """Return the rows of a file, or of a folder written by `Dataset.save_to_disk`.
 
-    Structs become columns of dotted names, categories and bytes of UTF-8 become strings.
+    Structs become columns with dotted names; categories and UTF-8 bytes become strings.
 
     Args:
         lone_column: Whether delimited text may have one column only.
@@ -120,7 +120,7 @@ def known_formats() -> str:
 
 def read_tagged(path: Path, header: HeaderHint = frozenset()) -> Part:
     """Return the rows of a file like `read`, but read more text files as CoNLL with any tags: those
-    without a known suffix, or with groups of lines of as many cells between empty lines."""
+    without a known suffix, or with groups of lines with equally many cells between empty lines."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if is_delimited(path) and (suffix in (".txt", ".text", "") or has_sentences(path)):
         with memory.bounded(path):
@@ -161,7 +161,7 @@ def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
 
 
 def _groups(lines: Iterator[tuple[int, str]], sample_by: str) -> Iterator[tuple[int, str]]:
-    """Yield the texts that numbered lines make up, with the number of their first lines."""
+    """Yield the texts that consist of numbered lines, with the number of their first lines."""
     if sample_by == "line":
         yield from lines
         return
@@ -182,7 +182,7 @@ def _lines_of(stream: io.TextIOBase) -> Iterator[str]:
 
 _TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 20
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 100_000, 1 << 26
-_REWRITE = "Write it again, or check that the upload is complete."
+_REWRITE = "Check that the upload is complete, or write the file again."
 
 
 def _read_binary(path: Path, name: str) -> Part:
@@ -202,7 +202,7 @@ def _read_binary(path: Path, name: str) -> Part:
             features = datasets.Features.from_arrow_schema(table.schema)
     except (OutputError, DataError, MemoryError):
         raise
-    except Exception as error:  # datasets and pyarrow raise anything on damaged files.
+    except Exception as error:  # datasets and pyarrow raise any type of exception on damaged files.
         raise DataError(f"{what}: {error}.", _REWRITE) from error
     return Part(path=path, format=name, table=table, class_names=class_names(features))
 
@@ -259,8 +259,8 @@ def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
         if kind or (b"\0" in head and encoding == "utf-8-sig"):
             raise DataError(
                 f"{path} is {kind or 'a binary file of a format that is not known'}.",
-                f"Known formats are {known_formats()}. Write it as one of them, or take it out of "
-                "the channel.",
+                f"Known formats are {known_formats()}. Write it in one of these formats, or "
+                "remove it from the channel.",
             )
         try:
             return read_decoded(path, encoding)
@@ -385,7 +385,7 @@ FORMATS: Sequence[Format] = (
         is_one=lambda path: path.suffix in (".spacy", ".ann") or _starts_with(b"#FORMAT=")(path),
         read=functools.partial(
             _refuse,
-            what="a file of annotations, as spaCy, BRAT or WebAnno write them, which is not read",
+            what="an annotation file of spaCy, BRAT or WebAnno, which is not supported",
             remedy="Write a row for each text into a file with the suffix .jsonl: "
             '{"text": "Ada sat", "entities": [[0, 3, "PER"]]}',
         ),
@@ -401,7 +401,7 @@ FORMATS: Sequence[Format] = (
     Format(
         name="JSON Lines",
         suffixes=".jsonl, .ndjson, .json, .manifest",
-        what="an object on each line; Ground Truth's output.manifest by its class names",
+        what="an object on each line; Ground Truth's output.manifest with its class names",
         is_one=lambda path: _is_json(path, "{"),
         read=lambda path: _read_text(path, read_json_objects),
     ),

@@ -1,4 +1,4 @@
-"""Files of pictures to pictures in RGB, the same way in training and in serving."""
+"""Decode image files to RGB, the same way in training and in serving."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ MOST_PIXELS = 64_000_000
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
 )
-"""What files of pictures end with, in lower case."""
+"""Suffixes of image files, in lower case."""
 
 
 class Unreadable(ValueError):
-    """Bytes that are no picture, or one that is not read."""
+    """The bytes are not an image, or one that is not supported."""
 
 
 def picture(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
-    """A PIL picture in RGB, upright as its camera says.
+    """Return a PIL image in RGB, rotated as its EXIF data says.
 
-    Transparent places show the colour that lies below them, as `convert` of PIL has it and
-    transformers' pipelines, too. Of a grey picture of 16 bits the upper eight are taken.
+    Transparent pixels keep their colour, as in PIL's `convert` and transformers' pipelines. Of
+    16-bit grey images, the upper eight bits are used.
 
     Args:
         source: The file.
-        most: Pixels that it may have.
+        most: The most pixels that it may have.
 
     Raises:
-        Unreadable: it is none, is cut off, or has more pixels than anybody's camera.
+        Unreadable: it is not an image, is truncated, or has too many pixels.
     """
     import numpy as np
     from PIL import Image, ImageOps
@@ -37,11 +37,11 @@ def picture(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
         opened: Any = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
         if opened.width * opened.height > most:
             raise Unreadable(
-                f"The image has {opened.width} x {opened.height} pixels; {most} are taken."
+                f"The image has {opened.width} x {opened.height} pixels; {most} are allowed."
             )
         upright = ImageOps.exif_transpose(opened)
         if upright.mode.startswith("I"):
-            # PIL would make white of all that is above 255.
+            # PIL would turn all values above 255 into white.
             values = np.asarray(upright).astype(np.int64)
             values = values >> 8 if upright.mode != "I" or values.max(initial=0) > 255 else values
             upright = Image.fromarray(values.clip(0, 255).astype(np.uint8))
@@ -49,5 +49,5 @@ def picture(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
     except Unreadable:
         raise
     except Exception as error:
-        # Decoders of damaged pictures raise what they like.
+        # Decoders raise any type of exception on damaged images.
         raise Unreadable(f"An image cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""JSON and JSON Lines to an Arrow table, some rows at a time; an error names its line."""
+"""Read JSON and JSON Lines into an Arrow table, some rows at a time; errors name the line."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINES = (".jsonl", ".ndjson")
 _OF_FILES = ("data", "rows", "records", "examples", "instances", "items", "samples")
-"""What a list of all rows is called."""
+"""Keys that hold a list of all rows."""
 _OF_ROWS = (
     *MESSAGES_NAMES,
     *("entities", "spans", "annotations", "paragraphs", "qas", "answers", "chosen", "rejected"),
 )
-"""What a list of records is called that is one row's."""
+"""Keys whose lists of records belong to one row."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
 _TIMES_CHARACTERS = 8
 """Bytes of memory for each character of a document that is read whole, rows included (measured)."""
@@ -38,7 +38,7 @@ _TIMES_CHARACTERS = 8
 
 @dataclass(frozen=True)
 class _Block:
-    """Some rows, as JSON has them."""
+    """Some rows, as Python objects."""
 
     values: list[Any]
     lines: list[int] | None
@@ -50,10 +50,10 @@ Read = Callable[[], Iterator[_Block]]
 
 
 def read_json(path: Path, encoding: str) -> Part:
-    """The rows of one JSON document.
+    """Return the rows of one JSON document.
 
     Raises:
-        DataError: it is no JSON, or no rows (with its line).
+        DataError: it is not JSON, or does not hold rows (with its line).
     """
     with open_text(path, encoding) as stream:
         text = stream.read()
@@ -67,9 +67,9 @@ def read_json(path: Path, encoding: str) -> Part:
 
 
 def _rows_of(path: Path, document: Any) -> list[Any]:
-    """The rows in [row ...], {"data": [row ...]}, {"train": [row ...], "test": [row ...]},
-    {"column": [value ...]} or pandas' to_json; or the document as the only row: one of messages,
-    say, and an object on the only line of a file that is called .jsonl."""
+    """Return the rows of [row ...], {"data": [row ...]}, {"train": [row ...], "test": [row ...]},
+    {"column": [value ...]} or pandas' to_json; or the document as the only row, such as one
+    conversation, or the only line of a .jsonl file."""
     if isinstance(document, list):
         return document
     values = list(document.values())
@@ -118,10 +118,10 @@ def _rows_of_columns(names: Iterable[str], columns: Sequence[list[Any]]) -> list
 
 
 def read_json_objects(path: Path, encoding: str) -> Part:
-    """One object on each line, or one object that is the whole file.
+    """Return the rows of a file with an object on each line, or of one object.
 
     Raises:
-        DataError: a line is no JSON object (with its number).
+        DataError: a line is not a JSON object (with its number).
     """
     if ".json" in path.suffixes and not _is_on_a_line(path, encoding):
         return read_json(path, encoding)
@@ -134,10 +134,10 @@ def read_json_objects(path: Path, encoding: str) -> Part:
 
 
 def _is_on_a_line(path: Path, encoding: str) -> bool:
-    """Whether the first line that is not empty is JSON by itself."""
+    """Return whether the first line that is not empty is JSON by itself."""
     with open_text(path, encoding) as stream:
         line = next((line for line in stream if line.strip()), "")
-        _tell_if_short(path, len(line))  # it may be all of the document
+        _tell_if_short(path, len(line))  # it may be the whole document
         try:
             json.loads(line)
         except (ValueError, RecursionError):
@@ -146,8 +146,8 @@ def _is_on_a_line(path: Path, encoding: str) -> bool:
 
 
 def _tell_if_short(path: Path, characters: int) -> None:
-    """Log a warning if memory may not suffice for so long a document, which is read whole, since a
-    killed process cannot report it."""
+    """Log a warning if a document, which is read whole, may need more memory than is free: a killed
+    process cannot report it."""
     free, needed = memory.available(), _TIMES_CHARACTERS * characters
     if free is not None and needed > free:
         say(
@@ -158,10 +158,10 @@ def _tell_if_short(path: Path, characters: int) -> None:
 
 
 def _objects(path: Path, encoding: str) -> Iterator[_Block]:
-    """The values on the lines of a file, some thousands or some megabytes at a time.
+    """Yield the values on the lines of a file, some thousands or some megabytes at a time.
 
     Raises:
-        DataError: a line is no JSON (with its number).
+        DataError: a line is not JSON (with its number).
     """
     values, lines, size = list[Any](), list[int](), 0
     with open_text(path, encoding) as stream:
@@ -187,12 +187,12 @@ def _bad_json(path: Path, line: int, error: Exception) -> DataError:
     if isinstance(error, json.JSONDecodeError):
         reason = f"{error.msg} at column {error.colno}"
     return DataError(
-        f"{path} line {line} is no valid JSON: {reason}.", "Correct the line, or remove it."
+        f"{path} line {line} is not valid JSON: {reason}.", "Correct the line, or remove it."
     )
 
 
 def _part(path: Path, name: str, read: Read) -> Part:
-    """The rows that `read` reads."""
+    """Return the rows that `read` yields."""
     begun = read()
     first = next(begun, _Block([], [] if name == "jsonl" else None))
     head = _objects_of(path, first, 0)[:1]
@@ -200,7 +200,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
         name, read = "Ground Truth manifest", _ground_truth_reader(path, read)
         begun = read()
         first = next(begun, first)
-    # What was begun is gone on with; it is read again where types turn out to be others.
+    # Continue the pass that found the types; if types change, the rows are read again.
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
     starts: list[Any] = []
 
@@ -236,19 +236,19 @@ def _part(path: Path, name: str, read: Read) -> Part:
 
 
 def _objects_of(path: Path, block: _Block, first: int) -> list[dict[str, Any]]:
-    """The rows of a block, of which `first` is the first one.
+    """Return the rows of a block, whose first row has the number `first`.
 
     Raises:
-        DataError: one is no object.
+        DataError: one is not an object.
     """
     objects = []
     for index, value in enumerate(block.values):
-        # As spaCy's examples have it: a text and what is said of it.
+        # As in spaCy's examples: a text and its annotations.
         if isinstance(value, list) and [type(item) for item in value] == [str, dict]:
             value = {TEXT: value[0], **value[1]}
         if not isinstance(value, dict):
             raise DataError(
-                f"{_row_location(path, block, index, first)} is no object but "
+                f"{_row_location(path, block, index, first)} is not an object, but "
                 f"{json.dumps(value)[:60]}.",
                 'Write each row as {"text": "...", "label": "..."}.',
             )
@@ -257,7 +257,8 @@ def _objects_of(path: Path, block: _Block, first: int) -> list[dict[str, Any]]:
 
 
 def _row_location(path: Path, block: _Block, index: int, first: int) -> str:
-    """Where a row of a block stands, whose first row is number `first`, for messages."""
+    """Return the location of a row of a block whose first row has the number `first`, for
+    messages."""
     return (
         f"{path} row {first + index}"
         if block.lines is None
@@ -266,10 +267,10 @@ def _row_location(path: Path, block: _Block, index: int, first: int) -> str:
 
 
 def _ground_truth_reader(path: Path, read: Read) -> Read:
-    """Return what reads the rows of an augmented manifest: its source as `text`, each attribute by
-    its class names.
+    """Return a reader of the rows of an augmented manifest: `source` becomes `text`, and each
+    attribute its class names.
 
-    The only attribute of a row is its `label`, too.
+    If a row has one attribute, that is also its `label`.
     """
 
     def labelled() -> Iterator[_Block]:
@@ -282,17 +283,17 @@ def _ground_truth_reader(path: Path, read: Read) -> Read:
 
 
 def _labelled(path: Path, block: _Block, first: int) -> list[Any]:
-    """Return some rows of an augmented manifest, of which `first` is the number of the first one.
+    """Return some rows of an augmented manifest; the first one has the number `first`.
 
     Raises:
-        DataError: one holds no text, or labels spans of it.
+        DataError: a row has no text, or labels of spans.
     """
     rows = []
     for index, record in enumerate(_objects_of(path, block, first)):
         where = _row_location(path, block, index, first)
         if "source" not in record and "source-ref" in record:
             raise DataError(
-                f"{where} holds no text but where one lies: {record['source-ref']}.",
+                f"{where} does not hold a text, but the location of one: {record['source-ref']}.",
                 "Write the texts themselves, as source.",
             )
         row = {

@@ -25,7 +25,7 @@ _VALUES_AT_ONCE = 1 << 17
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 UNTAGGED = -100
-"""In place of a tag that is neither learned nor scored."""
+"""Replaces tags that are neither learned nor scored."""
 
 
 HeaderHint = bool | frozenset[str]
@@ -39,24 +39,24 @@ class Part:
 
     path: Path
     format: str
-    """What it turned out to be, as shown to the user: `csv (semicolon)`, `parquet` ..."""
+    """The detected format, as shown to the user: `csv (semicolon)`, `parquet` ..."""
     table: pa.Table
     lines: Sequence[int] | npt.NDArray[Any] | None = None
     """Line of each row in the file, from 1; None for binary formats."""
     locations: Sequence[str] | None = None
-    """Where each row stands, where that is no line: a sheet's row, a file of a folder."""
+    """The location of each row, if it is not a line: a file of a folder."""
     rows: npt.NDArray[Any] | None = None
-    """The number of each row in the file, from 0, where some are left out; None too where lines or
-    places tell."""
+    """The number of each row in the file, from 0, if some are left out. None otherwise, and if
+    lines or places are known."""
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     """Names of the classes of each column of ClassLabels, or of lists of them."""
 
     mixed: Mapping[str, str] = field(default_factory=dict)
-    """Columns in which some values are lists or records and others are none, with the place of the
-    first: these are written as JSON."""
+    """Columns in which only some values are lists or records, with the location of the first: these
+    are written as JSON."""
 
     def where(self, row: int) -> str:
-        """Return the place of row number `row` (from 0), for messages: `train.csv line 7`."""
+        """Return the location of row `row` (from 0), for messages: `train.csv line 7`."""
         if self.locations is not None:
             return f"{self.path} {self.locations[row]}"
         if self.lines is None:
@@ -112,7 +112,7 @@ class Part:
         return rows if self.rows is None else self.rows[rows]
 
     def pieces(self, column: str) -> Iterator[tuple[int, Part]]:
-        """Yield some rows of one column at a time, with the number of the first row."""
+        """Yield a column in pieces, each with the number of its first row."""
         first = 0
         for batch in self.table.select([column]).to_batches(_VALUES_AT_ONCE):
             rows = slice(first, first + batch.num_rows)
@@ -129,7 +129,8 @@ class Part:
             first = rows.stop
 
     def distinct(self, column: str, most: int) -> list[Any] | None:
-        """Return the distinct values of a column in their order; None for more than `most`."""
+        """Return the distinct values of a column in their order; None if there are more than
+        `most`."""
         values: dict[Any, None] = {}
         for _, piece in self.pieces(column):
             values.update(dict.fromkeys(piece.table[column].unique().to_pylist()))
@@ -144,7 +145,7 @@ def is_arrow_folder(path: Path) -> bool:
 
 
 def token_data(where: str, what: str) -> DataError:
-    """Return the refusal of data that labels words, not texts."""
+    """Return the error for data that labels words, not texts."""
     return DataError(
         f"{where} is data of token classification (named entities, parts of speech): {what}.",
         "Give task=token-classification to train a tagger, or one label for each text.",
@@ -162,7 +163,7 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def usual_types(path: Path, table: pa.Table) -> pa.Table:
-    """Return `table` in types that the datasets library knows.
+    """Return `table` with types that the datasets library knows.
 
     Views of strings become strings, maps lists, and extension types what they store.
 
@@ -217,7 +218,7 @@ def _usual(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a column's values are lists."""
+    """Return whether the values of a column are lists."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 
@@ -254,7 +255,7 @@ def encoding_of(path: Path) -> str:
 
 
 def undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
-    """Return the refusal of a file that is not in that encoding, with its first such line."""
+    """Return the error for a file that is not in that encoding, with its first invalid line."""
     bad_line = 1
     with open_bytes(path) as stream:
         for number, line in enumerate(stream, 1):

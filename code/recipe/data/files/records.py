@@ -1,7 +1,7 @@
-"""Records of JSON to Arrow tables, some at a time, with the types that all of them have together.
+"""Convert JSON records to Arrow tables, some at a time, with column types that fit all of them.
 
-Arrow's own reader of JSON takes strings that look like times for times, and a column's type from
-the rows that it has seen so far; so records are Python's, but never all at once.
+Arrow's own JSON reader parses strings that look like times as times, and infers a column's type
+from the rows read so far. So records are parsed in Python, but never all at once.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 
 @dataclass(frozen=True)
 class Records:
-    """A table of records, and where values in it are not what they seem."""
+    """A table of records, and the columns with values of mixed kinds."""
 
     table: pa.Table
     mixed: Mapping[str, int]
-    """Columns in which some values are lists or records and others are none, with the first such
-    row: these are written as JSON."""
+    """Columns in which only some values are lists or records, with the first such row: these are
+    written as JSON."""
 
 
 def concat_blocks(blocks: Blocks) -> Records:
-    """All records as one table, as `pyarrow.array` of all values of a column would make it; values
-    that have no type in common as texts, JSON but for strings.
+    """Return all records as one table, with the types that `pyarrow.array` gives all values of a
+    column. Values without a common type become texts: strings unchanged, others as JSON.
 
     Raises:
         UnicodeEncodeError: a text holds half of a surrogate pair.
@@ -67,17 +67,17 @@ def concat_blocks(blocks: Blocks) -> Records:
 
 
 class _ColumnTypes:
-    """What columns there are, and of which types."""
+    """The columns and their types."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[pa.DataType, None] | None] = {}
-        """The types of each column, in the order of the rows; None of one that has no type."""
+        """The types of each column, in the order of the rows; None for a column without a type."""
         self.containers: dict[str, int] = {}
         """The first row of each column that holds a list or a record."""
         self._rows = 0
 
     def add(self, block: Sequence[Record]) -> dict[str, pa.Array] | None:
-        """The columns of some more records; None where one has no type."""
+        """Return the columns of further records; None for a column without a type."""
         for record in block:
             for name in record:
                 self._kinds.setdefault(name, {})
@@ -100,7 +100,7 @@ class _ColumnTypes:
                     kinds[array.type] = None
                     if arrays is not None:
                         arrays[name] = array
-                except UnicodeEncodeError:  # which is no matter where others make it a text
+                except UnicodeEncodeError:  # harmless if others turn the column into text
                     kinds[pa.infer_type(values)] = None
                     arrays = None
             except _NO_TYPE:
@@ -109,7 +109,7 @@ class _ColumnTypes:
         return None if None in self._kinds.values() else arrays
 
     def kinds(self) -> dict[str, pa.DataType | None]:
-        """The type of each column; None of one that has none."""
+        """Return the type of each column; None for a column without one."""
         of_all: dict[str, pa.DataType | None] = {}
         for name, kinds in self._kinds.items():
             try:
@@ -133,8 +133,8 @@ def _example(kind: pa.DataType) -> Any:
 
 
 def _again(blocks: Blocks, kinds: dict[str, pa.DataType | None]) -> pa.Table:
-    """All records with columns of these types; of None, and where a value turns out to have no
-    place in its type, as texts."""
+    """Yield all records with columns of these types; as texts for None, or if a value does not fit
+    its type."""
     while True:
         # A type of no fields is not true.
         fields = [(n, pa.string() if kind is None else kind) for n, kind in kinds.items()]
@@ -145,7 +145,7 @@ def _again(blocks: Blocks, kinds: dict[str, pa.DataType | None]) -> pa.Table:
 
 
 class _Unfit(Exception):
-    """A value of a column is not of the column's type."""
+    """A value does not fit its column's type."""
 
     def __init__(self, column: str) -> None:
         super().__init__(column)

@@ -16,7 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.errors import OutputError
 
 _IN_MEMORY, _FEWER = 1 << 26, 1 << 20
-"""Bytes of a table that stays in memory; and of one where all tables together have many."""
+"""Bytes up to which a table stays in memory; the limit is lower once all tables together are
+large."""
 _MANY = 1 << 28
 _SPARE = 1 << 30
 
@@ -43,7 +44,7 @@ class Spool:
         if self._writer is None:
             self._held.append(table)
             self._bytes += table.nbytes
-            # Many files may be small each. What is mapped does not count here.
+            # There may be many small files. Mapped tables do not count here.
             most = _IN_MEMORY if pa.total_allocated_bytes() < _MANY else _FEWER
             if self._bytes < most or not self._has_room():
                 return
@@ -86,7 +87,7 @@ class Spool:
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
-        """Raise OutputError with what to do if the disk is full, and leave no partial file."""
+        """Raise OutputError with a remedy if the disk is full, and leave no partial file."""
         try:
             yield
         except OSError as error:

@@ -26,10 +26,10 @@ _FEW_FILES, _MANY_LINES = 20, 50
 def units(
     paths: Sequence[Path], notes: list[str], header: HeaderHint = frozenset()
 ) -> list[Callable[[], Part]]:
-    """Return a call for each part that files are read as: a folder of classes, or a file.
+    """Return a reader of each part: a folder of classes, or a file.
 
     Args:
-        notes: What is left out is added to it.
+        notes: Receives what is left out.
         header: As `formats.read` takes it.
     """
     # The files of 20 Newsgroups are called 49960.
@@ -59,9 +59,9 @@ def units(
         folders = listed(sorted({path.parent.name for path in loose}))
         raise DataError(
             f"{listed(loose, 2)} hold plain text, and their folders ({folders}) are not those of "
-            "two or more classes: a name such as train, dev or test is a split's.",
-            "Write a CSV with the columns text and label, or rename a folder of a class that is "
-            "called like a split.",
+            "two or more classes: names such as train, dev or test are splits.",
+            "Write a CSV with the columns text and label, or rename the folder of a class that "
+            "has the name of a split.",
         )
     return [*calls, *(functools.partial(formats.read, path, header=header) for path in others)]
 
@@ -82,7 +82,8 @@ def _folders(paths: Sequence[Path]) -> dict[Path, dict[str, list[Path]]]:
 
 
 def _are_tables(files_of_classes: Iterable[Sequence[Path]]) -> bool:
-    """Return whether files are tables: one by the names in its first line, or most by their cells.
+    """Return whether files are tables: the names in the first line of one, or the cells of most
+    show it.
 
     The lines of a text may all have the same number of commas.
     """

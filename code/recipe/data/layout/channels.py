@@ -1,4 +1,4 @@
-"""From a job's channels to the files of each split, found by looking at names and folders."""
+"""Find the files of each split in a job's channels, by the names of files and folders."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelLayout:
-    """The files of each split: `train`, and `validation` or `test` where they are given."""
+    """The files of each split: `train`, and `validation` or `test` if they are given."""
 
     files: Mapping[str, list[Path]]
-    """Split to its files and Arrow folders."""
+    """The files and Arrow folders of each split."""
     notes: list[str] = field(default_factory=list)
     """What was left out and why, one sentence each."""
     partitions: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
-    """The columns that the folders of a file stand for: `label=pos/part-0.parquet`."""
+    """The columns given by the folders of a file, as in `label=pos/part-0.parquet`."""
     unclear: frozenset[Path] = frozenset()
-    """Files whose names mention several splits: only a column can decide."""
+    """Files whose names mention several splits, so that a column has to decide."""
     sharded: frozenset[str] = frozenset()
-    """Splits with files of sharded channels: this host has its own part of them, maybe none."""
+    """Splits with files of sharded channels, of which this host has a part, maybe an empty one."""
 
 
 def find(
@@ -63,7 +63,7 @@ def find(
     for name, path in data.items():
         alone = others == [name] and "train" not in named.values()
         split_of_channel = named[name] or ("train" if alone else None)
-        # A job that does not train reads what it judges as training data, too (`judging`).
+        # A job that does not train reads its evaluation data as training data, too (`judging`).
         twin = next((other for other in data if other != name and data[other] == path), None)
         if split_of_channel == "train" and twin is not None and named[twin] is not None:
             judged = _inside(twin, path, named[twin], requested, [])
@@ -85,8 +85,8 @@ def find(
              for split in files}  # fmt: skip
     if mixed := [split for split, kind in kinds.items() if len(kind) > 1]:
         raise DataError(
-            f"The {mixed[0]} data is of several channels, some sharded ({', '.join(sharded)}) and "
-            "some not.",
+            f"The {mixed[0]} data comes from several channels, some sharded "
+            f"({', '.join(sharded)}) and some not.",
             "Give all of them the same S3DataDistributionType.",
         )
     if not files.get("train") and not sharded:
@@ -142,7 +142,7 @@ def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
             for name, configuration in configurations.items()
             if configuration.get("data_files")
         }
-    except Exception:  # The libraries raise anything on front matter of other kinds.
+    except Exception:  # The libraries raise any type of exception on front matter of other kinds.
         return
     trained: set[str] = set()
     for name, of_split in patterns.items():
@@ -169,7 +169,8 @@ def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
 
 
 def _partitions(root: Path, path: Path) -> dict[str, str]:
-    """The columns in the names of the folders between: `label=pos` is one, but not the split."""
+    """Return the columns in the names of the folders in between: `label=pos` is one, the split is
+    not."""
     folders = path.relative_to(root).parts[:-1]
     pairs = [folder.partition("=") for folder in folders if "=" in folder]
     return {

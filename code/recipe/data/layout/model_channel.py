@@ -1,4 +1,4 @@
-"""The folder of the model to start from, in a channel that holds it, packed or not."""
+"""Find the folder of the model to start from in a channel, and unpack it if necessary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from recipe.errors import ModelError
 
 MODEL_CHANNELS = ("model", "pretrained", "pretrained_model", "base_model")
-# What reading a tar file raises that is cut short, or made up.
+# The exceptions of a tar file that is truncated or forged.
 _BROKEN = (
     tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
     RecursionError,
@@ -22,7 +22,7 @@ _MOST_MEMBERS = 100_000
 
 
 def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path | None:
-    """The folder of the model in channel `name`, by default in the channel called model.
+    """Return the folder of the model in channel `name`, by default in the channel called model.
 
     A channel may hold the model's files, one folder with them, or model.tar.gz.
     """
@@ -36,7 +36,7 @@ def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path 
     return configs[0].parent if configs else None
 
 
-@functools.cache  # who looks at its configuration first unpacks it
+@functools.cache  # whoever reads its configuration first unpacks it
 def _extract(archive: Path, written_at: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="model-"))
     try:
@@ -51,7 +51,8 @@ def _extract(archive: Path, written_at: int) -> Path:
 
 
 def _extract_members(tar: tarfile.TarFile, folder: Path) -> None:
-    """Raises tarfile.TarError where a member leads elsewhere, or all would fill the disk."""
+    """Extract all members; raise tarfile.TarError if one leads elsewhere, or all would fill the
+    disk."""
     # The library's own filters came with Python 3.11.4, and were leaky until 3.11.13.
     tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
     free = shutil.disk_usage(folder).free
@@ -65,7 +66,7 @@ def _extract_members(tar: tarfile.TarFile, folder: Path) -> None:
             )
         if not (member.isreg() or member.isdir()):
             raise tarfile.TarError(
-                f"{member.name!r} is neither a file nor a folder; tar czhf packs what links lead to"
+                f"{member.name!r} is not a file or folder; tar czhf packs the targets of links"
             )
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:

@@ -1,8 +1,8 @@
 """Let the hosts of a job decide together if each has its own rows (ShardedByS3Key).
 
-Everything that is decided by looking at data (columns, kinds of labels, classes) is decided by the
-data of all hosts, so that all decide the same. Hosts exchange little: columns, distinct labels,
-counts. Texts stay where they are.
+Decisions that depend on data (columns, kinds of labels, classes) are made from the data of all
+hosts, so that all hosts decide the same. Hosts exchange little: columns, distinct labels, counts.
+Texts stay where they are.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """The hosts that read the data of a job, and the channels of which each has its own part."""
+    """The hosts that read the data of a job, and the channels that are sharded over them."""
 
     of_processes: tuple[str, ...] = ("this host",)
     """The name of the host of each process, by rank."""
     rank: int = 0
     sharded: frozenset[str] = frozenset()
-    """The sharded channels; none where there is one host."""
+    """The sharded channels; none if there is one host."""
 
     @property
     def names(self) -> list[str]:
@@ -60,10 +60,10 @@ class Hosts:
     def together(self) -> Iterator[None]:
         """Run a block that fails on all hosts, with the reason, if it fails on one of them.
 
-        Otherwise the others would wait for it. Nothing in it may exchange anything.
+        Otherwise the others would wait for it. The block must not exchange anything between hosts.
 
         Raises:
-            RecipeError: the block's own; a DataError with that of another host.
+            RecipeError: the error of the block, or a DataError with the error of another host.
         """
         failure: RecipeError | None = None
         try:
@@ -79,7 +79,7 @@ class Hosts:
 
 
 ONE = Hosts()
-"""For jobs of one host, or whose hosts all have the same data."""
+"""For jobs with one host, or whose hosts all have the same data."""
 
 
 def job_hosts(environ: Mapping[str, str] = os.environ) -> Hosts:

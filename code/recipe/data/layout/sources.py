@@ -1,4 +1,4 @@
-"""Tell the files of a channel that hold rows from the others."""
+"""Find the files of a channel that hold rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _CLASSES = re.compile(
 )
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
 _COPY = re.compile(r"(.+?)(?: ?\(\d+\)| - Copy(?: \(\d+\))?| copy(?: \d+)?)((?:\.\w+)*)")
-"""What browsers, Windows and macOS call a copy."""
+"""The names that browsers, Windows and macOS give to copies."""
 _MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
 
 
 @dataclass(kw_only=True)
 class Sources:
-    """What lies below a channel."""
+    """The content of a channel's folder."""
 
     data: list[Path] = field(default_factory=list)
     """Data files and Arrow folders, sorted."""
@@ -53,7 +53,7 @@ class Sources:
         yield from self.notes
         if self.passed_over:
             names = [path.name for path in sorted(self.passed_over)]
-            yield f"passed over in channel {channel}, as no data: {listed(names)}"
+            yield f"skipped in channel {channel}, since these are not data: {listed(names)}"
         if self.class_lists:
             names = [path.name for path in self.class_lists]
             yield (
@@ -63,7 +63,7 @@ class Sources:
 
 
 def scan(path: Path) -> Sources:
-    """Return what lies below a channel's folder; a channel may be a file.
+    """Return the content of a channel's folder; a channel may be a file.
 
     Raises:
         DataError: A file is a copy of another, by its name.
@@ -74,7 +74,10 @@ def scan(path: Path) -> Sources:
         copied = _COPY.fullmatch(file.name)
         if copied and (original := file.with_name(copied[1] + copied[2])) in sources.data:
             raise DataError(
-                f"{file} seems to be a copy of {original.name}: its rows would be read twice.",
+                (
+                    f"{file} seems to be a copy of {original.name}, so that its rows would be read "
+                    "twice."
+                ),
                 "Remove it, or give it another name.",
             )
     if not sources.data:
@@ -85,10 +88,10 @@ def scan(path: Path) -> Sources:
 
 
 def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
-    """Add what lies below `path` to `sources`.
+    """Add the content of `path` to `sources`.
 
     Args:
-        above: The real folders that led here, to stop at links that lead back.
+        above: The resolved parent folders, to stop at links that lead back to them.
     """
     if is_arrow_folder(path):
         sources.data.append(path)
@@ -105,13 +108,14 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
         return
     if not path.is_file():
         sources.notes.append(
-            f"{path} is not used: it is not a file, or a link to nothing or to a folder above."
+            f"{path} is not used: it is not a file, or is a broken link, or links to a parent "
+            "folder."
         )
         return
     name = path.name.lower()
     is_side = name.endswith(_SIDE_SUFFIXES) or _SIDE_NAMES.fullmatch(name) is not None
     if name.endswith(".manifest"):
-        # Ground Truth's has the texts, SageMaker's and S3's the names of files.
+        # Ground Truth's manifests have the texts; those of SageMaker and S3 have names of files.
         with path.open("rb") as stream:
             is_side = _MANIFEST_ROW.match(stream.read(65536)) is None
     if is_side:

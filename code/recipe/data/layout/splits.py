@@ -1,4 +1,4 @@
-"""Which split the files below a folder are of, by the names of files and folders."""
+"""Assign the files below a folder to splits, by the names of files and folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipe.errors import DataError, did_you_mean, listed
 
 ORDER = tuple(SPLITS)
 TRAIN = ORDER[0]
-# Folders that say nothing of what they hold.
+# Folders whose names say nothing about their content.
 _PLAIN_FOLDERS = ("data", "dataset", "default", "plain_text")
 
 
@@ -29,8 +29,8 @@ def assign_by_names(
 ) -> Assigned:
     """Return the files of each split.
 
-    A folder or file that names a split is of that split. The others are of the split that the
-    channel stands for, but are left out if some name that one.
+    A folder or file whose name contains a split belongs to it. The others belong to the channel's
+    split, but are left out if some names contain that one.
 
     Args:
         root: The channel's folder.
@@ -57,14 +57,14 @@ def assign_by_names(
         and len(present) == 1
         and not unnamed
     ):
-        # The channel's name is the user's word, and what is evaluated is never learned.
+        # The user has named the channel, and evaluation data is never learned.
         notes.append(f"{listed(paths)}: taken as {of_channel} data, as the channel is named so.")
         return Assigned(files={of_channel: list(paths)}, notes=notes)
     if of_channel == TRAIN and present and TRAIN not in present:
         others = f"{listed(unnamed)} may be of any split" if unnamed else "no other file is there"
         raise DataError(
-            f"{listed([path for path in paths if path not in unnamed])}: the names say "
-            f"{' and '.join(sorted(present))} data. None says training data, and {others}.",
+            f"{listed([path for path in paths if path not in unnamed])}: the names mention "
+            f"{' and '.join(sorted(present))} data. None mentions training data, and {others}.",
             "Name the training data train, such as train.csv, or give each split a channel of its "
             "own (train, test). Leave out files with the rows of all splits.",
         )
@@ -80,7 +80,7 @@ def assign_by_names(
 
 
 def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
-    """Position and split of each folder, and of the file, that names one split."""
+    """Return position and split of each part of the path that names one split."""
     named_parts = []
     for index, part in enumerate(path.relative_to(root).parts):
         key, is_partition, value = part.partition("=")
@@ -92,7 +92,7 @@ def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
 
 
 def _split_of_path(root: Path, path: Path) -> str | None:
-    """Return the split that a path names: the innermost name counts.
+    """Return the split that a path names; the innermost name counts.
 
     Raises:
         DataError: a file named after training lies in a folder of another split.

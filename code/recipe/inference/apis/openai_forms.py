@@ -26,7 +26,7 @@ def served_name(environ: Mapping[str, str] = os.environ) -> str:
 
 @dataclass
 class ShownText:
-    """Holds back a stream's text while it may be the beginning of a stop text."""
+    """Holds back the end of a stream while it may be the beginning of a stop text."""
 
     stops: tuple[str, ...]
     held: str = ""

@@ -258,7 +258,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def tokenized(prepared: Prepared, tokenizer: Any) -> Document:
-    """Return the tokens of each text, as TEI's /tokenize: special ones have no place in the text.
+    """Return the tokens of each text, as TEI's /tokenize; special tokens have no offsets.
 
     Raises:
         TooCostly: The texts are too long.

@@ -130,7 +130,7 @@ def to_json(value: Any) -> bytes:
 
 
 def unwritable(value: Any, location: str = "prediction") -> str:
-    """Return a message about the first NaN or infinity; '' if there is none."""
+    """Return a message about the first NaN or infinity, or ''."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{location} is {value}, which JSON does not support."
     entries: Iterable[tuple[Any, Any]] = ()

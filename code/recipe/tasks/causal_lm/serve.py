@@ -64,7 +64,7 @@ class Generator(ServedTask):
         # transformers' own criterion scans the whole vocabulary for each text.
         stop = tuple(model.generation_config.stop_strings or ())
         model.generation_config.stop_strings = None
-        # The end of a long prompt is what is to be continued.
+        # A long prompt is cut at its beginning, since generation continues its end.
         loaded.tokenizer.truncation_side = "left"
         if not (merges := prompt_groups.may_merge(loaded)):
             name = type(model).__name__
@@ -89,7 +89,7 @@ class Generator(ServedTask):
         return super().describe() | (limits if limit < UNBOUNDED else {})
 
     def refuse_other_apis(self, request: Request) -> None:
-        if request.route != routes.CHAT:  # without a chat template, `prepare` says what to do
+        if request.route != routes.CHAT:  # without a chat template, `prepare` raises the error
             super().refuse_other_apis(request)
 
     def prepare(self, request: Request) -> Prepared:

@@ -1,4 +1,4 @@
-"""Causal language modelling: how texts, prompts and conversations go on."""
+"""Causal language modelling: continuing texts, prompts and conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal language modelling: how texts, prompts and conversations go on."""
+"""Causal language modelling: continuing texts, prompts and conversations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NEXT_TOKENS: Objective = _NextTokens()
 
 
 class CausalLm(Task):
-    """How texts, prompts and conversations go on."""
+    """Learns to continue texts, prompts and conversations."""
 
     takes_shards = True
     lengths_are_of_samples = True
@@ -72,8 +72,8 @@ class CausalLm(Task):
         return pretrained.load_causal(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where longer documents are split or truncated; what serves the model reads
-        more."""
+        """Return the length at which documents are split or truncated; serving reads longer
+        prompts."""
         max_length = self.hyperparameters.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
@@ -95,7 +95,7 @@ class CausalLm(Task):
         return document_tokens.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Return several if a long document is split."""
+        """Return more than one if a long document is split."""
         is_split = document_tokens.splits(self.train, self.hyperparameters.long_texts)
         return sum(1 for _ in document_tokens.pieces(length, longest, is_split))
 
@@ -110,7 +110,8 @@ class CausalLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the perplexity's curve; how the model goes on, if one process has all of it."""
+        """Return the curve of the perplexity and, if one process has the whole model, generated
+        continuations."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         documents = samples["evaluation"]
         if (whole := whole_model(trainer)) and isinstance(documents, Documents):

@@ -19,7 +19,7 @@ from recipe.batching.batches import Batch, Samples
 from recipe.batching.packing import Rows
 
 _LEAST_SHARE = 0.75
-"""Of a picture's height and width that a crop keeps."""
+"""The smallest share of an image's height and width that a crop keeps."""
 Pixels = npt.NDArray[np.uint8]
 CROP, FLIP = "crop", "flip"
 
@@ -68,7 +68,7 @@ class PictureSamples(Samples):
 
 @dataclass(frozen=True)
 class FixedPictures:
-    """Pictures of one shape, as numbers that the model was trained with."""
+    """Images of one shape, normalized as the model expects."""
 
     size: int
     height: int
@@ -79,7 +79,7 @@ class FixedPictures:
     balanced: ClassVar[bool] = False
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """pixel_values [size, 3, height, width] in float32."""
+        """Return pixel_values [size, 3, height, width] in float32."""
         assert isinstance(samples, PictureSamples)
         pixels = np.zeros((self.size, 3, self.height, self.width), dtype=np.uint8)
         for index, row in enumerate(rows.tolist()):
@@ -89,9 +89,9 @@ class FixedPictures:
         return {"pixel_values": values.sub_(mean).div_(std)}
 
     def describe(self) -> str:
-        """Return the size of each."""
+        """Return the size of the images."""
         return f"of {self.width} x {self.height} pixels"
 
     def computed_tokens(self, samples: Samples, rows: Rows) -> int:
-        """Return the pictures of all rows."""
+        """Return the number of rows: each image counts as one token."""
         return self.size

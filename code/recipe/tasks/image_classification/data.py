@@ -26,7 +26,7 @@ from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
 LOCATION, BYTES, FILE = "place", "bytes", "file"
-"""The columns of an image: its place for messages; its bytes, or the file that holds them."""
+"""The columns of an image: its location for messages; its bytes, or the file that holds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def _folders(
     classes = sorted({path.parent.name for path in pictures if path.parent != root})
     if classes and all(map(split_of, classes)):
         raise DataError(
-            f"The pictures below {root} lie in folders that are called after splits "
+            f"The pictures below {root} lie in folders that are named after splits "
             f"({', '.join(classes)}), and in none of a class.",
             "Put those of each class into a folder of its name (train/cat/1.jpg), or add a "
             "metadata.csv with the columns file_name and label.",
@@ -160,7 +160,7 @@ def _folders(
         named = next((split for part in above if part and (split := split_of(part))), None)
         if len(path.relative_to(root).parts) < 2:
             raise DataError(
-                f"{path} lies in no folder of a class, and no table says what it shows.",
+                f"{path} is not in a folder of a class, and no table has its label.",
                 "Put the pictures of each class into a folder of its name, or add a metadata.csv "
                 "with the columns file_name and label.",
             )

@@ -22,7 +22,7 @@ def load(source: Source, labels: Labels, settings: ModelSettings) -> tuple[PreTr
     A head for another number of labels is replaced by a new one.
 
     Raises:
-        ModelError: it cannot be reached or loaded, or reads no pictures in three colours.
+        ModelError: it cannot be reached or loaded, or does not read images with three channels.
     """
     model, processor, new = pretrained.read(
         AutoModelForImageClassification,
@@ -45,7 +45,8 @@ def load(source: Source, labels: Labels, settings: ModelSettings) -> tuple[PreTr
     if new and not settings.trains:
         raise ModelError(
             f"The model {source.name} lacks {len(new)} weights of a classifier of these labels "
-            f"({new[0]} ...), which training would make: do_train=False has nothing to judge.",
+            f"({new[0]} ...), which only training would create: do_train=False has nothing to "
+            "evaluate.",
             "Give a trained classifier, or leave do_train out.",
         )
     return lora.wrap(model, settings, new, None, trains_head=True), processor

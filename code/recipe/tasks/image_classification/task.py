@@ -43,7 +43,7 @@ AUGMENTATIONS: Mapping[str, frozenset[str]] = {
     CROP: frozenset({CROP}),
     FLIP: frozenset({CROP, FLIP}),
 }
-"""What the hyperparameter `augmentation` may be, and what is drawn then."""
+"""The values of the hyperparameter `augmentation`, and the random changes of each."""
 
 
 class _Classes(Objective):
@@ -78,7 +78,7 @@ class _Classes(Objective):
 
 
 class ImageClassification(Task):
-    """One label for each picture."""
+    """One label for each image."""
 
     options: Options
     objective: _Classes

@@ -1,4 +1,4 @@
-"""Data sets of pictures to pixels, as the model's image processor makes them, kept on disk."""
+"""Convert data sets of images to pixels by the model's image processor, cached on disk."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SPARE = 1 << 28  # bytes
 def read(
     name: str, split: datasets.Dataset, processor: Any, augmentation: frozenset[str]
 ) -> PictureSamples:
-    """Return the pictures of a split of `data.Pictures`; a line says how many.
+    """Return the images of a split of `data.Pictures`, and log how many there are.
 
-    Each is decoded once, and read from a file in the cache of data sets (HF_DATASETS_CACHE) by this
-    and other processes of the host, and by a job that is started again.
+    Each is decoded once into a file in the cache of data sets (HF_DATASETS_CACHE), which all
+    processes of the host and a restarted job read.
 
     Args:
         name: Of the split.
@@ -39,7 +39,7 @@ def read(
         DataError: pictures cannot be read (each is named), or the disk has no room for them.
     """
     height, width = shape_of(processor)
-    # The same for the same contents and processor only.
+    # Equal only for the same contents and processor.
     sha = hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode())
     for sample in split:
         content = sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE]).read_bytes()
@@ -53,8 +53,8 @@ def read(
         needed = int(np.prod(shape))
         if shutil.disk_usage(folder).free < needed + _SPARE:
             raise DataError(
-                f"The {name} data's {len(split)} pictures take {needed / 1e9:.1f} GB at "
-                f"{width} x {height} pixels, and {folder} has not so much room.",
+                f"The {name} data's {len(split)} pictures take {needed / 1e9:.1f} GB at {width} "
+                f"x {height} pixels, more than {folder} has free.",
                 "Give the job a larger volume, or set HF_DATASETS_CACHE to a folder on one.",
             )
         with claims.claimed(folder, digest) as claimed:
@@ -68,7 +68,7 @@ def read(
                         opened = picture(source)
                     except Unreadable as error:
                         raise DataError(
-                            f"{sample[LOCATION]}: {error}", "Remove it, or save it anew."
+                            f"{sample[LOCATION]}: {error}", "Remove it, or save it again."
                         ) from error
                     filled[row] = _pixels(processor, opened)
             problems.check()
@@ -88,7 +88,7 @@ def read(
 
 
 def shape_of(processor: Any) -> tuple[int, int]:
-    """Return height and width of what an image processor makes of any picture.
+    """Return the height and width of an image processor's output.
 
     Raises:
         ModelError: they are not the same for all pictures.
@@ -101,8 +101,8 @@ def shape_of(processor: Any) -> tuple[int, int]:
     }
     if len(sizes) > 1:
         raise ModelError(
-            f"The model's image processor ({type(processor).__name__}) makes pictures of different "
-            "sizes of different pictures.",
+            f"The model's image processor ({type(processor).__name__}) does not give all images "
+            "the same size.",
             "Set do_resize and a size with height and width in its preprocessor_config.json.",
         )
     ((height, width),) = sizes
@@ -110,6 +110,6 @@ def shape_of(processor: Any) -> tuple[int, int]:
 
 
 def _pixels(processor: Any, opened: Any) -> Any:
-    """Return [3, height, width], uint8"""
+    """Return the pixels [3, height, width], uint8."""
     processed = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
     return np.asarray(processed["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)

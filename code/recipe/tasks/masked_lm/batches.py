@@ -6,7 +6,7 @@ A batch has the tensors of any samples (`batches`) with some tokens replaced, an
 
 Masks are a pure function of (seed, epoch, position in the data): they do not depend on how samples
 are divided among steps and processes, or where a job was resumed. Evaluations always have the same
-masks, for any seed, so that models can be compared.
+masks, whatever the seed, so that models can be compared.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MaskedTexts(Samples):
         """Return the samples of these tokens, none of them masked yet.
 
         Args:
-            back: Of each token: see BACK.
+            back: The value of BACK for each token.
             is_fixed: Whether this is evaluation data, for which masked tokens are counted, and at
                 least one is masked.
         """
@@ -72,7 +72,7 @@ class MaskedTexts(Samples):
         if not is_fixed:
             return drawn
         labels, least = drawn._draws_below(masking.probability)
-        if least >= masking.probability:  # nothing would be masked: the likeliest word is
+        if least >= masking.probability:  # else nothing is masked: mask the likeliest word
             masking = dataclasses.replace(masking, probability=float(np.nextafter(least, 1)))
             labels, _ = drawn._draws_below(masking.probability)
         return dataclasses.replace(drawn, labels=labels, masking=masking)
@@ -89,12 +89,12 @@ class MaskedTexts(Samples):
         return labels, least
 
     def draw_epoch(self, seed: int, epoch: int) -> MaskedTexts:
-        """Return the samples with what this epoch masks."""
+        """Return the samples with the masks of this epoch."""
         return dataclasses.replace(self, key=_key(1, seed, epoch))
 
     def masked(self, source: Rows) -> tuple[Rows, Rows]:
         """Return which of the tokens at `source` (positions in `token_ids`) are masked, as
-        positions in `source`, and what stands in their place."""
+        positions in `source`, and the tokens that replace them."""
         back = self.back[source]
         indices = np.flatnonzero(back != NEVER)
         indices = indices[
@@ -151,7 +151,7 @@ class MaskedLayout(CompositeLayout):
     """Most masked tokens in a batch; a rare batch has more."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return the tensors of the masked texts, with the places that are learned."""
+        """Return the tensors of the masked texts, and the learned positions."""
         assert isinstance(samples, MaskedTexts)
         batch, first = self.laid(samples, rows)
         source, owners, within = samples.token_positions(rows)

@@ -1,4 +1,4 @@
-"""Masked language models: loading one, and letting it take batches of `masked_lm.batches`."""
+"""Load masked language models, and patch them for batches of `masked_lm.batches`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def load(
 
     Raises:
         ModelError: it cannot be reached or loaded, is no such model, has no mask, knows fewer
-            tokens than its tokenizer, or has no head that LoRA could go on with.
+            tokens than its tokenizer, or lacks the head that LoRA needs.
     """
     model, tokenizer, new = pretrained.read(AutoModelForMaskedLM, source, settings)
     config: Any = model.config
     if config.is_encoder_decoder:
         raise ModelError(
             f"The model {source.name} is of type {config.model_type}, an encoder with a decoder, "
-            "which writes texts and fills no masks.",
+            "which generates text and does not fill masks.",
             "Give an encoder such as a BERT, or another task.",
         )
     if tokenizer.mask_token_id is None:
@@ -46,13 +46,13 @@ def load(
         lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"
         if not settings.trains:
             raise ModelError(
-                f"{lacks} ({new[0]} ...), which training would make: do_train=False has nothing to "
-                "judge.",
+                f"{lacks} ({new[0]} ...), which only training would create: do_train=False has "
+                "nothing to evaluate.",
                 "Give a model that was saved with its head, or leave do_train out.",
             )
         if settings.lora_r is not None:
             raise ModelError(
-                f"{lacks} ({new[0]} ...), whose head LoRA would leave as it was drawn.",
+                f"{lacks} ({new[0]} ...), whose head would stay random with LoRA.",
                 "Give a model that was saved with its head, or leave lora_r out.",
             )
     return lora.wrap(model, settings, (), None, trains_head=False), tokenizer

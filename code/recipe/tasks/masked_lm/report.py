@@ -1,4 +1,4 @@
-"""What a trained model fills into masked texts of the evaluation data: for people to look at."""
+"""Show how a trained model fills masks in texts of the evaluation data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _SHOWN = 6
 
 @torch.inference_mode()
 def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) -> Section:
-    """Return some texts with their masks, the likeliest token for each mask, and what stood there.
+    """Return some texts with their masks, the likeliest token for each mask, and the original
+    token.
 
     Args:
         model: It is put into evaluation mode.

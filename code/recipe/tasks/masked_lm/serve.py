@@ -30,7 +30,7 @@ class MaskFiller(ServedTask):
     served = SPECS[0].served["fill-mask"]
     loaded: LoadedModel
     pipeline: Any
-    """transformers' own, which knows how targets become tokens."""
+    """transformers' pipeline, which converts targets to tokens."""
 
     @classmethod
     def load(cls, origin: Origin) -> MaskFiller:
@@ -138,7 +138,7 @@ class MaskFiller(ServedTask):
                 turns.pause()
                 token = targets[number] if targets is not None else number
                 ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
-                # Of several masks the others stay to be seen.
+                # If there are several masks, the others stay visible.
                 sequence = tokenizer.decode(ids, skip_special_tokens=len(masks) == 1)
                 text = {"token": token, "token_str": tokenizer.decode([token])}
                 entries.append({"score": value, **text, "sequence": sequence})

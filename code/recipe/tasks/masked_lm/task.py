@@ -1,4 +1,4 @@
-"""Masked language modelling: what stands in the place of masked tokens or words."""
+"""Masked language modelling: predicting masked tokens or words."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MASKED_TOKENS: Objective = _MaskedTokens()
 
 
 class MaskedLm(Task):
-    """What stands in the place of masked tokens or words."""
+    """Learns to predict masked tokens or words."""
 
     options: Options
     data: language_modeling.Texts
@@ -74,7 +74,7 @@ class MaskedLm(Task):
         return masked_models.load(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where longer texts are split or truncated; what serves the model reads as much."""
+        """Return the length at which texts are split or truncated, also in serving."""
         encoding.refuse_types(model, tokenizer)
         return pretrained.longest_text(model, tokenizer, self.hyperparameters.max_length)
 
@@ -88,7 +88,7 @@ class MaskedLm(Task):
         return masked_texts.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Return several if a long text is split."""
+        """Return more than one if a long text is split."""
         truncates = self.hyperparameters.long_texts == TRUNCATE
         return 1 if truncates else -(-length // longest)
 
@@ -104,7 +104,8 @@ class MaskedLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the perplexity's curve; what the model fills in, if one process has all of it."""
+        """Return the curve of the perplexity and, if one process has the whole model, filled
+        masks."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         texts = samples["evaluation"]
         if (whole := whole_model(trainer)) and isinstance(texts, MaskedTexts):

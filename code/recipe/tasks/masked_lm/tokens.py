@@ -90,9 +90,9 @@ def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def pieces(words: store.Column, room: int, truncates: bool) -> Iterator[slice]:
-    """Yield where the pieces of a text are in it, each of `room` tokens at most.
+    """Yield the pieces of a text as slices of at most `room` tokens.
 
-    A piece ends between words, unless one of more than half of it stands there.
+    A piece ends between words, unless a word takes more than half of it.
 
     Args:
         words: The number of each token's word, _NO_WORD for none.
@@ -118,7 +118,7 @@ def pieces(words: store.Column, room: int, truncates: bool) -> Iterator[slice]:
 
 
 class _Reader:
-    """Rows of texts to tokens and their words."""
+    """Converts rows of texts to tokens and their words."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, whole_words: bool) -> None:
         self._tokenizer, self._whole_words = tokenizer, whole_words
@@ -211,15 +211,16 @@ class _Reader:
 
 
 def _check_words(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise HyperparameterError where whole words cannot be masked."""
+    """Raise HyperparameterError if whole words cannot be masked."""
     reason = "Hyperparameter whole_word_masking has value True, but"
     if TOKEN_IDS in split.column_names:
         raise HyperparameterError(
-            f"{reason} the data came tokenised, which does not tell words apart.", "Give the texts."
+            f"{reason} the data came tokenised, so that words cannot be told apart.",
+            "Give the texts.",
         )
     if not tokenizer.is_fast:
         raise HyperparameterError(
-            f"{reason} the model's tokenizer is one in Python, which does not tell words apart.",
+            f"{reason} the model's tokenizer is written in Python and does not separate words.",
             "Leave it out, or give a model with a tokenizer.json.",
         )
     first_rows = split.select(range(min(_LOOKED_AT, len(split))))

@@ -83,7 +83,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
 
 
 def _check_columns(file: Read) -> None:
-    """Raise DataError if the choices are no lists, or their columns not numbered in order."""
+    """Raise DataError if the choices are not lists, or their columns are not numbered in order."""
     part, columns = file.part, file.columns
     numbers = [int(match[0]) for name in columns.columns.get(_ENDINGS, ())
                if (match := _NUMBER.search(name))]  # fmt: skip
@@ -159,7 +159,7 @@ def _kind_of_answers(files: Sequence[Read]) -> str:
     if differ and len(possible) > 1:
         raise DataError(
             f"The answers in column {files[0].columns[ANSWER]!r} can be {' or '.join(possible)}, "
-            "and no row of the training data decides it.",
+            "and no row of the training data shows which.",
             "Give the letter of the right choice: A for the first, B for the second.",
         )
     return possible[0]

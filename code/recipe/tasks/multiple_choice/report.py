@@ -1,4 +1,5 @@
-"""What a model chose: accuracy by the place of the right choice, and its worst answers."""
+"""Report the choices of a model: accuracy by the position of the right choice, and the worst
+answers."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ _WORST = 12
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenAnswers:
-    """The model's last answers on the split that it is judged by."""
+    """The model's last answers on the split that it is evaluated on."""
 
     split: str
     data: datasets.Dataset
     probabilities: npt.NDArray[np.float32]
-    """[rows, most]: 0 where a row has fewer choices."""
+    """[rows, most]: 0 for missing choices."""
     true: npt.NDArray[np.int64]
 
     @property
@@ -46,7 +47,8 @@ class ChosenAnswers:
             }
 
     def sections(self) -> list[Section]:
-        """Return accuracy by the place of the right choice, and the surest wrong answers."""
+        """Return the accuracy by the position of the right choice, and the most confident wrong
+        answers."""
         right = self.chosen == self.true
         positions = [
             [str(position), f"{right[mask].mean():.1%}", f"{(self.chosen == position).mean():.1%}",
@@ -67,8 +69,8 @@ class ChosenAnswers:
             shown.append([*map(section.beginning, texts), f"{sure[row]:.1%}"])
         return [
             Section(
-                title=f"Places of the right choice, {self.split} data",
-                note="A model that has learned nothing may prefer a place.",
+                title=f"Positions of the right choice, {self.split} data",
+                note="A model that has learned nothing may prefer a position.",
                 columns=section.numbers(
                     "place, from 0", "accuracy", "share of the answers", "count"
                 ),

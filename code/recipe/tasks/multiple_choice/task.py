@@ -48,7 +48,7 @@ class Choices(EncoderObjective):
     """
 
     packable = ("bert", "distilbert", "modernbert")
-    """Their heads for choices are those for classes."""
+    """These families' heads for choices are those for classes."""
 
     def __init__(self) -> None:
         self.last: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None = None
@@ -101,11 +101,11 @@ class MultipleChoice(Task):
             source,
             self.hyperparameters,
             adapters=None,
-            what="a model that chooses",
+            what="a model with a head for choices",
         )
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return the tokens of a question with a choice, which serving cuts at, too."""
+        """Return the most tokens of a question with a choice, also in serving."""
         max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length

@@ -110,7 +110,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
 
 def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str, tuple[int, int]]]:
     """Return the rows that can be used, as texts or JSON of messages; whether they are messages;
-    and by each reason to leave out others how many, and the first of them.
+    and for each reason to leave out rows their number, and the first of them.
 
     Raises:
         DataError: rows have different kinds of values, or too many have no prompt.
@@ -262,8 +262,8 @@ def conversation_triple(
     """Return a row of conversations with its prompt, or the reason why it cannot be used.
 
     A prompt that is not a list of messages is the common beginning of both conversations, plus the
-    prompt as the user's turn if that has none. A prompt that no user's turn there has is another
-    one: the row contradicts itself.
+    prompt as the user's turn if that has none. If no user's turn contains the prompt, the row
+    contradicts itself.
     """
     if not chosen or not rejected:
         return EMPTY

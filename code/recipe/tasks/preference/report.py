@@ -1,4 +1,4 @@
-"""Which answers a model has come to prefer, as a report shows it."""
+"""Report which answers a model prefers after training."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def sections(
     """Return the histogram of margins, and the pairs with the lowest and the highest ones.
 
     Args:
-        rewards: [pairs, 2], of the chosen and of the rejected answers.
-        show: The prompt, the chosen and the rejected answer of a pair, by its number.
+        rewards: [pairs, 2], of chosen and rejected answers.
+        show: Returns the prompt, the chosen and the rejected answer of a pair, by its number.
     """
     margins = rewards[:, 0] - rewards[:, 1]
     order = np.argsort(margins, kind="stable")

@@ -131,8 +131,8 @@ class PreferenceObjective(Objective):
         for name, samples in self.pairs.items():
             if self._keys[name] not in kept:
                 raise CheckpointError(
-                    f"The {name} data has changed since the checkpoint was saved, which keeps what "
-                    "the model said of it before it was trained.",
+                    f"The {name} data has changed since the checkpoint was saved, which has the "
+                    "untrained model's log-probabilities of it.",
                     "Start with the same data, or give resume_from_checkpoint=False to train from "
                     "the start.",
                 )
@@ -156,15 +156,15 @@ class Preference(Task):
         self.check_best(_SCORES)
         if not hyperparameters.trains:
             raise HyperparameterError(
-                "do_train=False leaves nothing to judge: rewards are by how much a training has "
+                "do_train=False leaves nothing to evaluate: rewards measure how training has "
                 "changed a model.",
                 "Leave it out, or take task=causal-lm for a model's perplexity.",
             )
         kind, smoothing = self.options.loss_type, self.options.label_smoothing
         if smoothing and kind not in ("sigmoid", "robust"):
             raise HyperparameterError(
-                f"Hyperparameter label_smoothing has value {smoothing}, which loss_type={kind} has "
-                "no place for.",
+                f"Hyperparameter label_smoothing has value {smoothing}, which loss_type={kind} "
+                "does not use.",
                 "Leave it out, or give loss_type=sigmoid or robust.",
             )
         self.data = preferences.load(channels, hyperparameters)
@@ -189,7 +189,8 @@ class Preference(Task):
         return pretrained.load_causal(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where a prompt with its answer is cut; what serves the model reads more."""
+        """Return the length at which a prompt with its answer is cut; serving reads longer
+        prompts."""
         max_length = self.hyperparameters.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
@@ -237,7 +238,7 @@ class Preference(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return how the margins lie, the pairs at both ends, and how the model answers."""
+        """Return the histogram of margins, the pairs at both ends, and generated answers."""
         sections: list[Section] = []
         if self.objective.last is not None:
             split, rewards = self.objective.last

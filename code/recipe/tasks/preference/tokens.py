@@ -25,7 +25,7 @@ _ROW, _CUT, _GUESSED, _LABELS = "row", "cut", "guessed", "labels"
 _NAMED, _SHOWN_CHARS = 5, 40
 Batch = Mapping[str, list[Any]]
 Document = tuple[list[int], list[bool]]
-"""Token ids of a prompt and an answer, and which of them are the answer's."""
+"""Token ids of a prompt and an answer, and a flag for each token of the answer."""
 
 
 def tokenise(
@@ -51,8 +51,8 @@ def tokenise(
         chat.see_to_template(tokenizer)
     elif tokenizer.chat_template is not None and name == "train":
         say(
-            "the tokenizer has a chat template, which texts are not put into: for a model that is "
-            "asked by conversations, give the answers as lists of messages"
+            "the tokenizer has a chat template, which is not applied to plain texts: for a chat "
+            "model, give the answers as lists of messages"
         )
     ways = ("preferences 2", str(are_talks), str(tokenizer.chat_template))
     reader = documents.Reader(tokenizer)

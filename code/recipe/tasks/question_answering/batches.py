@@ -28,9 +28,9 @@ class Windows(Samples):
     begins: Rows
     """The first character in the context of each of `token_ids`; NOWHERE for other tokens."""
     ends: Rows
-    """The end of each in the context."""
+    """The last character (exclusive) of each token in the context."""
     judged: bool = False
-    """Whether the model's answers are wanted, not only its losses."""
+    """Whether the model returns answers in addition to losses."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WindowLayout(CompositeLayout):
     """A layout of windows."""
 
     tokens: int
-    """Of the longest window."""
+    """Tokens of the longest window."""
     judged: bool
     """Whether the model's answers are wanted, not only its losses."""
 

@@ -1,4 +1,4 @@
-"""From a job's channels to questions about contexts, with the words of these that answer them."""
+"""Load questions about contexts, with the words of the contexts that answer them."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ class Answer:
     question: str
     context: str
     text: str
-    """Empty for none."""
+    """Empty if there is no answer."""
     start: int
-    """Its first character in the context; -1 for none."""
+    """Its first character in the context; -1 without an answer."""
     margin: float
-    """By how much its logits are better than those of no answer (or of the next best)."""
+    """The difference between its logits and those of no answer (or of the next best answer)."""
     true: Sequence[str]
 
     @property
@@ -71,8 +71,8 @@ def f1_of(true: str, predicted: str) -> float:
 
 
 def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
-    """Return in percent: exact_match and f1 of all; where some have no answer, both of those that
-    have one, and the share of the others that were told to have none."""
+    """Return percentages: exact_match and f1 of all questions; if some have no answer, also both
+    for those with one, and the share of the others that were recognised."""
     metrics = {"exact_match": _mean([answer.exact for answer in answers]),
              "f1": _mean([answer.f1 for answer in answers])}  # fmt: skip
     without = [answer for answer in answers if not answer.true]
@@ -153,14 +153,14 @@ def find(
 
 @dataclass(frozen=True, kw_only=True)
 class FoundAnswers:
-    """The model's last answers, on the split that it is judged by."""
+    """The model's last answers on the split that it is evaluated on."""
 
     split: str
     ids: Sequence[str]
     answers: Sequence[Answer]
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the number and id of each question, the answer, where it begins, the true ones."""
+        """Yield the number and id of each question, the answer, its start, and the true answers."""
         for row, (name, answer) in enumerate(zip(self.ids, self.answers, strict=True)):
             yield {
                 "row": row,
@@ -173,7 +173,7 @@ class FoundAnswers:
             }
 
     def sections(self) -> list[Section]:
-        """Return scores of the kinds of questions; wrong answers, those first that were surest."""
+        """Return scores of the kinds of questions, and the wrong answers, most confident first."""
         first_words = Counter(
             (normal(answer.question).split() or [""])[0] for answer in self.answers
         )

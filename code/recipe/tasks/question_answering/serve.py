@@ -34,11 +34,11 @@ class Window:
 
     row: TokenRow
     encoding: Any
-    """The tokenizer's, which knows the characters of each token."""
+    """The tokenizer's encoding, which has the characters of each token."""
     allowed: np.ndarray[Any, Any]
-    """Which tokens may be of an answer: those of the context; and the one that stands for none."""
+    """Marks tokens that an answer may contain: those of the context, and the one for no answer."""
     nowhere: int
-    """Which token that is."""
+    """The position of the token for no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class QuestionAnswerer(ServedTask):
 
     @property
     def _trained(self) -> Mapping[str, Any]:
-        """Return the parameters that the recipe trained and judged the model with; else empty."""
+        """Return the parameters with which the recipe trained and evaluated the model, if any."""
         return getattr(self.loaded.model.config, "question_answering", None) or {}
 
     @classmethod
@@ -58,13 +58,13 @@ class QuestionAnswerer(ServedTask):
         """Return the question answering model that `origin` names.
 
         Raises:
-            ModelError: Its tokenizer does not know which characters its tokens are of.
+            ModelError: Its tokenizer does not return the offsets of tokens.
         """
         loaded = loading.load(origin, AutoModelForQuestionAnswering)
         if not loaded.tokenizer.is_fast:
             raise ModelError(
-                f"The tokenizer of {origin.location} has no places of tokens in a text.",
-                "Save a fast tokenizer (tokenizer.json) beside the model.",
+                f"The tokenizer of {origin.location} does not return the offsets of tokens.",
+                "Save a fast tokenizer (tokenizer.json) with the model.",
             )
         return cls(loaded=loaded)
 
@@ -93,7 +93,7 @@ class QuestionAnswerer(ServedTask):
         return Prepared(request=request, inputs=inputs, sizes=sizes, work=prepared)
 
     def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
-        """Return a context in parts that overlap, each with the question and short enough for the
+        """Return overlapping windows of a context, each with the question and short enough for the
         model.
 
         Raises:
@@ -185,7 +185,7 @@ class QuestionAnswerer(ServedTask):
         parameters = {**self._trained, **parameters}
         count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
         longest = parameters.get("max_answer_len", _MAX_ANSWER_LEN)
-        # Several spans of tokens may be the same words.
+        # Several spans of tokens may have the same words.
         spans = 2 * count + 10 if by_words else count
         sequence = 1 if self.loaded.tokenizer.padding_side == "right" else 0
         no_answer, answers = 1e6, dict[str, dict[str, Any]]()
@@ -205,7 +205,7 @@ class QuestionAnswerer(ServedTask):
                 turns.pause()
                 if not (window.allowed[first] and window.allowed[last]):
                     continue
-                # Where the span's words begin and end; its tokens, if no words are known.
+                # The offsets of the span's words; of its tokens, if no words are known.
                 begins, ends = window.encoding.offsets[first][0], window.encoding.offsets[last][1]
                 words = [window.encoding.token_to_word(token) for token in (first, last)]
                 if by_words and None not in words:
@@ -227,7 +227,7 @@ class QuestionAnswerer(ServedTask):
 
 
 def _scale(logits: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return what a softmax over the tokens subtracts from logits [2, tokens], and divides by."""
+    """Return the maximum and the sum for a softmax over the tokens of logits [2, tokens]."""
     highest = logits.max(axis=1, keepdims=True)
     return highest, np.exp(logits - highest).sum(1, keepdims=True)
 
@@ -238,7 +238,7 @@ def likeliest_spans(
     """Return the likeliest spans of at most `longest` tokens: first and last token, and
     probability."""
     size, longest = len(start), min(longest, len(start))
-    # By first token and length; what would end behind the last token is no span.
+    # By first token and length; spans that would end after the last token are excluded.
     products = np.full((size, longest), -1.0, dtype=start.dtype)
     for length in range(longest):
         products[: size - length, length] = start[: size - length] * end[length:]

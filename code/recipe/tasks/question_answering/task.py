@@ -64,7 +64,7 @@ class Spans(EncoderObjective, TokenLosses):
 
 
 class QuestionAnswering(Task):
-    """The words of a context that answer a question."""
+    """Finds the words of a context that answer a question."""
 
     options: Options
     data: questions.Questions
@@ -100,7 +100,7 @@ class QuestionAnswering(Task):
                 f"(doc_stride): this leaves no room for questions.",
                 f"Give a max_length of {needed} or more, or a smaller doc_stride.",
             )
-        # What serves the model answers as it is judged here, unless a request says otherwise.
+        # Serving answers as in this evaluation, unless a request sets other parameters.
         config: Any = model.config
         config.question_answering = {
             "max_seq_len": length,
@@ -129,8 +129,8 @@ class QuestionAnswering(Task):
         )
         if name is None:
             raise DistributedError(
-                "The questions that the model is judged by lie on several hosts.",
-                "Give every host all of that channel (FullyReplicated).",
+                "The evaluation questions are on several hosts.",
+                "Give every host the whole channel (FullyReplicated).",
             )
         split = named_splits(self.data)[name]
         outputs = np.asarray(prediction.predictions)

@@ -30,23 +30,22 @@ def tokenise(
     *,
     judged: bool,
 ) -> Windows:
-    """Return the windows of a split of `recipe.tasks.question_answering.data`; a line says how
-    many.
+    """Return the windows of a split of `recipe.tasks.question_answering.data`, and log how many
+    there are.
 
-    A window holds the question and a part of the context; two that follow each other share `stride`
-    tokens of it. The first answer is learned in the windows that hold all of it; in the others, and
-    where there is none, the first token (CLS).
+    A window holds the question and a part of the context; consecutive windows share `stride`
+    tokens. The first answer is learned in the windows that hold all of it; otherwise the first
+    token (CLS) is.
 
     Args:
-        judged: Whether the model's answers are wanted.
+        judged: Whether the model returns answers.
 
     Raises:
-        ModelError: the tokenizer does not say which characters a token is of.
+        ModelError: the tokenizer does not return the offsets of tokens.
     """
     if not tokenizer.is_fast:
         raise ModelError(
-            f"The tokenizer ({type(tokenizer).__name__}) does not say where its tokens stand in a "
-            "text.",
+            f"The tokenizer ({type(tokenizer).__name__}) does not return the offsets of tokens.",
             "Give a model with a fast tokenizer (tokenizer.json).",
         )
     made = store.tokens_of(
@@ -83,7 +82,7 @@ def _windows_of(
     for question, spans in zip(batch[QUESTION], bare["offset_mapping"], strict=True):
         cut.append(len(spans) > most)
         while len(spans) > most:
-            # What is left of a word may be more tokens than that part of the word was.
+            # The rest of a cut word may have more tokens than that part had before.
             question = question[: min(spans[most - 1][1], len(question) - 1)]
             again = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
             spans = again["offset_mapping"]

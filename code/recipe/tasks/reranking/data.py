@@ -1,4 +1,5 @@
-"""What rerankers learn from: lists of texts for each query, of rows, lists or triplets."""
+"""Build the training data of rerankers: a list of texts for each query, from rows, lists or
+triplets."""
 
 from __future__ import annotations
 
@@ -18,36 +19,36 @@ _AT_ONCE = 10_000
 
 
 class Lists:
-    """Makes lists of the rows of each split, by the labels of the training data."""
+    """Makes lists from the rows of each split, with labels scaled by those of the training data."""
 
     def __init__(self, is_listwise: bool) -> None:
         self._is_listwise = is_listwise
         self._most: float | None = None
 
     def arrange(self, kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
-        """A row for each query, with all of its texts.
+        """Return a row for each query, with all of its texts.
 
         Raises:
-            DataError: labels are below 0, or nothing says which texts do not belong to a query.
+            DataError: labels are below 0, or there are no irrelevant texts.
         """
         if kind == PAIRS and pc.max(pc.list_value_length(rows[TEXTS])).as_py() == 1:
             raise DataError(
-                "The data has texts that belong to queries, and none that do not.",
+                "The data has relevant texts for its queries, but no irrelevant ones.",
                 "Give negatives (a column called negative or negatives), or a number for each "
-                "query and text (a column called label): 0 for those that do not belong.",
+                "query and text (a column called label): 0 for irrelevant texts.",
             )
         lists = spooled(SCHEMA, _query_groups(rows))
         least, most = pc.min_max(pc.list_flatten(lists[SCORES])).as_py().values()
         if least < 0:
             raise DataError(
-                f"A label is {least:g}, and labels say how relevant texts are, from 0.",
-                "Give 0 for texts that do not belong to the query.",
+                f"A label is {least:g}, but labels are the relevance of texts, from 0.",
+                "Give 0 for irrelevant texts.",
             )
         if self._most is None:
             if least == most:
                 raise DataError(
                     f"Every label is {least:g}, from which nothing can be learned.",
-                    "Give texts that belong to their queries, and others that do not.",
+                    "Give both relevant and irrelevant texts.",
                 )
             self._most = 1.0 if self._is_listwise else max(1.0, most)
             if self._most > 1:
@@ -67,8 +68,8 @@ class Lists:
 
 
 def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """The rows of each query together, in the order of the queries' first rows, each text once;
-    some queries at a time."""
+    """Yield the rows of some queries at a time, grouped by query in the order of the queries' first
+    rows, each text once."""
     of_batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(_AT_ONCE)]
     hashes = [pd.util.hash_array(queries.to_numpy(zero_copy_only=False)) for queries in of_batches]
     _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
@@ -76,8 +77,8 @@ def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
     ends = np.append(np.flatnonzero(np.diff(numbers[order])) + 1, len(order))
     gathering, start = values.Gathering(rows), 0
     while start < len(order):
-        # Whole queries. Others of the same hash, if there ever are, come together and are told
-        # apart here.
+        # Chunks hold whole queries. Different queries with the same hash are in one chunk and are
+        # separated here.
         end = int(ends[min(int(np.searchsorted(ends, start + _AT_ONCE)), len(ends) - 1)])
         some = gathering.select(order[start:end]).to_pydict()
         start = end

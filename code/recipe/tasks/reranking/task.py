@@ -1,4 +1,4 @@
-"""Reranking: one number for a query and a text, by which a query's texts are ranked."""
+"""Reranking: a score for a query and a text, by which the texts of a query are ranked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RankingObjective(EncoderObjective):
         self._listwise = listwise
         self.lists: dict[str, JudgedLists] = {}
         self.last: tuple[str, Array, SearchResults] | None = None
-        """The last evaluation: its split, its scores, what was found with them."""
+        """The last evaluation: its split, its scores, and the search results."""
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         super().prepare(model, packed)
@@ -84,7 +84,7 @@ class RankingObjective(EncoderObjective):
         self.last = split, scores, hits
         if not self._listwise:
             return {**ranking_scores.list_scores(scores, lists, hits)}
-        losses = []  # in the place of those of its pairs
+        losses = []  # instead of the samples of its pairs
         for start, end in zip(lists.starts, lists.starts[1:], strict=False):
             labels = lists.labels[start:end].astype(np.float32)
             labels = np.stack([labels, np.ones_like(labels)], axis=1)
@@ -139,21 +139,21 @@ class Reranking(Task):
         config: Any = model.config
         config.problem_type = None
         config.text_columns = list(self.data.columns)
-        # What sentence-transformers' CrossEncoder, and our image, make scores by. A listwise loss
-        # leaves the numbers' height open: the sigmoid could make one score of many.
+        # The activation of sentence-transformers' CrossEncoder and of this image. A listwise loss
+        # does not fix the level of the logits: the sigmoid could map many of them to one score.
         name = "linear.Identity" if self.options.listwise else "activation.Sigmoid"
         config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where longer pairs are cut, by what serves the model, too."""
+        """Return the length at which pairs are cut, also in serving."""
         max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return the pairs; of training data that is learned by lists, the lists."""
+        """Return the pairs, or the lists of training data if the loss is listwise."""
         number = 0 if name == "train" else _SPLITS.index(name)
         pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
         counts = numbered_texts.counts(split)
@@ -183,8 +183,8 @@ class Reranking(Task):
             yield Finding(
                 level=WARNING if alike > len(self.data.evaluation) / 2 else OK,
                 what="evaluation",
-                detail=f"{alike} of {len(self.data.evaluation)} queries have texts of one label "
-                "only, and are not in the scores of rankings",
+                detail=f"{alike} of {len(self.data.evaluation)} queries have texts with only one "
+                "label, and are left out of ranking scores",
             )
 
     def shown(self, row: Mapping[str, Any]) -> str:

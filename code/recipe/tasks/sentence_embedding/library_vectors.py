@@ -43,7 +43,7 @@ class LibraryVectors(ServedTask):
 
         Raises:
             ModelError: It cannot be loaded, the installed library has no such class, or the device
-                takes fixed shapes only.
+                needs fixed shapes.
             ValueError: AMPHORA_DTYPE is a precision that it does not have.
         """
         import sentence_transformers
@@ -79,7 +79,7 @@ class LibraryVectors(ServedTask):
 
     @property
     def lacking(self) -> Set[str]:
-        """Return the route of the other kind."""
+        """Return the route for the other kind of vectors."""
         return {routes.EMBED_ALL if self.kind == SPARSE else routes.EMBED_SPARSE}
 
     @property
@@ -116,7 +116,7 @@ class LibraryVectors(ServedTask):
         answers = []
         for prepared in requests:
             name = prepared.parameters.get("prompt_name")
-            # A query may be read otherwise than a document, whether or not it has a prompt.
+            # A query may be encoded differently from a document, with or without a prompt.
             options = {
                 "task": name if name in _SIDES else None,
                 "prompt_name": name if name in self.model.prompts else None,

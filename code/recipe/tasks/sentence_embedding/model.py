@@ -1,8 +1,9 @@
-"""Models of sentence vectors: sentence-transformers' modules around an encoder, trained as one.
+"""Load and save sentence embedding models: sentence-transformers' modules around an encoder,
+trained as one.
 
-The library reads and writes the folder, and its own modules pool, project and normalise. Here the
-encoder carries the modules that follow it, so that whatever trains, shards and checkpoints a model
-of transformers does it with all of them; and it takes packed batches.
+The library reads and writes the folder, and its own modules pool, project and normalise. Here these
+modules are attributes of the encoder, so that they are trained, sharded and checkpointed with it;
+and the encoder takes packed batches.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from recipe.storage import checksums
 AFTER = "after_encoder"
 """The attribute of an encoder with the modules that follow it: pooling, then any others."""
 QUERY, DOCUMENT = "query", "document"
-"""What sentence-transformers calls the prompts of both sides."""
+"""The names of sentence-transformers for the prompts of both sides."""
 _OF_ROWS = ("input_ids", "attention_mask", "position_ids", "segments")
 _POOLS = {
     "mean": packed_encoders.means,
     "cls": packed_encoders.firsts,
 }
-"""What makes a vector of each packed text, by the library's names."""
+"""Pooling functions for packed texts, by the library's names."""
 _DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
 
 
 def load(
     source: Source, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Any]:
-    """Return the encoder in float32 with what follows it, its tokenizer, and the
-    SentenceTransformer that they are of.
+    """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
+    SentenceTransformer.
 
     Raises:
-        ModelError: it cannot be reached or loaded, lacks layers, or makes no vectors of texts by a
-            transformer.
+        ModelError: it cannot be reached or loaded, lacks layers, or is not a transformer followed
+            by pooling.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -62,8 +63,8 @@ def load(
         kind = json.loads(settings_file.read_text(encoding="utf-8")).get("model_type")
         if kind not in (None, "SentenceTransformer"):  # would be loaded with mean pooling
             raise ModelError(
-                f"The model {source.name} is a {kind} of sentence-transformers, and "
-                "task=sentence-embedding trains one vector for each text.",
+                f"The model {source.name} is a {kind} of sentence-transformers, but "
+                "task=sentence-embedding trains models that return one dense vector per text.",
                 "Train it by the script examples/retrieval/train_encoder.py.",
             )
     with checksums.verified(source.name):
@@ -84,31 +85,35 @@ def load(
     encoder: Any = getattr(sentences[0], "auto_model", None)
     if not isinstance(encoder, PreTrainedModel) or "Pooling" not in parts[1:2]:
         raise ModelError(
-            f"The model {source.name} is made of {', '.join(parts)}, and what is trained here is a "
-            "transformer followed by its pooling.",
+            f"The model {source.name} consists of {', '.join(parts)}, but only a transformer "
+            "followed by pooling can be trained.",
             "Give such a model.",
         )
     new_weights.check_layers(source.name, encoder, new_weights.missing_weights(encoder))
     attend_fully(encoder)
     is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
-    why = "as the model has it" if is_saved else "no modules.json says another"
+    why = "from the model" if is_saved else "the default without a modules.json"
     others = f", then {', '.join(parts[2:])}" if parts[2:] else ""
     say_row("pooling", f"{_mode(sentences[1])} ({why}){others}")
     named = getattr(sentences, "similarity_fn_name", None)
     if named not in (None, "cosine"):
-        say(f"similarity: cosine, for which the losses train, instead of the model's own ({named})")
+        say(
+            "similarity: cosine, on which the losses are based, instead of the model's own "
+            f"({named})"
+        )
     sentences.similarity_fn_name = "cosine"
     setattr(encoder, AFTER, nn.ModuleList(list(sentences)[1:]))
     wrapped = lora.wrap(encoder, settings, (), "FEATURE_EXTRACTION", trains_head=False)
     for name, weight in wrapped.named_parameters():
-        # Of the encoder, for heads: nothing of it is in the vectors, and DDP would wait for it.
+        # The encoder's pooler is for heads: it does not affect the vectors, and DDP would wait for
+        # its gradients.
         if ".pooler." in f".{name}":
             weight.requires_grad_(False)
     return wrapped, sentences.tokenizer, sentences
 
 
 def _mode(pooling: Any) -> str:
-    """Return what tokens' states are made one vector by: mean, cls ..., several with a plus."""
+    """Return the pooling mode: mean, cls ..., or several joined by a plus."""
     mode = getattr(pooling, "pooling_mode", None)
     if mode is None:  # before sentence-transformers 6
         return str(pooling.get_pooling_mode_str())
@@ -116,7 +121,7 @@ def _mode(pooling: Any) -> str:
 
 
 def width(sentences: Any) -> int:
-    """Return numbers of its vectors."""
+    """Return the width of the model's vectors."""
     if hasattr(sentences, "get_embedding_dimension"):
         return int(sentences.get_embedding_dimension())
     return int(sentences.get_sentence_embedding_dimension())  # before sentence-transformers 6
@@ -133,8 +138,9 @@ def patch_forward_for_texts(model: Any, parts: int) -> None:
     """Let `model` answer texts with their vectors, of packed batches and of padded ones.
 
     Args:
-        parts: In how many parts the rows of a batch are computed, each once more for its gradients,
-            so that memory is needed for one part at a time. Every batch has as many rows.
+        parts: The number of parts in which the rows of a batch are computed. Each part is
+            recomputed for its gradients, so that only one part is in memory at a time. Every batch
+            has as many rows.
     """
     packed_encoders.patch_forward_for_lengths(model)
     inner = lora.bare(model)
@@ -160,8 +166,8 @@ def _forward(
         if (first := present.get("first")) is None:
             embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
             continue
-        # Computed for all texts, with any vector for those of other parts: selecting this part's
-        # texts would need their number, for which the process would wait for the device.
+        # Computed for all texts, with arbitrary vectors for those of other parts: selecting this
+        # part's texts would need their number, and so a synchronization with the device.
         is_own = (first >= start * length) & (first < end * length)
         part["first"] = torch.where(is_own, first - start * length, 0)
         vectors = checkpoint(vectors_of, part, use_reentrant=False)
@@ -211,7 +217,7 @@ def prompts(sentences: Any, query: str | None, document: str | None) -> tuple[st
             "The model's pooling leaves out the tokens of prompts, which is not trained here.",
             "Set include_prompt to true in its 1_Pooling/config.json.",
         )
-    if known and not (query or document):  # turned off, also for who asks without a name
+    if known and not (query or document):  # off, also for calls without a name
         sentences.prompts, sentences.default_prompt_name = {QUERY: "", DOCUMENT: ""}, None
         say("prompts: none, unlike the model before training")
     if query or document:
@@ -231,7 +237,7 @@ def save(
     folder: Path,
     settings: ModelSettings,
 ) -> None:
-    """Write what was trained as a folder of sentence-transformers, an AutoModel's too.
+    """Write the trained model as a folder of sentence-transformers, which AutoModel also reads.
 
     Args:
         weights: The gathered weights of a sharded model; None if it is not sharded.
@@ -239,7 +245,7 @@ def save(
     inner = lora.bare(lora.whole(model, weights, settings))
     after = list(getattr(inner, AFTER))
     delattr(inner, AFTER)
-    vars(inner).pop("forward", None)  # that of its class comes back
+    vars(inner).pop("forward", None)  # restores its class's forward
     first = sentences[0]
     encoder_name = "model" if "model" in dict(first.named_children()) else "auto_model"
     setattr(first, encoder_name, inner)

@@ -1,4 +1,4 @@
-"""Feature extraction: one vector for each text, or each token's; and how alike texts are."""
+"""Feature extraction: a vector for each text or token, and the similarity of texts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from recipe.tasks.sentence_embedding.spec import SPECS
 from recipe.tasks.sentence_embedding.vectors import SentenceVectors
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
-"""What TEI and its clients call parameters of vectors."""
+"""The names of parameters in TEI and its clients."""
 TOKENS, VECTORS = "huggingface", "vectors"
-"""What AMPHORA_ANSWERS may be: a vector of each token, as Hugging Face's image answers, or one of
+"""The values of AMPHORA_ANSWERS: a vector for each token, as in Hugging Face's image, or one for
 each text."""
 
 
@@ -55,7 +55,7 @@ class MeanPooling:
 
     @property
     def tokenizer(self) -> Any:
-        """Return what makes tokens of texts."""
+        """Return the tokenizer."""
         return self.loaded.tokenizer
 
     @property
@@ -105,7 +105,7 @@ class Embedder(ServedTask):
             if ranked:
                 raise BadRequest(
                     'The model makes vectors: send {"source_sentence": ..., "sentences": [...]} '
-                    "for how alike texts are; a query is ranked by a cross-encoder."
+                    "for the similarity of texts; ranking a query needs a cross-encoder."
                 )
             inputs: Inputs = Ranking([source, *texts], texts=texts, ranked=False)
         else:
@@ -116,11 +116,11 @@ class Embedder(ServedTask):
         return self.vectors.encode(request, inputs)
 
     def _text(self, value: Any) -> str:
-        """Return a text, or the one that token ids were made of.
+        """Return a text; token ids are decoded.
 
         Raises:
-            BadRequest: It is neither, or the ids are not those of the model's tokenizer: a model
-                would make a vector of any.
+            BadRequest: It is neither, or the ids are not from the model's tokenizer: a model would
+                answer any ids.
         """
         if not isinstance(value, TokenIds):
             return a_text(value)
@@ -128,7 +128,7 @@ class Embedder(ServedTask):
         text: str = tokenizer.decode(check_ids(value, len(tokenizer)), skip_special_tokens=True)
         if tokenizer(text, verbose=False)["input_ids"] != list(value):
             raise BadRequest(
-                "The token ids are not what the model's tokenizer makes of a text, with its "
+                "The token ids are not the output of the model's tokenizer for a text, with "
                 "special tokens. Send the text."
             )
         return text
@@ -145,7 +145,10 @@ class Embedder(ServedTask):
             width = parameters.get("truncate_dim", self.vectors.shortened)
             if width is not None and width > (most := vectors.shape[1]):
                 error = BadRequest(
-                    f"The vectors are to have {width} dimensions, and the model's have {most}.",
+                    (
+                        f"The request asks for {width} dimensions, but the model's vectors have "
+                        f"{most}."
+                    ),
                     "dimensions",
                 )
                 answers.append(error)
@@ -171,7 +174,7 @@ class TokenFeatures(ServedTask):
 
     @property
     def embedder(self) -> Embedder:
-        """Return what answers clients' APIs, which know vectors only."""
+        """Return the embedder that answers clients' APIs, which have text vectors only."""
         return Embedder(MeanPooling(self.loaded))
 
     def prepare(self, request: Request) -> Prepared:

@@ -55,39 +55,40 @@ SIMILARITY = ("spearman", "pearson")
 """The scores of an evaluation of scored pairs."""
 _AT_ONCE = 10_000
 _CONTRASTED = 64
-"""Rows that an evaluation's loss contrasts with each other, at most: a number of its own, so that
-the loss is the same however training is cut into batches and processes."""
+"""The most rows that an evaluation's loss contrasts with each other. It is fixed, so that the loss
+does not depend on the batches and processes of training."""
 _SPLITS = ("evaluation", "test")
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Judged:
-    """How the texts of one split belong together; texts are numbers in its samples."""
+    """The relations between the texts of one split; texts are numbers in its samples."""
 
     members: Array
     """[rows, most]: the texts of each row; -1 for none."""
     labels: Array
-    """[rows, ...]: the inputs of the losses besides the vectors."""
+    """[rows, ...]: the inputs of the losses in addition to the vectors."""
     corpus: Corpus | None
     """The corpus to search, for pairs; None for scored pairs."""
     texts: Dataset
 
 
 class EmbeddingObjective(EncoderObjective):
-    """The objective: vectors of texts that belong together are alike."""
+    """The objective: texts that belong together have similar vectors."""
 
     couples_samples = True
-    """A batch's samples are each other's negatives: cut otherwise, a step is another one."""
+    """The samples of a batch are each other's negatives, so the split of a step into batches
+    matters."""
 
     def __init__(self, kind: str, scale: float, at_once: int | None) -> None:
         self._kind, self._scale, self._at_once = kind, scale, at_once
         self._parts = 1
         self.sizes: tuple[int, ...] = ()
-        """Sizes of vectors that are learned; none for whole ones."""
+        """The prefix lengths of vectors that are learned; none for whole vectors only."""
         self.judged: dict[str, _Judged] = {}
         self.last: tuple[str, Array, SearchResults | None] | None = None
-        """The last evaluation: its split, its vectors, what was found with them."""
+        """The last evaluation: its split, its vectors, and the search results."""
 
     def packs(self, model: PreTrainedModel) -> bool:
         return sentence_encoder.packs(model)
@@ -96,7 +97,7 @@ class EmbeddingObjective(EncoderObjective):
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
         texts = groups.text_batches(batches)
-        # What is computed in parts is cut between blocks.
+        # Batches are divided into parts between blocks.
         in_blocks = self._at_once is not None
         inner = text_layout(model, packed, size, pad_id, texts, in_blocks)
         if not any(isinstance(samples, Groups) for samples, _ in batches):
@@ -118,7 +119,7 @@ class EmbeddingObjective(EncoderObjective):
         ranking_losses.patch_forward_for_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        if logits.dim() == 2:  # of an evaluation, whose loss is made of all its vectors
+        if logits.dim() == 2:  # of an evaluation, whose loss needs all vectors
             return logits.new_zeros(len(logits), dtype=torch.float32)
         return self._row_losses(logits, labels, across=True)
 
@@ -171,8 +172,8 @@ class SentenceEmbedding(Task):
         hyperparameters = self.hyperparameters
         if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
             raise HyperparameterError(
-                "Hyperparameter lora_save has value 'adapter', and a model of sentence vectors is "
-                "saved whole, with its pooling.",
+                "Hyperparameter lora_save has value 'adapter', but a sentence embedding model "
+                "is saved whole, with its pooling.",
                 "Leave it out: adapters are merged.",
             )
         self.data = relevance.load(channels, hyperparameters, TASKS["sentence-embedding"], arrange)
@@ -200,7 +201,7 @@ class SentenceEmbedding(Task):
         self._max_length = 0
 
     def load(self, source: Source) -> Model:
-        """Return the encoder with its pooling and what follows it."""
+        """Return the encoder with its pooling and further modules."""
         model, tokenizer, self._sentences = sentence_encoder.load(source, self.hyperparameters)
         self._prompts = sentence_encoder.prompts(
             self._sentences,
@@ -226,15 +227,14 @@ class SentenceEmbedding(Task):
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where longer texts are cut: as the model does, unless max_length says
-        otherwise."""
+        """Return the length at which texts are cut: the model's own, unless max_length is given."""
         known = self._sentences.max_seq_length
         requested = self.hyperparameters.max_length or known
         self._max_length = pretrained.longest_input(model, tokenizer, requested)
         return self._max_length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return the rows of the training data; of evaluation data each text once."""
+        """Return the rows of training data, or each text of evaluation data once."""
         number = 0 if name == "train" else _SPLITS.index(name)
         texts = numbered_texts.numbered(split, self._prompts, number)
         if self.data.kind == SCORED:
@@ -278,7 +278,9 @@ class SentenceEmbedding(Task):
             metrics=(
                 "Correlations are those of the cosines with the data's scores."
                 if is_scored
-                else "The texts of a query are searched among all texts of the evaluation data."
+                else (
+                    "For each query, its texts are searched among all texts of the evaluation data."
+                )
             )
             + cut,
             headline=(*(SIMILARITY if is_scored else ranking_scores.RETRIEVAL[:3]), "loss"),
@@ -292,13 +294,13 @@ class SentenceEmbedding(Task):
         tokenizer: Tokenizer,
         folder: Path,
     ) -> None:
-        """Write a folder of sentence-transformers, which AutoModel reads too."""
+        """Write a folder of sentence-transformers, which AutoModel also reads."""
         sentence_encoder.save(
             self._sentences, model, weights, self._max_length, folder, self.hyperparameters
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return where right texts stood, or how cosines go with scores."""
+        """Return the ranks of relevant texts, or a plot of cosines by score."""
         if self.objective.last is None:
             return ()
         split, vectors, hits = self.objective.last
@@ -322,11 +324,10 @@ class SentenceEmbedding(Task):
 
 
 def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
-    """Return what is learned of lists: of each, every text of a label above 0 belongs to the query,
-    and those of 0 do not.
+    """Return pairs for lists: texts with a label above 0 belong to the query, texts with 0 do not.
 
     Raises:
-        DataError: no text belongs to a query.
+        DataError: no text has a label above 0.
     """
     if kind != LISTS:
         return kind, rows
@@ -346,7 +347,7 @@ def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]
     table = spooled(relevance.SCHEMA, pairs())
     if not table.num_rows:
         raise DataError("No text of the lists has a label above 0.", "Give labels above 0.")
-    notes.append("lists: texts of a label above 0 belong to the query, the others do not")
+    notes.append("lists: texts with a label above 0 belong to the query, the others do not")
     if lost:
         notes.append(f"{lost} lists have no text that belongs to their query and are not used.")
     return PAIRS, table

@@ -1,5 +1,5 @@
-"""Models that sentence-transformers has saved. Its modules make the tokens of a text and pool the
-hidden states; the encoder runs as any `LoadedModel`."""
+"""Models that sentence-transformers has saved. Its modules tokenize texts and pool hidden states;
+the encoder runs like any `LoadedModel`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SentenceVectors:
 
     @property
     def max_length(self) -> int:
-        """Return the tokens that are read of a text."""
+        """Return how many tokens of a text are read."""
         return int(self.model.max_seq_length or UNBOUNDED)
 
     @property
@@ -69,10 +69,9 @@ class SentenceVectors:
         """Load the SentenceTransformer that `origin` names.
 
         Raises:
-            ModelError: It cannot be loaded, does not make a vector of a text, or the device cannot
-                compute it.
-            ValueError: AMPHORA_DTYPE names a precision that it does not have, or AMPHORA_BUCKETS
-                no shapes.
+            ModelError: It cannot be loaded, does not return a vector for a text, or the device
+                cannot compute it.
+            ValueError: AMPHORA_DTYPE is an unsupported precision, or AMPHORA_BUCKETS is invalid.
         """
         from sentence_transformers import SentenceTransformer
 
@@ -93,19 +92,19 @@ class SentenceVectors:
             ) from error
         inner = getattr(model[0], "auto_model", None)
         if isinstance(inner, PreTrainedModel):
-            # RoBERTa's positions begin behind its padding: of 514 it has 512.
+            # RoBERTa's positions begin after the padding index: 512 of 514 are usable.
             model.max_seq_length = min(model.max_seq_length or UNBOUNDED, positions_of(inner))
             new_weights.check_layers(origin.location, inner, new_weights.missing_weights(inner))
             attend_fully(inner)
             if not is_static:
                 packed_encoders.patch_forward_for_lengths(inner)
-        # Dense layers are loaded apart, in float32.
+        # Dense layers are loaded separately, in float32.
         model = model.to(dtype).eval()
         weights.refuse_broken(model, origin)
         if not hasattr(model.tokenizer, "vocab_files_names"):
             reader = type(model.tokenizer).__name__
             raise ModelError(
-                f"The first module of {origin.location} reads texts by a {reader}.",
+                f"The first module of {origin.location} is a {reader}.",
                 "These handlers serve models that begin with a transformer: bring an inference.py.",
             )
         first = (origin.sentence_modules or [{}])[0].get("path", "")
@@ -115,7 +114,7 @@ class SentenceVectors:
             f"{model.max_seq_length} tokens at most",
             flush=True,
         )
-        # A request may say `normalize: false`, so that the last module is not for the model to run.
+        # A request may set `normalize: false`, so the model must not run the last module.
         normalizes = type(model[-1]).__name__ == "Normalize"
         if normalizes:
             model.pop(-1)
@@ -142,11 +141,11 @@ class SentenceVectors:
     def width(self) -> int:
         """Return the numbers of a vector."""
         get: Any = getattr(self.model, "get_embedding_dimension", None)
-        # Versions before 5.3 know the older name only.
+        # Versions before 5.3 only have the older name.
         return int((get or self.model.get_sentence_embedding_dimension)() or 0)
 
     def encode(self, request: Request, inputs: Inputs) -> Prepared:
-        """Count the tokens of each text with its prompt. `work` has what is read of the texts.
+        """Count the tokens of each text with its prompt. `work` has the encoded texts.
 
         Raises:
             BadRequest: The model does not have the `prompt_name`, a prompt is named twice, or a
@@ -154,7 +153,7 @@ class SentenceVectors:
         """
         name, prompts = request.parameters.get("prompt_name"), self.model.prompts
         if name is not None and "prompt" in request.parameters:
-            raise BadRequest("prompt and prompt_name are both there. Give one.")
+            raise BadRequest("prompt and prompt_name are both given. Give one.")
         if name is not None and name not in prompts:
             known = f"has {', '.join(sorted(prompts))}" if prompts else "has none"
             raise BadRequest(f"The prompt_name {name!r} is not one of the model, which {known}.")
@@ -162,7 +161,7 @@ class SentenceVectors:
         tokenizer, limit = self.model.tokenizer, self.max_length
         side = side_of(request.parameters)
         bounds.hold(Bound.ROWS, len(inputs.values))
-        # Of a prompt that fills what is read, nothing else would be read.
+        # If the prompt fills the model's length, no token of the text is read.
         bounds.hold_text(prompt)
         heads: list[str] = []
         token_ids: list[list[int]] = []
@@ -189,8 +188,8 @@ class SentenceVectors:
         )  # fmt: skip
 
     def rows(self, prepared: Sequence[Prepared]) -> list[list[torch.Tensor]]:
-        """Return the vectors of each request's texts, at full width and not normalized. Requests of
-        one prompt go through the model together."""
+        """Return the vectors of each request's texts, at full width and not normalized. Requests
+        with the same prompt are computed together."""
         alike: dict[tuple[str, str], list[Prepared]] = {}
         for some in prepared:
             key = self._prompt(some.parameters), side_of(some.parameters)
@@ -226,7 +225,7 @@ class SentenceVectors:
                     types = tokens[TYPE_IDS][index][is_real].tolist() if has_types else None
                     keep = None
                     if prompt_length is not None and not self.model[1].include_prompt:
-                        keep = list(range(int(prompt_length), len(ids)))  # what is pooled
+                        keep = list(range(int(prompt_length), len(ids)))  # the positions to pool
                     rows.append(TokenRow(ids, types, keep))
         if self.loaded is None:
             return list(torch.cat(vectors).float().cpu())

@@ -1,5 +1,5 @@
-"""Text classification: labels for each text or pair, or a number (regression); and how well texts
-answer a query, of a cross-encoder."""
+"""Text classification: labels for each text or pair, or a number (regression); and the scores of a
+cross-encoder."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Classifier(ServedTask):
     served = SPECS[0].served["text-classification"]
     loaded: LoadedModel
     activation: str
-    """sigmoid, softmax or none: makes scores of the outputs, unless a request names another."""
+    """sigmoid, softmax or none: converts logits to scores, unless a request names another."""
 
     @classmethod
     def load(cls, origin: Origin) -> Classifier:
         """Return the classifier or cross-encoder that `origin` names.
 
         Raises:
-            ModelError: It cannot be loaded, or names an activation that is not known here.
+            ModelError: It cannot be loaded, or names an unsupported activation.
         """
         loaded = loading.load(origin, AutoModelForSequenceClassification)
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
@@ -84,12 +84,12 @@ class Classifier(ServedTask):
         bounds.hold(Bound.ANSWER, 2 * chosen * len(inputs.values))
         threshold = request.parameters.get("threshold")
         if threshold is not None and isinstance(inputs, Ranking):
-            raise BadRequest("threshold is for labels, and this request asks for a ranking.")
+            raise BadRequest("threshold applies to labels, but this request asks for a ranking.")
         applied = request.parameters.get("function_to_apply", "sigmoid")
         if threshold == "tuned" and applied not in ("sigmoid", "default"):
             raise BadRequest(
-                f"function_to_apply is {applied}, and tuned thresholds are probabilities that "
-                "sigmoid gives. Leave it out, or give threshold a number."
+                f"function_to_apply is {applied}, but tuned thresholds apply to the "
+                "probabilities of sigmoid. Leave it out, or give threshold a number."
             )
         if threshold == "tuned" and not self._thresholds:
             raise BadRequest(
@@ -119,9 +119,9 @@ class Classifier(ServedTask):
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request an answer for each text: its best label; with `top_k` a list of
-        its best labels, all of them if it is null; with `threshold` a list of those that reach it.
-        Of `{"query", "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the
-        score of each.
+        its best labels (null: all); with `threshold` a list of those that reach it. Of `{"query",
+        "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the score of
+        each.
 
         Scores are what transformers' pipeline computes: softmax over the labels; the sigmoid of
         each label if a text may have several, or there is but one; of a regression the number
@@ -141,8 +141,8 @@ class Classifier(ServedTask):
             if isinstance(inputs, Ranking):
                 answers.append(inputs.answers([float(row[0]) for row in rows], prepared))
                 continue
-            # The pipeline answers a text in no list by a list of one label; a pair, or an object
-            # with a text, by the label.
+            # For a single text the pipeline returns a list with one label; for a pair, or an object
+            # with a text, the label.
             chooses = not {"top_k", "threshold"}.isdisjoint(prepared.parameters)
             is_bare = chooses or isinstance(raw, dict) or not isinstance(inputs.values[0], str)
             entries = [self._labels(row, prepared.parameters) for row in rows]
@@ -172,18 +172,19 @@ class Classifier(ServedTask):
 
     @property
     def _thresholds(self) -> Mapping[str, Any]:
-        """Return the probability of each label from which it is given, if training tuned it."""
+        """Return the tuned threshold of each label, if training tuned them."""
         kept = getattr(self.loaded.model.config, "label_thresholds", None)
         return kept if isinstance(kept, dict) else {}
 
 
 def activation_of(config: Any, origin: Origin) -> str:
-    """Return what makes scores of the outputs: the function that a cross-encoder's files name, else
-    the one that transformers' pipeline chooses by the problem and the number of labels. Pipelines
-    and TEI also choose it for a cross-encoder that names Identity: a score is a probability.
+    """Return the activation that converts logits to scores: the one that a cross-encoder's files
+    name, else the one that transformers' pipeline chooses by the problem and the number of labels.
+    Like pipelines and TEI, also choose it for a cross-encoder that names Identity, so that scores
+    are probabilities.
 
     Raises:
-        ModelError: The files name an activation that is not known here.
+        ModelError: The files name an unsupported activation.
     """
     named = origin.sentence_settings.get("activation_fn")
     named = named or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")

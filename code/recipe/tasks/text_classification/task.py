@@ -96,14 +96,14 @@ class TextClassification(Task):
             if problem != SINGLE and value:
                 what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
                 raise HyperparameterError(
-                    f"Hyperparameter {name} has value {value}, but {what}: it is for rows of one "
-                    "class each.",
+                    f"Hyperparameter {name} has value {value}, but {what}: it requires one class "
+                    "for each row.",
                     "Leave it out, or give problem_type=single_label_classification.",
                 )
         if self.options.tune_thresholds and problem != SEVERAL:
             raise HyperparameterError(
-                "Hyperparameter tune_thresholds has value True, but a row has one label only: the "
-                "most probable one is its answer, and there is no threshold.",
+                "Hyperparameter tune_thresholds has value True, but rows have only one label: "
+                "the most probable label is predicted, without a threshold.",
                 "Leave it out; if rows have several labels, give lists, or label_separator.",
             )
         if self.options.tune_thresholds and not hyperparameters.evaluates:
@@ -124,7 +124,7 @@ class TextClassification(Task):
             raise HyperparameterError(
                 f"Hyperparameter num_labels has value {num_labels}, but the data has {len(names)} "
                 f"label(s): {listed}.",
-                "Leave it out, or see why the data has others (label_column names their column).",
+                "Leave it out, or check the labels of the data (label_column names their column).",
             )
 
     def load(self, source: Source) -> Model:
@@ -135,7 +135,7 @@ class TextClassification(Task):
         model, tokenizer = pretrained.load(source, self.data.labels, self.hyperparameters)
         kept: Any = getattr(model.config, "label_thresholds", None)
         if kept is not None and self.hyperparameters.trains:
-            del model.config.label_thresholds  # they were those of other weights
+            del model.config.label_thresholds  # they belong to former weights
         elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
             names = self.data.labels.names
             self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
@@ -145,7 +145,7 @@ class TextClassification(Task):
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where longer texts are cut, by what serves the model, too."""
+        """Return the length at which texts are cut, also in serving."""
         is_pair = PAIR in self.train.column_names
         what = pretrained.PAIR_OF_TEXTS if is_pair else "a text"
         max_length = self.hyperparameters.max_length
@@ -168,9 +168,10 @@ class TextClassification(Task):
             return about
         return dataclasses.replace(
             about,
-            metrics=f"A label counts as given from its own probability ({_listed(self._tuned)}; "
-            "label_thresholds in config.json), found on the evaluation data; `eval_` scores are by "
-            "0.5, `eval_tuned_` and `test_` ones by these. Accuracy is of the whole set.",
+            metrics=f"A label is predicted from its own threshold ({_listed(self._tuned)}; "
+            "label_thresholds in config.json), found on the evaluation data; `eval_` "
+            "scores are by 0.5, `eval_tuned_` and `test_` ones by these. Accuracy is of "
+            "the whole set.",
         )
 
     def findings(self) -> Iterator[Finding]:
@@ -193,10 +194,11 @@ class TextClassification(Task):
         return f"{self.data.labels.show(row[LABEL])}: {' + '.join(map(repr, beginnings))}"
 
     def tune(self, trainer: Trainer) -> dict[str, float]:
-        """Return the threshold of each label, kept with the model, and scores with them, if asked
-        for.
+        """Tune the threshold of each label if requested, store it with the model, and return
+        scores.
 
-        The scores are of the rows that the thresholds were found on: those of test data tell more.
+        The scores are of the rows that the thresholds were tuned on; those of test data are more
+        reliable.
         """
         if not self.options.tune_thresholds:
             return {}
@@ -227,7 +229,7 @@ class TextClassification(Task):
             return None
         name, split = judged_split(self.data)
         outputs, true = scores.last
-        # Where each host has texts of its own, none has them all.
+        # If texts are sharded, no host has all of them.
         is_whole = len(split) == len(true)
         texts, pairs = (
             list(split[column]) if is_whole and column in split.column_names else None

@@ -22,7 +22,7 @@ from recipe.batching.packing import Rows
 
 _SOURCES, _TARGETS = 4, 2
 Lengths = tuple[int, int]
-"""Of the sources and of the targets of a batch."""
+"""The lengths of sources and targets in a batch."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Pairs(Samples):
     sources: Rows
     """Tokens of each sample's source."""
     texts: datasets.Dataset | None = None
-    """The same pairs as texts, with the columns `source` and `target`; None of training data whose
+    """The same pairs as texts, with the columns `source` and `target`; None for training data whose
     rows are not kept."""
 
     def weight(self, rows: Rows) -> int:
@@ -52,13 +52,13 @@ class PaddedPairs:
     size: int
     pad_id: int
     shift: Callable[[torch.Tensor], torch.Tensor]
-    """The model's own: labels [rows, length] to what its decoder reads."""
+    """The model's function from labels [rows, length] to the inputs of its decoder."""
     learned: int
-    """Most tokens of targets in a batch, but for a rare one."""
+    """Most target tokens in a batch; a rare batch has more."""
     balanced: ClassVar[bool] = False
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return what the model takes, and what is learned."""
+        """Return the inputs of the model, and the learned tokens."""
         assert isinstance(samples, Pairs)
         source_length, target_length = self._shape(samples, rows)
         indices, owners, within = samples.token_positions(rows)
@@ -66,14 +66,14 @@ class PaddedPairs:
         reads = within < sources
         ids = np.full((self.size, source_length), self.pad_id)
         mask = np.zeros_like(ids)
-        # A row without a sample attends to one token: attention to none has no value.
+        # An unused row attends to one token, since attention to none is undefined.
         mask[:, 0] = 1
         ids[owners[reads], within[reads]] = samples.token_ids[indices[reads]]
         mask[owners[reads], within[reads]] = 1
         owners, within = owners[~reads], (within - sources)[~reads]
         targets = samples.token_ids[indices[~reads]].astype(np.int64)
         labels = np.full((self.size, target_length), NOT_LEARNED, dtype=np.int64)
-        labels[len(rows) :, 0] = self.pad_id + 1  # of a row without a sample; its loss counts not
+        labels[len(rows) :, 0] = self.pad_id + 1  # of an unused row, whose loss does not count
         labels[owners, within] = targets
         positions = owners * target_length + within
         return {
@@ -85,7 +85,7 @@ class PaddedPairs:
 
     def _shape(self, samples: Pairs, rows: Rows) -> Lengths:
         lengths = samples.lengths_of(rows)
-        # Of data that is made tokens as it is trained on, a longer sample may come later.
+        # If data is tokenized during training, a longer sample may come later.
         largest = [*map(max, zip(*self.shapes, lengths, strict=True))]
         source, target = (-(-length // packing.ALIGNMENT) * packing.ALIGNMENT for length in largest)
         fits = [shape for shape in self.shapes if shape[0] >= lengths[0] and shape[1] >= lengths[1]]
@@ -103,8 +103,7 @@ class PaddedPairs:
 
 
 def shapes(batches: Sequence[tuple[Pairs, Rows]]) -> list[Lengths]:
-    """Return a few pairs of lengths into which each of `batches` goes; the last takes every
-    sample."""
+    """Return a few pairs of lengths that hold `batches`; the last one holds every sample."""
     longest = np.asarray([samples.lengths_of(rows) for samples, rows in batches if len(rows)])
     if not len(longest):
         return [(packing.ALIGNMENT, packing.ALIGNMENT)]
@@ -115,6 +114,6 @@ def shapes(batches: Sequence[tuple[Pairs, Rows]]) -> list[Lengths]:
         if len(targets):
             lengths = packing.buckets([np.asarray([target]) for target in targets], _TARGETS)
             lengths_in_use |= {(top, length) for length in lengths}
-    # In other epochs a long target may meet other sources.
+    # In other epochs a long target may be batched with other sources.
     lengths_in_use.add((max(tops), max(length for _, length in lengths_in_use)))
     return sorted(lengths_in_use)

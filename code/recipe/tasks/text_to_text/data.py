@@ -64,13 +64,13 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
 
 
 def _refuse_several_languages(part: Part, source: str) -> None:
-    """Raise DataError if rows are of several languages: a job learns one direction."""
+    """Raise DataError if rows have several languages: a job learns one direction."""
     for name in part.table.column_names:
         is_known = plain(name) in _LANGUAGES and is_string(part.table.schema.field(name).type)
         if is_known and len(codes := part.distinct(name, _MOST_LANGUAGES) or ["many"]) != 1:
             raise DataError(
                 f"{part.path} has rows of several languages by column {name!r} "
-                f"({', '.join(map(str, codes[:3]))} ...), and one direction is trained.",
+                f"({', '.join(map(str, codes[:3]))} ...), but only one direction is trained.",
                 "Keep the rows of one direction, with source_lang and target_lang if the model "
                 f"needs them; or give text_column={source} if the texts name the language.",
             )

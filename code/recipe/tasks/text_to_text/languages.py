@@ -1,4 +1,4 @@
-"""The languages that a multilingual model's tokenizer marks texts with."""
+"""Language codes of multilingual models, with which their tokenizers mark texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe.errors import HyperparameterError
 
-if TYPE_CHECKING:  # a server, which asks for languages too, starts without transformers' Trainer
+if TYPE_CHECKING:  # servers use this module and start without the Trainer
     from recipe.settings import DataSettings
 
 
@@ -17,7 +17,7 @@ def is_multilingual(tokenizer: Any) -> bool:
 
 
 def languages(tokenizer: Any) -> list[str]:
-    """Return the languages that a multilingual tokenizer marks texts with."""
+    """Return the language codes of a multilingual tokenizer."""
     named = getattr(tokenizer, "lang_code_to_id", None) or getattr(
         tokenizer, "lang_code_to_token", None
     )
@@ -36,7 +36,7 @@ def token_of(tokenizer: Any, language: str) -> int:
 
 
 def named(tokenizer: Any, requested: str) -> str | None:
-    """Return the requested one of `languages`, such as `en_XX` for `en`; None if it has none."""
+    """Return the code of a language in `languages`, such as `en_XX` for `en`, or None."""
     known = languages(tokenizer)
     if requested in known:
         return requested
@@ -45,10 +45,10 @@ def named(tokenizer: Any, requested: str) -> str | None:
 
 
 def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
-    """Let a multilingual tokenizer mark texts, and the model begin with the target's language.
+    """Set the languages of a multilingual tokenizer, and the first token that the model generates.
 
     Raises:
-        HyperparameterError: a language is not given, or is not one of the tokenizer's.
+        HyperparameterError: a language is missing, or unknown to the tokenizer.
     """
     if not is_multilingual(tokenizer):
         return
@@ -66,7 +66,7 @@ def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
         chosen[name] = language
     for attribute, name in (("src_lang", "source_lang"), ("tgt_lang", "target_lang")):
         setattr(tokenizer, attribute, chosen[name])
-        tokenizer.init_kwargs[attribute] = chosen[name]  # which is what is saved
+        tokenizer.init_kwargs[attribute] = chosen[name]  # since this is saved
     first = token_of(tokenizer, chosen["target_lang"])
     model.generation_config.forced_bos_token_id = first
     if model.config.model_type == "mbart" and model.config.decoder_start_token_id is None:

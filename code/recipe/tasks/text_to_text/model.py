@@ -1,4 +1,4 @@
-"""Encoder-decoder models: loading one, and letting it take batches of `text_to_text.batches`."""
+"""Load encoder-decoder models, and patch them for batches of `text_to_text.batches`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _HEADS = frozenset(
         *("pegasus_x", "blenderbot", "blenderbot-small", "led"),
     )
 )
-"""Types of models whose logits are what their output embeddings make of the decoder's states, and a
-bias that some have: of these the head is computed on what is learned alone."""
+"""Types of models whose logits are the output embeddings applied to the decoder's states, plus an
+optional bias. Their head is computed for learned tokens only."""
 
 
 _OTHER_LOSSES = {
@@ -34,7 +34,7 @@ _OTHER_LOSSES = {
     "switch_transformers": "how its experts are used",
     "nllb-moe": "how its experts are used",
 }
-"""Types of models that learn more than the next token, and what."""
+"""Types of models whose loss has a further term, and its subject."""
 
 
 def load(
@@ -43,28 +43,28 @@ def load(
     """Return the model in float32, set to the job's prefix, and its tokenizer.
 
     Raises:
-        ModelError: it cannot be reached or loaded, lacks weights, or does not say what its decoder
-            begins with.
+        ModelError: it cannot be reached or loaded, lacks weights, or has no start token for its
+            decoder.
     """
     model, tokenizer, new = pretrained.read(AutoModelForSeq2SeqLM, source, settings)
     config: Any = model.config
     if config.model_type in _OTHER_LOSSES:
         raise ModelError(
-            f"The model {source.name} is of type {config.model_type}, whose own loss is of "
-            f"{_OTHER_LOSSES[config.model_type]}, too: that is not trained here.",
+            f"The model {source.name} is of type {config.model_type}, whose loss also covers "
+            f"{_OTHER_LOSSES[config.model_type]}, which is not trained here.",
             "Give a T5, BART, Pegasus, Marian, M2M100, NLLB or mBART.",
         )
     pretrained.check_head(source, new, "an encoder with a decoder")
     if config.decoder_start_token_id is None and config.model_type != "mbart":
         raise ModelError(
-            f"The model {source.name} does not say which token its decoder begins with.",
+            f"The model {source.name} has no start token for its decoder.",
             "Set decoder_start_token_id in its config.json.",
         )
     known = getattr(config, "task_specific_params", None) or {}
     if prefix is None and config.model_type == "t5" and known:
         shown = next((options["prefix"] for options in known.values() if options.get("prefix")), "")
-        say(f"no source_prefix is given; the model was trained with such as {shown!r}")
-    # What serves the model puts it before each text; other tasks' settings are those of its past.
+        say(f"no source_prefix is given; the model was trained with prefixes such as {shown!r}")
+    # Serving puts the prefix before each text; settings of other tasks are removed.
     config.prefix = prefix
     if known:
         config.task_specific_params = None
@@ -119,8 +119,8 @@ def _forward(
 def _states(
     model: Any, usual: Callable[..., Any], inputs: Mapping[str, Any]
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:
-    """Return [rows, length, hidden] of the decoder, what makes logits of some of them, and of how
-    many tokens."""
+    """Return the decoder's states [rows, length, hidden], the head that converts some of them to
+    logits, and the size of the vocabulary."""
     if model.config.model_type not in _HEADS or torch.compiler.is_compiling():
         logits = usual(**inputs, use_cache=False).logits
         return logits, packed_decoders.identity_head, logits.shape[-1]

@@ -1,4 +1,4 @@
-"""What an encoder-decoder model writes for evaluation data, and scores of it."""
+"""Generate text for evaluation data with an encoder-decoder model, and score it."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _OF_ROUGE = re.compile(r"[a-z0-9]")
 
 @dataclass(frozen=True)
 class Written:
-    """What was written for some rows of a data set."""
+    """Text generated for some rows of a data set."""
 
     rows: Sequence[int]
     texts: Sequence[str]
     lengths: Sequence[int]
-    """Tokens of each, without padding and without what each begins with."""
+    """Token ids of each text, without padding and start tokens."""
     pairs: Pairs
     split: str = "evaluation"
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield what do_predict writes of each row."""
+        """Yield the entry of do_predict for each row."""
         for row, text, target in zip(self.rows, self.texts, self.targets(), strict=True):
             yield {"row": row, "text": text, "true": target}
 
     def scores(self, language: str | None) -> dict[str, float]:
-        """Return `WRITING_SCORES`, against the targets of the data as they were given: from 0 to
-        100, but for the mean number of tokens."""
+        """Return `WRITING_SCORES` against the unchanged targets of the data: from 0 to 100, except
+        the mean number of tokens."""
         targets = self.targets()
         kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
         joined = "".join(targets).lower()
         letters = sum(character.isalnum() for character in joined)
         is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
-        # As run_summarization.py has it, where the library's own words can be told.
+        # As in run_summarization.py, if the library's tokenizer finds words.
         scorer = RougeScorer(kinds, use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
         rouge = [scorer.score(true, text) for text, true in zip(self.texts, targets, strict=True)]
-        # How sacrebleu tells words apart: in languages without spaces, by characters.
+        # How sacrebleu splits words: by characters in languages without spaces.
         code = re.split("[_-]", language or "")[0].lower()
         words = "13a"
         if code in ("zh", "zho", "yue"):
@@ -67,11 +67,11 @@ class Written:
 
     def targets(self) -> list[str]:
         """Return the targets of `rows`."""
-        assert self.pairs.texts is not None  # what is evaluated on is kept
+        assert self.pairs.texts is not None  # evaluation rows are kept
         return list(self.pairs.texts.select(self.rows)[TARGET])
 
     def sections(self) -> Sequence[Section]:
-        """Return a table of some generated texts beside the targets."""
+        """Return a table of some generated texts and their targets."""
         chosen = np.linspace(0, len(self.rows) - 1, min(_SHOWN, len(self.rows))).astype(int)
         rows = [self.rows[index] for index in chosen.tolist()]
         assert self.pairs.texts is not None
@@ -91,11 +91,12 @@ class Written:
 
 
 def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any]) -> Written:
-    """Let the processes together write for `most` rows (None: all), the same ones each time.
+    """Generate text for `most` rows (None: all), the same ones each time, on all processes
+    together.
 
     Args:
         trainer: Its model and tokenizer are used; the weights are whole on each process.
-        options: What `generate` is given.
+        options: Arguments of `generate`.
     """
     count = len(pairs) if most is None else min(most, len(pairs))
     rows = np.unique(np.linspace(0, len(pairs) - 1, count).astype(int))
@@ -130,8 +131,8 @@ def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any])
 
 
 class _Words:
-    """ROUGE's words of texts that are not in Latin letters: of each character where words are not
-    spaced. The library's own know a to z and 0 to 9 only."""
+    """Splits texts of any script into words for ROUGE, or into characters if words are not spaced.
+    The library's own tokenizer knows a to z and 0 to 9 only."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return words in lower case."""

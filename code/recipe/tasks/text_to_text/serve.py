@@ -132,7 +132,7 @@ class TextGenerator(ServedTask):
         token_ids: list[list[int]] = []
         for piece in bounds.pieces(inputs.values, len(prefix)):
             if self.languages:
-                # Other requests may have set theirs in the meantime.
+                # Other requests may have set their languages in the meantime.
                 tokenizer.src_lang = source or self.defaults["tokenizer_src_lang"]
             some = inputs.values[piece.start : piece.stop]
             some = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
@@ -227,7 +227,7 @@ class TextGenerator(ServedTask):
             token_ids, options = prepared.work
             beams = options.get("num_beams", generation.num_beams) or 1
             count = options.get("num_return_sequences", generation.num_return_sequences) or 1
-            # A step takes no longer than one of as many texts with the usual beams.
+            # A step takes no longer than one with this number of texts and the default beams.
             size = max(1, min(BATCH, BATCH * _BEAMS // max(beams, count)))
             penalty = generation.encoder_repetition_penalty
             if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
@@ -235,7 +235,7 @@ class TextGenerator(ServedTask):
                 size = 1
             sources = [Source(index, ids) for index, ids in enumerate(token_ids)]
             alike: Any = object()
-            # What is drawn for one text depends on what is drawn for its neighbours.
+            # The samples drawn for a text depend on those drawn for its neighbours.
             if options.get("seed") is None:
                 sources.sort(key=lambda source: len(source.ids))
                 if size > 1:

@@ -1,4 +1,4 @@
-"""Text to text: summaries, translations and other texts that a model writes for a text."""
+"""Text to text: summaries, translations and other text generated for a text."""
 
 from __future__ import annotations
 

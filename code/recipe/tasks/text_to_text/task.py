@@ -1,4 +1,4 @@
-"""Texts from texts: summaries, translations, and whatever else pairs of texts show."""
+"""Text to text: summaries, translations, and other pairs of texts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _TextPairs(TokenLosses):
         self._has_said = False
         self.longest_target = 0
         self.last: Written | None = None
-        """What was written in the last evaluation."""
+        """The text generated in the last evaluation."""
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -71,7 +71,7 @@ class _TextPairs(TokenLosses):
         if trainer.is_fsdp_enabled or xla.is_used():
             if not self._has_said:
                 why = "its weights are sharded" if trainer.is_fsdp_enabled else "XLA is in use"
-                say(f"predict_with_generate: nothing is written in evaluations, since {why}")
+                say(f"predict_with_generate: no text is generated in evaluations, since {why}")
             self._has_said = True
             return {}
         assert isinstance(samples, Pairs)
@@ -81,7 +81,7 @@ class _TextPairs(TokenLosses):
 
 
 class TextToText(Task):
-    """Texts from texts."""
+    """Learns to generate a target text for a source text."""
 
     options: Options
     objective: _TextPairs
@@ -93,7 +93,7 @@ class TextToText(Task):
         self.check_best(("perplexity", "token_accuracy", *written))
         if hyperparameters.predicts and not self.options.predict_with_generate:
             raise HyperparameterError(
-                "do_predict=True asks for written texts, and predict_with_generate is False.",
+                "do_predict=True asks for generated text, but predict_with_generate is False.",
                 "Leave one of them out.",
             )
         self.objective = _TextPairs(
@@ -113,7 +113,7 @@ class TextToText(Task):
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return where longer sources are cut, by what serves the model, too; and targets."""
+        """Return the length at which sources are cut, also in serving; set that of targets."""
         hyperparameters = self.hyperparameters
         summarises = hyperparameters.task == SUMMARIES
         source = _within(model, "encoder", "max_length", hyperparameters.max_length)
@@ -177,12 +177,12 @@ class TextToText(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the perplexity's curve, and what the model wrote last."""
+        """Return the curve of the perplexity, and the text of the last evaluation."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         return [*sections, *super().sections(trainer, samples)]
 
     def answers(self, trainer: Trainer) -> Written | None:
-        """Return what the model wrote last."""
+        """Return the text generated in the last evaluation."""
         last = self.objective.last
         if last is None or self.data.test is None:
             return last
@@ -190,11 +190,11 @@ class TextToText(Task):
 
 
 def _within(model: PreTrainedModel, half: str, name: str, requested: int | None) -> int:
-    """Return the tokens that the encoder or decoder takes: as asked, or as many as it has positions
-    for.
+    """Return the number of tokens that the encoder or decoder takes: as requested, or all its
+    positions.
 
     Raises:
-        HyperparameterError: it has fewer than asked for.
+        HyperparameterError: it has fewer positions than requested.
     """
     config: Any = model.config
     names = (f"max_{half}_position_embeddings", "max_position_embeddings")

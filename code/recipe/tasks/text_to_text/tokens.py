@@ -26,7 +26,7 @@ def tokenise(
     longest_source: int,
     longest_target: int,
 ) -> Pairs:
-    """Return the samples of a split of `TextPairs`, cached; a line says how many are cut.
+    """Return the samples of a split of `TextPairs`, cached; log how many are cut.
 
     Args:
         prefix: The text before each source.
@@ -95,7 +95,7 @@ def encoded(
     ]
     cut = [len(ids) > longest for ids in whole]
     if any(cut):
-        # With its end token, as the model was trained to see.
+        # With its end token, as in training.
         ids = tokenizer(**texts_given, truncation=True, max_length=longest, **options)["input_ids"]
     else:
         ids = whole

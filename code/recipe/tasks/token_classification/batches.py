@@ -30,7 +30,7 @@ class TaggedSamples(Samples):
     heads: Rows
     """Whether each of `token_ids` is the first piece of a word with a tag."""
     judged: bool = False
-    """Whether the model's answers for each word are wanted, not only its losses."""
+    """Whether the model returns answers for each word in addition to losses."""
 
     def weight(self, rows: Rows) -> int:
         """Return the learned tokens of the samples at `rows`, over which the loss is the mean."""
@@ -51,7 +51,7 @@ class TagLayout(CompositeLayout):
     """Most judged words of a sample."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return the tensors of the texts, with the places that are learned."""
+        """Return the tensors of the texts, and the learned positions."""
         assert isinstance(samples, TaggedSamples)
         laid, first = self.laid(samples, rows)
         source, owner, within = samples.token_positions(rows)
@@ -59,7 +59,7 @@ class TagLayout(CompositeLayout):
         source, owner, within = source[indices], owner[indices], within[indices]
         tags = samples.tags[source]
         batch = pad_positions(first[owner] + within, tags, owner, len(first), self.learned)
-        # Tokens that are not judged go to a slot behind the last word, which is cut off.
+        # Tokens that are not evaluated go to a slot after the last word, which is cut off.
         slots = np.full(len(batch["places"]), self.words, dtype=np.int64)
         heads = np.flatnonzero(samples.heads[source])
         if self.words and len(heads):

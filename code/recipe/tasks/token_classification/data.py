@@ -31,7 +31,7 @@ _ODD_TAG = re.compile(r"[BIESLUM][_:./|].+|.+[-_:./|][BIESLUM]|[biesl][-_:./|].+
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
 _PREFIXED = 10  # sentences
 _MOST_LONE_WORDS = 20
-"""More rows, all of one word, are sentences that were split into words."""
+"""If more rows than this all have one word, sentences were split into words."""
 _AT_ONCE = 10_000
 _SCHEMA = pa.schema([
     (TOKENS, pa.large_list(pa.large_string())),
@@ -58,7 +58,7 @@ class _Sentences:
     tags: Counter[str]
     """How many words have each tag."""
     begun: Counter[str]
-    """How many entities begin of each kind, in IOB2."""
+    """The number of entities of each kind, in IOB2."""
     columns: tuple[str, str]
     sentences: int
 
@@ -122,7 +122,7 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     if others and (are_entities or are_odd):
         raise DataError(
             f"Column {column!r} of {files[0].part.path} has tags such as {(odd or others)[0]!r}, "
-            "which would not be read as entities.",
+            "which are not entities.",
             "Write all of them as B-PER, I-PER and O, and -100 for words that are not learned.",
         )
     declared = files[0].part.class_names.get(column, [])
@@ -133,10 +133,10 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
         summary = f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
         if OUTSIDE in in_use:
             summary += (
-                "; of words, as none is B-... or I-...: an entity of two words is two answers"
+                "; of words, since none is B-... or I-...: an entity of two words gives two answers"
             )
         return names, False, summary
-    # O, and B- and I- of each type, in the declared order if there is one.
+    # O, and B- and I- for each type, in the declared order if there is one.
     types = sorted({match[2] for tag in {*in_use, *declared} if (match := _TAG.fullmatch(tag))})
     if not in_use <= set(declared):
         labels.check_spellings(f"Column {column!r} of {files[0].part.path}", types)
@@ -176,7 +176,7 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
 def _check_words(part: Part) -> None:
     if part.format == fasttext.FORMAT:
         raise DataError(
-            f"{part.path} has lines of {fasttext.MARK}, whose labels belong to a whole text.",
+            f"{part.path} has lines with {fasttext.MARK}, whose labels belong to whole texts.",
             "Give task=text-classification, or a tag for each word (docs/DATA.md).",
         )
 
@@ -190,16 +190,15 @@ def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
     if isinstance(tags, str) and of_tags is None and all(map(TAG.fullmatch, tags.split())):
         of_tags = tags.split()
     if isinstance(words, str) and listed is None and isinstance(of_tags, list):
-        # Spans are lists or records, and no spans an empty list.
+        # Spans are lists or records; a row without spans has an empty list.
         are_names = all(isinstance(tag, (str, int)) for tag in of_tags)
         listed = words.split() if of_tags and are_names else None
     return listed, of_tags
 
 
 def _with_names(part: Part, column: str, class_names: str | None, notes: list[str]) -> Part:
-    """Return `part` with names for the numbers that its tags are, by the hyperparameter
-    class_names; without it, a note says that they have none.
-    """
+    """Return `part` with names for numeric tags, from the hyperparameter class_names; without it,
+    add a note."""
     codes = values.integers(part, column)
     if not codes or column in part.class_names:
         return part
@@ -282,7 +281,7 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
 
 
 def _check_prefixes(part: Part, sentences: Sequence[Sequence[str]]) -> None:
-    """Raise DataError if all words begin alike, as WikiANN's do by their language: `en:Ada`."""
+    """Raise DataError if all words have the same prefix, as the language in WikiANN: `en:Ada`."""
     heads = {word.partition(":")[:2] for words in sentences for word in words}
     if (
         len(sentences) == _PREFIXED

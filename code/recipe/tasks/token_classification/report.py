@@ -1,4 +1,4 @@
-"""A tagger's last answers: their scores, and what a report shows of them."""
+"""Score and report a tagger's last answers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """The judged words of a sentence, in order."""
+    """The evaluated words of a sentence, in order."""
 
     number: int
-    """Of its row in the data."""
+    """The number of its row in the data."""
     predicted: list[str]
     """The predicted tag of each word."""
     sure: list[float]
-    """The probability of each."""
+    """The probability of each predicted tag."""
     true: list[str]
 
     @property
@@ -82,8 +82,8 @@ def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Se
 
 
 def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float]:
-    """Precision, recall and F1 of whole entities, as seqeval (and so conlleval) has them, and the
-    accuracy of words; of other tags the accuracy, and means of F1 over tags."""
+    """Return precision, recall and F1 of whole entities, as in seqeval and conlleval, and the
+    accuracy of words; for other tags the accuracy, and means of F1 over tags."""
     true, predicted = (
         [sentence.true for sentence in sentences],
         [sentence.predicted for sentence in sentences],
@@ -108,7 +108,7 @@ def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float
 
 
 def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(kind, first word, last word) of each entity."""
+    """Yield (kind, first word, last word) of each entity."""
     untyped: Any = get_entities
     entities: list[tuple[str, int, int]] = untyped(list(tags))
     return entities
@@ -116,17 +116,17 @@ def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TaggedAnswers:
-    """The model's last answers, on the split that it is judged by."""
+    """The model's last answers on the split that it is evaluated on."""
 
     split: str
     sentences: Sequence[Sentence]
     words: Mapping[int, Sequence[str]] | None
-    """The judged words of each sentence by its number; None if they are on other hosts."""
+    """The evaluated words of each sentence, by its number; None if they are on other hosts."""
     are_entities: bool
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield of each sentence its number, the tags that it is given with their probabilities,
-        and the true ones; of entities also these, as numbers of words, the last one excluded."""
+        """Yield for each sentence its number, the predicted tags with their probabilities, and the
+        true tags; with entities also these, as ranges of words (end excluded)."""
         for sentence in self.sentences:
             row: dict[str, Any] = {"row": sentence.number}
             if self.words is not None:
@@ -143,7 +143,7 @@ class TaggedAnswers:
             yield {**row, "true": sentence.true}
 
     def sections(self) -> list[Section]:
-        """Return the scores of each kind, the confusion of words, the worst mistakes."""
+        """Return the scores of each kind, the confusion matrix of words, and the worst mistakes."""
         if not self.sentences:
             return []
         tags = {tag for sentence in self.sentences for tag in (*sentence.true, *sentence.predicted)}
@@ -199,7 +199,7 @@ class TaggedAnswers:
         )
 
     def _mistakes(self) -> Section:
-        """Return the sentences in which the model is most sure and wrong, worst first."""
+        """Return the sentences with the most confident wrong tags, worst first."""
         ranked = sorted(
             (
                 -max(sure for sure, is_wrong in zip(one.sure, one.wrong, strict=True) if is_wrong),

@@ -1,4 +1,4 @@
-"""Token classification: the entities in each text, with the characters they stand at."""
+"""Token classification: the entities in each text, with their character offsets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tagger(ServedTask):
     served = SPECS[0].served["token-classification"]
     loaded: LoadedModel
     pipeline: Any
-    """transformers' own: it cuts texts into chunks, and makes entities of the scores that are
+    """transformers' pipeline: it cuts texts into chunks, and aggregates entities. The scores are
     computed here for all requests together."""
 
     @classmethod
@@ -72,7 +72,7 @@ class Tagger(ServedTask):
             of_text = []
             for chunk in self.pipeline.preprocess(text, **before):
                 kept = chunk["attention_mask"][0].bool()
-                if not bool(kept.all()):  # padding stands before a window or behind it
+                if not bool(kept.all()):  # padding is before or after a window
                     tensors = {n: v[:, kept] for n, v in chunk.items() if torch.is_tensor(v)}
                     chunk = {**chunk, **tensors}
                     if chunk.get("word_ids") is not None:
@@ -108,9 +108,11 @@ class Tagger(ServedTask):
         parameters, limit = request.parameters, self.loaded.max_length
         splits = parameters.get("is_split_into_words")
         if "delimiter" in parameters and not splits:
-            raise BadRequest("delimiter goes with is_split_into_words only.")
+            raise BadRequest("delimiter requires is_split_into_words.")
         if "stride" in parameters and parameters.get("aggregation_strategy", "none") == "none":
-            raise BadRequest("stride takes an aggregation_strategy: simple, first, average or max.")
+            raise BadRequest(
+                "stride requires an aggregation_strategy: simple, first, average or max."
+            )
         if parameters.get("stride", 0) >= limit - 2:
             raise BadRequest(f"stride must be less than the {limit} tokens read.")
 
@@ -127,8 +129,8 @@ class Tagger(ServedTask):
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request a list of entities for each text, as transformers' pipeline makes
         them: `entity`, `score` (a probability), `index` (of the token), `word`, `start` and `end`
-        (characters); with an aggregation_strategy `entity_group` in the place of entity and index.
-        Tokens labelled O, or as `ignore_labels` says, are left out, as are special tokens."""
+        (characters); with an aggregation_strategy `entity_group` instead of entity and index.
+        Special tokens, and tokens labelled O (or by `ignore_labels`), are left out."""
         rows = []
         for chunk in [
             chunk

@@ -1,8 +1,8 @@
-"""Entities that stand as spans of characters in a text, to words with tags.
+"""Convert entities given as spans of characters to words with tags.
 
-Read are the usual spellings: spaCy's and doccano's `[start, end, label]`, Label Studio's
-`{"start", "end", "labels": [label]}` (also inside its `annotations`), and records that call the
-label `label`, `type`, `entity`, `entity_group` or `tag`.
+The usual forms are read: spaCy's and doccano's `[start, end, label]`, Label Studio's `{"start",
+"end", "labels": [label]}` (also inside its `annotations`), and records that call the label `label`,
+`type`, `entity`, `entity_group` or `tag`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Span:
 
 
 def spans_of(value: Any) -> list[Span] | None:
-    """Return the spans that a cell holds, in the order of the text; None where it holds none."""
+    """Return the spans in a cell, in the order of the text; None if the cell does not hold
+    spans."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -80,13 +81,12 @@ def _span(value: Any) -> Span | None:
 def words_of(
     part: Part, row: int, text: str, value: Any
 ) -> tuple[list[str], list[str], tuple[int, int]]:
-    """Return the words of a text and a tag (B-, I- or O) for each; how many spans lost the space at
-    their edges, and how many begin or end within a word. A span's edge is always one of a word's,
-    too.
+    """Return the words of a text and a tag (B-, I- or O) for each; how many spans had white space
+    trimmed, and how many begin or end within a word. Words are split at the edges of spans.
 
     Raises:
-        DataError: a span lies outside the text, is empty, overlaps another one, or says that it
-            holds other characters than it does.
+        DataError: a span lies outside the text, is empty, overlaps another one, or does not hold
+            the characters that it declares.
     """
     spans = spans_of(value)
     if spans is None:
@@ -101,7 +101,7 @@ def words_of(
         start = span.start + len(inside) - len(inside.lstrip())
         stop = span.end - (len(inside) - len(inside.rstrip()))
         if start >= stop:
-            raise _wrong(part, row, f"has a span {span.start} to {span.end} of nothing but space")
+            raise _wrong(part, row, f"has a span {span.start} to {span.end} of white space")
         trimmed += (start, stop) != (span.start, span.end)
         if start < end:
             what = f"{text[kept[-1].start : end]!r} and {text[start:stop]!r}"
@@ -129,33 +129,32 @@ def words_of(
 
 
 def _is_in_word(text: str, edge: int) -> bool:
-    """Return whether a letter stands on both sides: one of a script with cases, whose words have
-    spaces between them."""
+    """Return whether there is a letter on both sides, of a script with upper and lower case, whose
+    words are separated by spaces."""
     around = text[edge - 1 : edge + 1] if 0 < edge < len(text) else ""
     return len(around) == 2 and all(character.lower() != character.upper() for character in around)
 
 
 def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
-    """See that spans are of words: a note says how many begin or end within one, where some do.
+    """Check that spans cover whole words; add a note if some begin or end within one.
 
     Raises:
-        DataError: half of them do, as where an end is of the last character, or where bytes are
-            counted.
+        DataError: half of them do, for example because ends are inclusive or offsets count bytes.
     """
     if not within:
         return
     what = f"{within} of {spans} spans of {part.path} begin or end within a word"
     if within * 2 >= spans:
         raise DataError(
-            f"{what}: their numbers do not seem to be those of characters from 0, the end excluded "
-            "(but of the last character, of bytes or of UTF-16?).",
+            f"{what}: they do not seem to count characters from 0, with the end excluded (but an "
+            "inclusive end, bytes or UTF-16?).",
             "Count as Python does: text[start:end] is the entity.",
         )
     notes.append(f"{what}, which is cut there.")
 
 
 def _recorded_texts(value: Any) -> Sequence[tuple[str, Span]]:
-    """Return what records say that their spans hold."""
+    """Return the texts that records declare for their spans."""
     texts_and_spans: list[tuple[str, Span]] = []
     for annotation in json.loads(value) if isinstance(value, str) else value:
         if isinstance(annotation, dict) and isinstance(annotation.get("result"), list):
@@ -174,12 +173,12 @@ def _recorded_texts(value: Any) -> Sequence[tuple[str, Span]]:
 
 
 def annotated(part: Part, column: str, notes: list[str]) -> Part:
-    """Return `part` without the tasks of Label Studio that have no annotation, or skipped ones
-    only: that they have no entities is not said.
+    """Return `part` without Label Studio's tasks that have no annotation, or only skipped ones:
+    this does not mean that they have no entities.
 
     Args:
-        column: Of annotations, or of spans of another spelling, which have all rows.
-        notes: How many are left out is added to it.
+        column: The column of annotations, or of spans in another form, of which all rows are kept.
+        notes: Receives the number of rows left out.
     """
     if "result: list" not in str(part.table.schema.field(column).type):
         return part

@@ -24,7 +24,7 @@ _TAGS = Column(
     is_target=True,
 )
 _LAYERS = ("upos", "pos_tags", "pos", "chunk_tags", "xpos")
-"""Columns of other tags, which may stand beside the entities."""
+"""Columns of other tags, which may exist in addition to entities."""
 _REPEATED = ("text", "sentence", "lemmas", "head", "langs")
 _SPANS = Column(
     role="tags",

@@ -53,12 +53,12 @@ _FEWEST = 5
 
 
 class TagScores:
-    """What the Trainer calls with the outputs and labels of a whole evaluation."""
+    """Computes scores for the Trainer from the outputs and labels of a whole evaluation."""
 
     def __init__(self, names: Sequence[str], are_entities: bool) -> None:
         self._names, self._are_entities = names, are_entities
         self.last: list[Sentence] | None = None
-        """What the model said of each sentence in the last evaluation."""
+        """The model's answers for each sentence in the last evaluation."""
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of one evaluation."""
@@ -93,7 +93,7 @@ class Tags(EncoderObjective, TokenLosses):
 
 
 class TokenClassification(Task):
-    """A tag for each word."""
+    """Learns a tag for each word."""
 
     options: Options
     objective: Tags
@@ -113,15 +113,14 @@ class TokenClassification(Task):
         same."""
         trusted = {"trust_remote_code": self.hyperparameters.trust_remote_code}
         known: tuple[str, ...] = ()
-        with contextlib.suppress(OSError, ValueError):  # what loading the model says is better
+        with contextlib.suppress(OSError, ValueError):  # loading the model gives a better error
             config: Any = AutoConfig.from_pretrained(source.name, **trusted)
             known = tuple(str(name) for _, name in sorted((config.id2label or {}).items()))
         if set(known) == set(self._names) or not self.hyperparameters.trains:
             if not set(self._names) <= set(known):
                 raise ModelError(
                     f"The model {source.name} answers with the tags {', '.join(known)}, and the "
-                    f"data has {', '.join(self._names)}: do_train=False cannot judge the one by "
-                    "the other.",
+                    f"data has {', '.join(self._names)}: do_train=False cannot compare them.",
                     "Give data with the model's tags, or train.",
                 )
             self._names = self.objective.names = known
@@ -138,7 +137,7 @@ class TokenClassification(Task):
         return model, words.reading_words(tokenizer, source.name, trusted)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return the tokens of a window; what serves the model reads as many."""
+        """Return the most tokens of a window, also in serving."""
         encoding.refuse_types(model, tokenizer)
         max_length = self.hyperparameters.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, "a window")
@@ -160,7 +159,7 @@ class TokenClassification(Task):
         return words.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Return several if a long sentence is split."""
+        """Return more than one if a long sentence is split."""
         return words.pieces(length, longest, self.hyperparameters.long_texts != TRUNCATE)
 
     def about(self) -> About:
@@ -212,7 +211,7 @@ class TokenClassification(Task):
             number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
             for number, row in judged.items()
         }
-        # Words that were cut, or have no tokens, are not judged.
+        # Words that were cut, or have no tokens, are not evaluated.
         is_whole = all(len(texts[example.number]) == len(example.true) for example in scores.last)
         return TaggedAnswers(
             split=name,

@@ -22,13 +22,13 @@ from recipe.tokenization import store
 
 _LABELS = "labels"
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 4, 8
-"""Of the tokens of a window, one in so many are for words that another window learns."""
+"""One in this many tokens of a window is context, which another window learns."""
 Batch = Mapping[str, list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagging:
-    """How words' tags become tokens' tags."""
+    """How the tags of words are assigned to tokens."""
 
     names: tuple[str, ...]
     """The tags; a tag's id is its position."""
@@ -39,7 +39,7 @@ class Tagging:
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
-        """Name to id."""
+        """Return the ids by name."""
         return {name: number for number, name in enumerate(self.names)}
 
     def inside(self, tag: str) -> int:
@@ -68,14 +68,14 @@ def reading_words(
             before.add_prefix_space = True
             again.backend_tokenizer.pre_tokenizer = before
     if not _reads_words(again):
-        say("warning: the tokenizer reads words by themselves otherwise than within a text")
+        say("warning: the tokenizer splits a single word differently from a word within a text")
     return again  # type: ignore[no-any-return]
 
 
 def _reads_words(tokenizer: Any) -> bool:
     try:
         alone = tokenizer(["the", "the"], is_split_into_words=True, add_special_tokens=False)
-    except (ValueError, AssertionError):  # those of RoBERTa's kind refuse
+    except (ValueError, AssertionError):  # RoBERTa's tokenizers refuse otherwise
         return False
     within = tokenizer(" the the", add_special_tokens=False)
     return bool(alone[TOKEN_IDS][-1:] == within[TOKEN_IDS][-1:]) and len(alone[TOKEN_IDS]) == len(
@@ -92,21 +92,21 @@ def tokenise(
     *,
     judged: bool,
 ) -> TaggedSamples:
-    """Return the windows of a split with the columns `tokens` and `tags`; a line says what was cut.
+    """Return the windows of a split with the columns `tokens` and `tags`; log what was cut.
 
     A sentence of more than `max_length` tokens becomes several windows, which share some words as
-    context; each word is learned, and judged, in one of them.
+    context; each word is learned and evaluated in one of them.
 
     Args:
-        judged: Whether the answers for each word are wanted.
+        judged: Whether the model returns answers for each word.
 
     Raises:
         DataError: no word has a tag.
-        ModelError: the tokenizer does not say which word a token is of.
+        ModelError: the tokenizer does not map tokens to words.
     """
     if not tokenizer.is_fast:
         raise ModelError(
-            f"The tokenizer ({type(tokenizer).__name__}) does not say which word a token is of.",
+            f"The tokenizer ({type(tokenizer).__name__}) does not map tokens to words.",
             "Give a model with a fast tokenizer (tokenizer.json).",
         )
     ways = ("tags", repr(tagging))
@@ -128,7 +128,7 @@ def tokenise(
     line = f"{name}: {sentences} sentences in {len(samples)} windows, {heads} words with tags"
     if lost := tagged - heads:
         how = f"cut at {max_length} tokens" if tagging.long_texts == TRUNCATE else "no tokens"
-        line += f"; {lost} words are neither learned nor judged: {how}"
+        line += f"; {lost} words are neither learned nor evaluated: {how}"
     say(line)
     return samples
 
@@ -203,11 +203,11 @@ def _windows_of(
 
 
 def windows(sizes: Sequence[int], room: int, is_split: bool) -> Iterator[tuple[range, range]]:
-    """Yield the words of each window, and those of them that are learned there.
+    """Yield the words of each window, and which of them are learned there.
 
     Args:
         sizes: Tokens of each word of a sentence.
-        room: Tokens that fit into a window; of a longer word, what fits.
+        room: Tokens that fit into a window; longer words are cut.
         is_split: Whether there is more than one.
     """
     start = 0

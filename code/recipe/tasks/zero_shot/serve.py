@@ -33,7 +33,7 @@ class ZeroShot(ServedTask):
     served = SPECS[0].served["zero-shot-classification"]
     loaded: LoadedModel
     entails: int
-    """The output for entailment of the second text by the first."""
+    """The position of the logit for entailment."""
 
     @classmethod
     def load(cls, origin: Origin) -> ZeroShot:
@@ -68,7 +68,7 @@ class ZeroShot(ServedTask):
         except ValueError:
             fields = []
         names = [name for name, *_ in fields]
-        # Nobody needs a field with a width, or an attribute, here.
+        # Fields with a width or an attribute are not supported.
         if (names != [""] and set(names) != {"0"}) or any(
             form or conversion for _, form, conversion in fields
         ):
@@ -109,12 +109,12 @@ class ZeroShot(ServedTask):
         for piece in bounds.pieces(hypotheses, len(text)):
             some = list(hypotheses[piece.start : piece.stop])
             try:
-                # What is cut is the text: without the end of a label, the answer is another's.
+                # Only the text is cut: a truncated label would be another label.
                 encoded: Any = tokenizer(
                     [text] * len(some), some, truncation="only_first", max_length=limit
                 )
             except Exception as error:
-                # Tokenizers raise this bare, if nothing is left of the text.
+                # Tokenizers raise this exception itself if nothing is left of the text.
                 raise BadRequest(
                     f"A label is too long for the model, which reads {limit}."
                 ) from error
@@ -156,7 +156,7 @@ class ZeroShot(ServedTask):
 
 def _labels(request: Request) -> list[str]:
     """Return the labels that a request names. Raise BadRequest if there are none, or one of a list
-    is empty: left out, the scores of the others would be those of another question."""
+    is empty: without it, the other labels would get different scores."""
     named = request.parameters.get("candidate_labels", [])
     if isinstance(named, str):
         named = [label.strip() for label in named.split(",") if label.strip()]

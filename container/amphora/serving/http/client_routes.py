@@ -1,8 +1,8 @@
 """The routes of other servers' APIs, so that their clients work unchanged: OpenAI's and TEI's.
 
-The content of a body belongs to the handlers, which find the route in `context.path`. A
-model answers the routes that its handlers list in `describe_fn`.
-`amphora.serving.http.invocations` writes each API's errors in its form.
+Handlers interpret the body; `context.path` is the route. A model answers the routes that its
+handlers list in `describe_fn`. `amphora.serving.http.invocations` writes each API's errors in its
+form.
 """
 
 from __future__ import annotations

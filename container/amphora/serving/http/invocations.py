@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from amphora.serving.vllm.proxy import VllmServer
 
     Backend: TypeAlias = Pool | VllmServer
-    """What answers a model's requests."""
+    """Answers the requests of a model."""
 
 LOG = logging.getLogger("amphora.server")
 GONE = "amphora.gone"
@@ -40,7 +40,7 @@ _MOST_ATTRIBUTES = 1024
 # second, by the process that also sends the answers.
 _REFUSAL_SECONDS = 0.1
 PREFIX = "/openai"
-"""Before the routes of OpenAI's API where SageMaker's own client for it calls them."""
+"""The prefix with which SageMaker's own client calls the routes of OpenAI's API."""
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
 _LOCAL = {"localhost", "127.0.0.1", "::1"}

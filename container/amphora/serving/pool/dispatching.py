@@ -25,7 +25,7 @@ _LONG_WORK_SECONDS = 0.25
 
 
 class Dispatcher:
-    """The queue of one model, the workers that serve it, and what each of them is doing."""
+    """The queue of one model, its workers, and the state of each."""
 
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         self._settings = settings

@@ -147,7 +147,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What the worker does, and what it has done since its last report."""
+    """The worker's state, and its statistics since the last report."""
 
     state: str
     """`open` if it takes more requests while jobs are at work, `rests` if all jobs wait for their

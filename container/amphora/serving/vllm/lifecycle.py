@@ -1,4 +1,4 @@
-"""vLLM's server from its start to its end: what the front asks it, its restarts and its adapters.
+"""Starts, restarts and ends vLLM's server, sends it requests, and manages its adapters.
 
 The server listens on a Unix socket in a private folder.
 """
@@ -32,7 +32,7 @@ from amphora.serving.vllm.server_process import ServerProcess
 
 LOG = logging.getLogger("amphora.vllm")
 ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-"""What a request to a server raises that does not answer."""
+"""The exceptions of a request to a server that does not answer."""
 # Failed starts in a row after which the container ends.
 _GIVE_UP_AFTER = 3
 

@@ -36,7 +36,8 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # The most adapters in device memory; others are in host memory.
 _ADAPTERS_AT_ONCE = 8
 # vLLM's kernels for CPUs give a base's requests the weights of the last slot, if they share a batch
-# with an adapter's: it stays empty. An unloaded adapter keeps its slot, so there are some more.
+# with an adapter's: so that slot stays empty. An unloaded adapter keeps its slot, so there are
+# spare ones.
 _EMPTY_SLOTS, _RELOADS = 1, 8
 # The share of a GPU's memory that weights may take; the rest is for the cache.
 _WEIGHTS_SHARE = 0.7

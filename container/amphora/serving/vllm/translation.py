@@ -30,7 +30,7 @@ _NAMES = {
     "truncate": "truncate_prompt_tokens",
 }
 CUT = "truncation"
-"""The flag that cuts a prompt to what the new tokens leave of the context."""
+"""The flag that cuts a prompt to the part of the context that the new tokens leave."""
 _FLAGS = ("do_sample", "return_full_text", "details", "stream", CUT)
 _KNOWN = {*_NAMES, *_FLAGS, *_STOPS, "grammar"}
 # Parameters that vLLM does not have, with the values that have no effect.

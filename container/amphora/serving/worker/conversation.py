@@ -141,7 +141,7 @@ class Conversation:
         self._tokens = self._padded = self._calls = self._turns.slices = 0
 
     def answer(self, batch: Sequence[Item]) -> None:
-        """Answer each request of a batch, or make a job of it."""
+        """Answer each request of a batch, or create a job for it."""
         if self._runner.handlers.predict_batch_fn is None:
             for item in batch:
                 self._answer_alone(item)

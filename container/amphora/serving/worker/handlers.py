@@ -3,9 +3,9 @@
 `<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define any of `model_fn`,
 `input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three; or a `handler.py` the
 class `EndpointHandler` of Hugging Face's Inference Endpoints. If there is neither, the image's own
-handlers (`code/inference.py`) answer. If it defines some, those that are missing
-come from `code/defaults.py`, which behaves like the image that the file was written for: most of it
-depends on the loaded model, so that `Handlers.completed` adds it then.
+handlers (`code/inference.py`) answer. If it defines some, those that are missing come from
+`code/defaults.py`, which behaves like the image that the file was written for: most of these
+functions depend on the loaded model, so `Handlers.completed` adds them later.
 
 The user's functions are looked up and checked once, before the model is loaded; a function's
 parameters then also decide whether it takes `context`.
@@ -54,7 +54,7 @@ _DEFAULTS = "the image's defaults"
 # How names of handlers are misspelled: inputfn, predict_func, outputFunction.
 _ENDING = re.compile(r"(?:fun|func|function)$")
 _PLAIN_NAMES = {name.replace("_", ""): name for name in _SIGNATURES}
-# What other servers call, and the function that does the same here.
+# Functions that other servers call, and their equivalents here.
 _OTHERS = {
     "loadmodel": "model_fn", "initialize": "model_fn", "predict": "predict_fn",
     "inference": "predict_fn", "infer": "predict_fn", "preprocess": "input_fn",
@@ -142,10 +142,10 @@ class Handlers:
     """Declares that predictions may be merged, and repeated: see `protocol.batching`."""
     tokens_fn: Handler | None = None
     turns_fn: Handler | None = None
-    """Declares that predictions of several requests may be at work at once, each at a standstill
-    where it says `pause()`: see `worker.job_threads`."""
+    """Declares that predictions of several requests may take turns at `pause()`: see
+    `worker.job_threads`."""
     describe_fn: Handler | None = None
-    """Says what the model is, and which routes of clients' APIs it answers: a JSON object."""
+    """Describes the model and the routes of clients' APIs that it answers, as a JSON object."""
     image_only: bool = False
     """Whether the image's own trio answers, so that the server knows a request to warm up with."""
     defaults: Defaults | None = None
@@ -279,8 +279,8 @@ def _refuse_other_names(user: ModuleType, defined: set[str]) -> None:
     if local and not defined - _COMPANIONS:
         raise CodeError(
             f"{path} defines {', '.join(local)}, and no function that the server calls.",
-            f"Define model_fn, input_fn, predict_fn, output_fn or a class {ENDPOINT_HANDLER}; or"
-            " remove the file if the image's own handlers shall answer.",
+            f"Define model_fn, input_fn, predict_fn, output_fn or a class {ENDPOINT_HANDLER}; or "
+            "remove the file to use the image's own handlers.",
         )
 
 
@@ -294,8 +294,8 @@ def _refuse_idle_files(code_dir: Path, model_dir: Path | None) -> None:
             what = f", which defines {', '.join(defined)}," if defined else ""
             raise CodeError(
                 f"{path}{what} is not run.",
-                f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, or"
-                " remove it if the image's own handlers shall answer.",
+                f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, "
+                "or remove it to use the image's own handlers.",
             )
 
 

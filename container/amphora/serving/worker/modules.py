@@ -48,8 +48,8 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     raise CodeError(
         f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file."
         f" It holds {', '.join(names) or 'no Python file'}.",
-        "Name the file that defines the handlers, as a path inside that folder; or set the variable"
-        " to an empty value if the image's own handlers shall serve."
+        "Name the file that defines the handlers, as a path inside that folder; or set the "
+        "variable to an empty value to use the image's own handlers."
         + did_you_mean(program, names),
     )
 

@@ -67,7 +67,7 @@ class ModelRunner:
     sessions: dict[str, dict[str, Any]]
     """The state of each session that lives in this worker."""
     description: dict[str, Any] = field(default_factory=dict)
-    """What `describe_fn` says of the model, for the front process."""
+    """The result of `describe_fn`, for the front process."""
 
     @cached_property
     def system_properties(self) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def test_of_a_conversation_the_last_answer_is_learned(
     tokens.tokenise("train", datasets.Dataset.from_dict(TEXTS), False, reader, 128)
     output = capsys.readouterr().out
     assert ("does not tell the answers apart in 1" in output) == (template == ODD)
-    assert output.count("chat template, which texts are not put into") == 1, "for the texts"
+    assert output.count("chat template, which is not applied to plain texts") == 1, "for the texts"
     assert "no idea" in shown(pairs, 1)
 
 
