@@ -18,7 +18,7 @@ from recipe.data.column_names import TYPE_IDS
 from recipe.models import lora, packed_encoders
 
 NO_TAG = -1
-"""The true tag of a slot without a word."""
+"""The true tag of a slot that has no word."""
 _LOWEST = -1e9
 """The logit of a token that cannot be part of an answer."""
 
