@@ -185,7 +185,7 @@ LAYOUTS = [
     Layout("test channel of the whole", {"train/train": "train", "train/test": NOWHERE,
                                          "test/train": NOWHERE, "test/test": "test"}),
     Layout("test file in the eval channel", {"train/a": "train", "validation/test": "validation"}),
-    Layout("only test", {"train/test": "test"}, refused=["say test data", "Name the training"]),
+    Layout("only test", {"train/test": "test"}, refused=["mention test data", "Name the training"]),
     Layout("both in a name", {"train/train_test": "train"}, refused=["several splits", "Rename"]),
     Layout("train within test", {"train/a/train": "train", "train/test/train": "test"},
            refused=["'test'", "Rename"]),

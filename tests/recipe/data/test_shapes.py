@@ -767,14 +767,14 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
     shape("a group that is the label", "masked", lambda n: {'text': s(), 'group': o('Training', 'Development')},
           "text-classification text=text label=group", argv="label_column=group"),
     shape("tags with underscores", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['B_PER', 'O']},
-          "! would not be read as entities"),
+          "! which are not entities"),
     shape("tags with the kind first", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['PER-B', 'O']},
-          "! would not be read as entities"),
+          "! which are not entities"),
     shape("tags in lower case", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['b-per', 'o']},
-          "! would not be read as entities"),
+          "! which are not entities"),
     *(
         shape(f"tags such as {tag} and {other}", "masked", lambda n, tag=tag, other=other: {'tokens': ['Ada', 'sat'], 'ner_tags': [tag, other]},
-              "! would not be read as entities")
+              "! which are not entities")
         for tag, other in [('B:PER', 'O'), ('PER.B', 'O'), ('B-PER', 'o'), ('B-PER', '0'), ('B-PER', 'Other'), ('B-PER', 'LOC')]
     ),
     shape("entities without words outside", "masked", lambda n: {'tokens': ['Ada', 'Rome'], 'ner_tags': ['S-PER', 'S-LOC']},

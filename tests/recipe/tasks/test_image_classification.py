@@ -66,7 +66,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cow/1.png has the label 'cow', which is in the test"):
         load({"data": tmp_path})
     write(tmp_path / "train" / "stray.png", 3)
-    with pytest.raises(DataError, match=r"stray\.png lies in no folder of a class"):
+    with pytest.raises(DataError, match=r"stray\.png is not in a folder of a class"):
         load({"train": tmp_path / "train"})
 
 
