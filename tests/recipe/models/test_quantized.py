@@ -91,7 +91,7 @@ def test_a_model_saved_with_quantized_weights_is_not_trained(
     (base / "config.json").write_text(json.dumps(config))
     data = write(tmp_path / "data", [{"text": "the cat is good"}] * 4)
     monkeypatch.setattr(quantized, "check", lambda *_: None)
-    with pytest.raises(ModelError, match=r"saved with quantized weights .* Give the original model"):
+    with pytest.raises(ModelError, match=r"with quantized weights .* Give the original model"):
         run(tmp_path / "job", base, {"train": data}, "--task", "causal-lm", *more)
 
 
