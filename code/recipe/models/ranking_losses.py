@@ -101,13 +101,12 @@ def list_net(logits: Tensor, labels: Tensor) -> Tensor:
         logits: [samples, most].
         labels: [samples, most, 2]: how relevant each text is, and 1 where there is one.
     """
-    with torch.autocast(logits.device.type, enabled=False):
-        is_there = labels[..., 1] > 0
-        # An unused slot has a list of one text, whose loss is 0.
-        is_there[:, 0] = True
-        target = labels[..., 0].float().masked_fill(~is_there, -torch.inf).softmax(dim=-1)
-        chances = logits.float().masked_fill(~is_there, -torch.inf).log_softmax(dim=-1)
-        return -(target * chances.masked_fill(~is_there, 0.0)).sum(dim=-1)
+    is_there = labels[..., 1] > 0
+    # An unused slot has a list of one text, whose loss is 0.
+    is_there[:, 0] = True
+    target = labels[..., 0].float().masked_fill(~is_there, -torch.inf).softmax(dim=-1)
+    chances = logits.float().masked_fill(~is_there, -torch.inf).log_softmax(dim=-1)
+    return -(target * chances.masked_fill(~is_there, 0.0)).sum(dim=-1)
 
 
 def patch_forward_for_groups(model: Any) -> None:

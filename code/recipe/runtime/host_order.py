@@ -29,7 +29,7 @@ def first_of_host() -> Iterator[None]:
     store, rank, turn = _get_default_store(), dist.get_rank(), next(_turns)
     names = [f"amphora turn {turn} of rank {other}" for other in range(dist.get_world_size())]
     first = rank - int(os.environ.get("LOCAL_RANK", rank))
-    while rank != first and not store.check(names[first : first + 1]):
+    while rank != first and not store.check([names[first]]):
         time.sleep(_POLL_SECONDS)
     try:
         yield

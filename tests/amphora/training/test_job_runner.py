@@ -1,12 +1,15 @@
 """`amphora train` on users' scripts: real processes, their exit codes and the failure file."""
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from amphora.training import process_tree
 from tests.support.job_tree import Tree, wait_for
 
 
@@ -23,6 +26,12 @@ def test_a_mistake_in_a_recipes_job_is_told_once_and_without_frames(tree: Tree, 
     for text in (result.stdout + result.stderr, tree.failure):
         assert text.count("lr is 0; give more") == 1, text
         assert "Traceback" not in text and "train.py:" not in text and "inner" not in text
+
+
+def test_a_process_that_ends_while_processes_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [Path("/proc/0"), Path(f"/proc/{os.getpid()}")]
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))
+    assert [process.pid for process in process_tree._processes()] == [os.getpid()]
 
 
 @pytest.mark.parametrize("name", ["model", "output"])

@@ -139,6 +139,8 @@ def test_pairs_are_joined_and_cut_as_the_tokenizer_does(kind: str, side: str, li
         return " ".join(draw.choice(WORDS) for _ in range(size))
 
     first, second = [text() for _ in range(60)], [text() for _ in range(60)]
+    first.append("a" * 24 * limit)  # one token
+    second.append(" ".join(WORDS))
     wanted = tokenizer(first, second, truncation=True, max_length=limit)
     ids, types = encoding.encode_pairs(tokenizer, first, second, limit)
     assert ids == wanted["input_ids"]

@@ -146,6 +146,7 @@ def test_scores_are_those_of_the_pairs(
     assert [entry["index"] for entry in answer["data"]] == list(range(len(pairs)))
     scores = [entry["score"] for entry in answer["data"]]
     assert scores == pytest.approx([entry["score"] for entry in expected], abs=1e-6)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 3 * len(pairs)
     with pytest.raises(BadRequest, match="2 texts in text_1 and 3 in text_2"):
         ask(ranker, {"text_1": TEXTS[:2], "text_2": TEXTS[:3]}, "/v1/score")
 
@@ -189,6 +190,7 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     )
     assert description_text["architecture"] == "BertForSequenceClassification"
     assert description_text["max_length"] == 48
+    assert description_text["padding"] is False
     description_text = ranker.describe()
     assert description_text["form"] == "rank"
     assert "/rerank" in description_text["routes"]

@@ -2,6 +2,7 @@
 
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -12,6 +13,9 @@ from recipe.data.labels import Labels
 from recipe.errors import DataError, HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
+from recipe.tasks.masked_lm import model as masked_lm
+from recipe.tasks.sentence_embedding import model as sentence_embedding
+from recipe.tasks.text_to_text import model as text_to_text
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import encode
 from tests.support import serving_kit
@@ -155,3 +159,21 @@ def test_an_adapter_of_tied_weights_is_not_merged(tmp_path: Path) -> None:
                 source, Hyperparameters(**{**named, "lora_target_modules": targets})
             )
     pretrained.load_causal(source, Hyperparameters(**{**named, "lora_target_modules": "q_proj"}))
+
+
+@pytest.mark.parametrize(
+    ("load", "kind"),
+    [
+        (text_to_text.load, "T5ForConditionalGeneration"),
+        (masked_lm.load, "BertForMaskedLM"),
+        (pretrained.load_causal, "LlamaForCausalLM"),
+        (sentence_embedding.load, "BertModel"),
+    ],
+)
+def test_adapters_are_all_that_is_trained_of_a_model_with_its_head(
+    load: Any, kind: str, tmp_path: Path
+) -> None:
+    source = pretrained.Source(name=str(serving_kit.save(kind, tmp_path)), is_local=True)
+    model, *_ = load(source, Hyperparameters(lora_r=2))
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained and all(".lora_" in name for name in trained)

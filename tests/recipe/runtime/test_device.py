@@ -108,13 +108,19 @@ def test_a_host_with_accelerators_does_not_silently_use_its_cpu(
 
 @pytest.mark.parametrize(
     ("kind", "world", "started"),
-    [("neuron", "2", ["neuron"]), ("neuron", "1", []), ("cpu", "2", [])],
+    [
+        ("neuron", "2", ["neuron"]),
+        ("xla", "2", ["registered", "xla"]),
+        ("neuron", "1", []),
+        ("cpu", "2", []),
+    ],
 )
 def test_the_process_group_is_started_first_on_devices_that_need_it(
     kind: str, world: str, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[str] = []
     monkeypatch.setattr(device.dist, "init_process_group", groups.append)
+    monkeypatch.setattr(device.xla, "register_backend", lambda: groups.append("registered"))
     device.join(kind, {"WORLD_SIZE": world})
     assert groups == started
 

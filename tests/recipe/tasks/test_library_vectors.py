@@ -66,6 +66,9 @@ def test_vectors_are_the_librarys(kind: str, tmp_path: Path) -> None:
             inference.predict_fn(body, served.model), "application/json"
         )
         assert_close(_plain(json.loads(encoded)), expected, 1e-5)
+    left = {"truncation_direction": "Left"}
+    ends = served.ask({"inputs": TEXTS[1] + " good" * 60, "parameters": left})
+    assert_close(_plain(ends), _as_json(model.encode(["good " * 60])), 1e-5)
     with pytest.raises(BadRequest, match="prompt_name 'passage' is not one of document, query"):
         served.ask({"inputs": TEXTS, "parameters": {"prompt_name": "passage"}})
     with pytest.raises(BadRequest, match="longer than the 48 tokens"):

@@ -133,6 +133,9 @@ def test_a_named_task_reads_every_variant(
     else:
         assert loaded.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
         assert loaded.are_entities
+        others = {"IOB2": "", "BIOES": "E, S", "BMES": "E, M, S"}[scheme]
+        note = f"tags: {others} are converted to B and I (IOB2)."
+        assert [note] * bool(others) == [line for line in loaded.notes if "IOB2" in line]
         assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 

@@ -120,7 +120,7 @@ class UserCode:
 
     def cancel(self) -> None:
         """End a running pip, and remove fetched code."""
-        if self._pip is not None and self._pip.poll() is None:
+        if self._pip is not None:
             self._pip.kill()
         if self._folder is not None:
             self._folder.cleanup()

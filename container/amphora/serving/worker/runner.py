@@ -137,7 +137,7 @@ class ModelRunner:
         except Exception as error:
             _free_device(error)
             if len(items) == 1:
-                return [error]
+                return [error if isinstance(error, Fault) else _fault_of(handler, error)]
             LOG.warning(
                 "A merged prediction of %d requests failed (%s: %s)."
                 " They are predicted one at a time.",

@@ -3,12 +3,13 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -405,6 +406,13 @@ def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     yield _provision
     for entry in made:
         entry.cancel()
+
+
+def test_pip_ends_where_it_is_not_waited_for() -> None:
+    code = UserCode(cast(ServerSettings, None), {})
+    with subprocess.Popen(["sleep", "600"], text=True) as code._pip:
+        code.cancel()
+        assert code._pip.wait(240) == -signal.SIGKILL
 
 
 def archive(path: Path, *names: str) -> str:

@@ -50,8 +50,11 @@ def test_a_request_that_does_not_fit_is_507_and_the_next_one_is_answered(tmp_pat
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_requests_that_do_not_fit_together_are_answered_alone(tmp_path: Path) -> None:
-    loaded, item = made(tmp_path)
+@pytest.mark.parametrize("yields", [False, True])
+def test_requests_that_do_not_fit_together_are_answered_alone(yields: bool, tmp_path: Path) -> None:
+    listed = "return [predict_fn(too_many + each, model) for each in inputs]"
+    generated = "for each in inputs: yield predict_fn(too_many + each, model)"
+    loaded, item = made(tmp_path, CODE_OF_USER.replace(listed, generated if yields else listed))
     items = [item("one"), item("huge"), item("two")]
     for entry in items:
         loaded.read_input(entry)
