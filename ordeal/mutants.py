@@ -1,14 +1,17 @@
 """Change the product a little, see which test fails: `python -m ordeal.mutants --seed 42`.
 
 Works on a copy below build/mutants. The tests run once with a recorder at each drawn line, which
-also works in subprocesses. Then each mutant is run against the tests that reached its line.
-Results are in results.jsonl; a second call continues. `--only 7,12 --tests FILE` repeats mutants.
+also works in subprocesses; tests slower than 15 s are left out. Then each mutant is run against the
+tests that reached its line, those with few seconds of tests first. Results are in results.jsonl; a
+second call continues. `--only 7,12 --tests FILE` repeats mutants.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -17,15 +20,18 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support import preloading
 
 from ordeal.common import ROOT, exit_code
 
@@ -35,7 +41,8 @@ PACKAGES = {"container/amphora": 0.45, "code/recipe": 0.55}
 """The share of each in the mutants."""
 TESTS = ["tests/amphora", "tests/recipe"]
 MARKS = "not docker and not heavy and not xla and not versions and not vllm"
-LIMIT = 300  # seconds until a mutant hangs
+SLOW = 15  # seconds of a test that is left out
+LIMIT = 90  # seconds of the tests of a mutant, until it is not decided
 LOGS = {"say", "print", "warn", "warning", "info", "error", "debug", "exception", "log", "lap"} | {
     "documented", "cast", "TypeVar", "NewType", "add_argument",
 }  # fmt: skip
@@ -237,6 +244,52 @@ class Watch:
     def pytest_sessionfinish(self) -> None:
         passed = {test: self.seconds[test] for test in self.seconds if test not in self.not_passed}
         (OUT / "tests.json").write_text(json.dumps(passed))
+        origins = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+        libraries = [name for name, origin in origins.items() if "/site-packages/" in str(origin)]
+        (OUT / "libraries.json").write_text(json.dumps([n for n in libraries if n != "_hits"]))
+
+
+class Forker:
+    """A fork from before the tests, which has the libraries and nothing of the product.
+
+    In place of `subprocess.Popen` in `tests.support.preloading`: the processes that it starts
+    import what the mutant changes, and no library.
+    """
+
+    def __init__(self) -> None:
+        self._asking, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not os.fork():
+            self._asking.close()
+            while (received := socket.recv_fds(answering, 1 << 20, 1))[0]:
+                if not (pid := os.fork()):
+                    answering.close()
+                    self._serve(*json.loads(received[0]), received[1][0])
+                os.close(received[1][0])
+                answering.send(str(pid).encode())
+            os._exit(0)
+        answering.close()
+
+    @staticmethod
+    def _serve(command: list[str], environ: dict[str, str], ready_end: int) -> None:
+        os.environ.clear()
+        os.environ.update(environ)
+        _, _, path, _, *imports = command
+        for name in imports:
+            importlib.import_module(name)
+        if not imports:
+            preloading._warm_up(Path(path).parent)
+        gc.collect()
+        gc.freeze()
+        preloading._become(preloading._serve(path, ready_end))
+
+    @contextlib.contextmanager
+    def popen(
+        self, command: list[str], env: dict[str, str], pass_fds: list[int]
+    ) -> Iterator[SimpleNamespace]:
+        """Start a process that forks for scripts."""
+        socket.send_fds(self._asking, [json.dumps([command, env]).encode()], pass_fds)
+        pid = int(self._asking.recv(64))
+        yield SimpleNamespace(terminate=lambda: os.kill(pid, signal.SIGTERM))
 
 
 def run_tests(arguments: list[str], log: Path, limit: float, plugins: list[Any]) -> int | None:
@@ -247,6 +300,9 @@ def run_tests(arguments: list[str], log: Path, limit: float, plugins: list[Any])
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(out, 1)
         os.dup2(out, 2)
+        preloading.subprocess = SimpleNamespace(  # type: ignore[assignment]
+            Popen=Forker().popen, CompletedProcess=subprocess.CompletedProcess
+        )
         quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         code = int(pytest.main([*quiet, *arguments], plugins))
         sys.stdout.flush()
@@ -264,14 +320,16 @@ def record(mutants: list[Mutant], tests: list[str]) -> None:
         for name in before:
             numbered = [item for item in enumerate(mutants) if item[1].path == name]
             (WORK / name).write_bytes(with_recorders(name, numbered))
-        run_tests([*tests, "-m", MARKS], OUT / "record.log", 7200, [Watch(OUT / "current")])
+        options = ["-m", MARKS, f"--timeout={SLOW}", "--durations=60"]
+        run_tests([*tests, *options], OUT / "record.log", 7200, [Watch(OUT / "current")])
     finally:
         for name, source in before.items():
             (WORK / name).write_bytes(source)
 
 
-def tests_of(mutants: list[Mutant], budget: float) -> list[list[str]]:
-    """Return the tests of each mutant: of its own folder and of few mutants first."""
+def tests_of(mutants: list[Mutant], budget: float) -> list[dict[str, float]]:
+    """Return the tests of each mutant, with their seconds: of its own folder, quick ones, and those
+    of few mutants first."""
     seconds: dict[str, float] = json.loads((OUT / "tests.json").read_text())
     reached: list[set[str]] = [set() for _ in mutants]
     for line in set((OUT / "hits").read_text().splitlines()):
@@ -283,15 +341,15 @@ def tests_of(mutants: list[Mutant], budget: float) -> list[list[str]]:
     for mutant, tests in zip(mutants, reached, strict=True):
         words = set(mutant.path.removesuffix(".py").split("/"))
 
-        def rank(test: str, words: set[str] = words) -> tuple[int, str, int]:
+        def rank(test: str, words: set[str] = words) -> tuple[int, bool, str, int]:
             file = test.partition(".py::")[0]
-            return -len(words & set(file.replace("test_", "").split("/"))), file, reach[test]
+            related = len(words & set(file.replace("test_", "").split("/")))
+            return -related, seconds[test] > 2, file, reach[test]
 
-        spent, some = 0.0, list[str]()
+        some: dict[str, float] = {}
         for test in sorted(tests, key=rank):
-            if not some or spent + seconds[test] <= budget:
-                some.append(test)
-                spent += seconds[test]
+            if not some or sum(some.values()) + seconds[test] <= budget:
+                some[test] = seconds[test]
         chosen.append(some)
     return chosen
 
@@ -312,6 +370,13 @@ def judge(number: int, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
     return {"number": number, **asdict(mutant), "tests": len(tests), "outcome": outcome}
 
 
+def import_all(names: Iterable[str]) -> None:
+    """Import modules, for all forks; some are there for one test only."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
 def main() -> None:
     """Prepare, record, judge; print the score."""
     parser = argparse.ArgumentParser(prog="python -m ordeal.mutants", description=__doc__)
@@ -324,21 +389,25 @@ def main() -> None:
     if ROOT != WORK:
         prepare()
     mutants = drawn(arguments.count, arguments.seed)
-    for name in ("torch", "transformers", "datasets", "sklearn.metrics", "evaluate", "peft"):
-        importlib.import_module(name)
+    import_all(preloading._LIBRARIES)
     if not (OUT / "tests.json").exists():
         record(mutants, arguments.tests or TESTS)
+    import_all(json.loads((OUT / "libraries.json").read_text()))
+    gc.freeze()
     tests = tests_of(mutants, arguments.budget)
     results = OUT / "results.jsonl"
     results.touch()
     last = {row["number"]: row for row in map(json.loads, results.read_text().splitlines())}
     only = [int(number) for number in arguments.only.split(",") if number]
-    for number in only or [number for number in range(len(mutants)) if number not in last]:
-        chosen = (only and arguments.tests) or tests[number]
+    seconds = [sum(tests[number].values()) for number in range(len(mutants))]
+    rest = [number for number in range(len(mutants)) if number not in last]
+    for number in only or sorted(rest, key=lambda number: seconds[number]):
+        chosen = (only and arguments.tests) or list(tests[number])
         last[number] = judge(number, mutants[number], chosen)
         with results.open("a") as file:
             file.write(json.dumps(last[number]) + "\n")
-        print(*(last[number][key] for key in ("number", "outcome", "path", "line", "new")))
+        shown = ("number", "outcome", "path", "line", "new")
+        print(*(last[number][key] for key in shown), flush=True)
     for package in PACKAGES:
         outcomes = [row["outcome"] for row in last.values() if row["path"].startswith(package)]
         print(package, dict(Counter(outcomes)))
