@@ -143,7 +143,7 @@ def inputs_body(texts: Sequence[str]) -> Any:
 
 
 def list_values(answer: Any) -> list[Any]:
-    """Return an answer that is a list with one value for each text."""
+    """Return the answer after checking that it is a list."""
     if not isinstance(answer, list):
         raise ValueError(f"not a list: {str(answer)[:200]}")
     return answer
@@ -151,7 +151,7 @@ def list_values(answer: Any) -> list[Any]:
 
 @dataclass
 class Server:
-    """A server to measure, and how it is queried. `with server:` ends all its processes."""
+    """A server to measure, and its request format. `with server:` ends all its processes."""
 
     name: str
     command: list[str]

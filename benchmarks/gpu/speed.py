@@ -57,7 +57,7 @@ WARM_UP = 5
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """The times of the ends of step `warm_up` and the last one; only these wait for the device."""
+    """Record when step `warm_up` and the last step end; only these two wait for the device."""
 
     def __init__(self, device: torch.device, warm_up: int) -> None:
         self._device, self._warm_up = device, warm_up
@@ -77,7 +77,7 @@ def tweet_lengths(count: int) -> Any:
 
 
 def encoder(stage: Stage, name: str) -> Any:
-    """Return a model of that shape with random weights."""
+    """Return a model of this shape with random weights."""
     if stage.smoke or name == "MiniLM":
         config = AutoConfig.from_pretrained(find_minilm(stage))
         config.num_labels = 2
@@ -133,7 +133,7 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
 
 
 def encoders(stage: Stage, rates: list[float], name: str, size: int) -> Values:
-    """Train one model at one batch size in all ways, which take turns."""
+    """Train one model at one batch size by each trainer in turn."""
     steps = 3 if stage.smoke else {32: 60, 256: 30}.get(size, 15)
     ways = ["HF padded to 128", "HF grouped by length", "recipe", "recipe, compiled"]
     if stage.smoke:

@@ -40,7 +40,6 @@ class Groups(Samples):
 
     @property
     def text_lengths(self) -> Rows:
-        """Return the tokens of each text of each sample."""
         return self.texts.lengths[self.members[self.members >= 0]]
 
     def laid(self, rows: Rows) -> tuple[Rows, Rows]:
@@ -88,10 +87,8 @@ class GroupLayout(CompositeLayout):
         return {**texts.tensors(samples.texts, members), "slots": torch.from_numpy(placed)}
 
     def computed_tokens(self, samples: Samples, rows: Rows) -> int:
-        """Return the tokens computed for the texts."""
         assert isinstance(samples, Groups)
         return super().computed_tokens(samples.texts, samples.laid(rows)[0])
 
     def describe(self) -> str:
-        """Return the shapes of the texts."""
         return f"with all their texts {super().describe()}"

@@ -623,7 +623,7 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
     shape("cifar100", "vit", lambda n: {"img": {"bytes": b"\x89PNG", "path": None}, "fine_label": n % 3, "coarse_label": n % 2},
           "? task=image-classification label_column=fine_label > image-classification file=img.path label=a", features={"img": Image(decode=False), "fine_label": ClassLabel(names=[*"abc"]), "coarse_label": ClassLabel(names=[*"ab"])}),
     shape("addresses of pictures", "vit", lambda n: {"image": f"http://a/{n}.jpg", "label": n % 2},
-          "! names the picture"),
+          "! names the image"),
     shape("input and output", "decoder", lambda n: {'input': s(), 'output': s()},
           "causal-lm prompt=input completion=output", argv="task=causal-lm"),
     shape("query and response", "decoder", lambda n: {'query': s(), 'response': s()},

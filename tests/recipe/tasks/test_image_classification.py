@@ -82,9 +82,9 @@ def test_a_table_names_files(tmp_path: Path, kind: str) -> None:
     (tmp_path / f"metadata.{kind}").write_text(text)
     loaded = load({"train": tmp_path})
     assert len(loaded.train) + len(loaded.evaluation) == 6
-    assert any("1 pictures below" in line for line in loaded.notes)
+    assert any("1 images below" in line for line in loaded.notes)
     (tmp_path / "p" / "3.png").unlink()
-    with pytest.raises(DataError, match=r"names the picture 'p/3.png' in column 'file_name'"):
+    with pytest.raises(DataError, match=r"names the image 'p/3.png' in column 'file_name'"):
         load({"train": tmp_path})
 
 
@@ -270,7 +270,7 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
 def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
              "intermediate_size": 16, "image_size": 24, "patch_size": 8}  # fmt: skip
-    for channels, words in ((1, "reads pictures of 1 channels"), (3, "24 x 24 pixels")):
+    for channels, words in ((1, "reads images of 1 channels"), (3, "24 x 24 pixels")):
         config = transformers.ViTConfig(**small, num_channels=channels)
         folder = tmp_path / str(channels)
         transformers.ViTForImageClassification(config).save_pretrained(folder)

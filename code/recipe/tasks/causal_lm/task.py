@@ -68,7 +68,6 @@ class CausalLm(Task):
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
-        """Return the model as it was saved."""
         return pretrained.load_causal(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
@@ -78,7 +77,6 @@ class CausalLm(Task):
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return pieces of documents."""
         long_texts = self.hyperparameters.long_texts
         return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
 
@@ -91,16 +89,13 @@ class CausalLm(Task):
         return document_tokens.stop_tokens(documents, tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each document, with the end token."""
         return document_tokens.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Return more than one if a long document is split."""
         is_split = document_tokens.splits(self.train, self.hyperparameters.long_texts)
         return sum(1 for _ in document_tokens.pieces(length, longest, is_split))
 
     def about(self) -> About:
-        """Return what the model is for."""
         return About(
             title="Language model",
             pipeline="text-generation",
@@ -110,8 +105,6 @@ class CausalLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the curve of the perplexity and, if one process has the whole model, generated
-        continuations."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         documents = samples["evaluation"]
         if (whole := whole_model(trainer)) and isinstance(documents, Documents):

@@ -29,7 +29,7 @@ class PictureSamples(Samples):
     """Samples that are images, each of which counts as one token."""
 
     pixels: Pixels
-    """[pictures, 3, height, width]"""
+    """[images, 3, height, width]"""
     digest: str
     """A digest of the files, and of how they are processed."""
     augmentation: frozenset[str] = frozenset()

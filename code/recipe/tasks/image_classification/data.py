@@ -59,7 +59,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
         channel_list = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
         raise DataError(
             " ".join(
-                [f"There are no training pictures; the job's channels are: {channel_list}.", *notes]
+                [f"There are no training images; the job's channels are: {channel_list}.", *notes]
             ),
             "Give a channel called train with a folder for each class (train/cat/1.jpg), a "
             "metadata.csv with the columns file_name and label, or Parquet with the columns image "
@@ -81,7 +81,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
                     f"{part.table[LOCATION][strange]} has the label {names[strange]!r}, which is "
                     "in "
                     f"the {split} data but not in the training data.",
-                    "Give training pictures of that class, or remove it.",
+                    "Give training images of that class, or remove it.",
                 )
             ids = pa.array([known.ids[name] for name in names], pa.int64())
             tables.append(part.with_column(LABEL, ids).table)
@@ -89,10 +89,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
         of_files = (
             f"{len(of_split)} tables or folders" if len(of_split) > 1 else str(of_split[0].path)
         )
-        notes.append(f"{split} data: {len(built[split])} pictures from {of_files}")
+        notes.append(f"{split} data: {len(built[split])} images from {of_files}")
     uses, rule = held_out.assign(built, settings, lambda split: np.asarray(split[LABEL][:]))
     sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
-    shown = listed([f"{name} ({count} pictures)" for name, count in sizes.items()])
+    shown = listed([f"{name} ({count} images)" for name, count in sizes.items()])
     return Pictures(
         **uses,
         labels=known,
@@ -134,7 +134,7 @@ def _channel_parts(
     problems.check()
     used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
     if left_out := sum(str(picture) not in used for picture in pictures):
-        notes.append(f"{left_out} pictures below {path} are in no table and are not used.")
+        notes.append(f"{left_out} images below {path} are in no table and are not used.")
     return parts
 
 
@@ -150,7 +150,7 @@ def _folders(
     classes = sorted({path.parent.name for path in pictures if path.parent != root})
     if classes and all(map(split_of, classes)):
         raise DataError(
-            f"The pictures below {root} lie in folders that are named after splits "
+            f"The images below {root} lie in folders that are named after splits "
             f"({', '.join(classes)}), and in none of a class.",
             "Put those of each class into a folder of its name (train/cat/1.jpg), or add a "
             "metadata.csv with the columns file_name and label.",
@@ -161,7 +161,7 @@ def _folders(
         if len(path.relative_to(root).parts) < 2:
             raise DataError(
                 f"{path} is not in a folder of a class, and no table has its label.",
-                "Put the pictures of each class into a folder of its name, or add a metadata.csv "
+                "Put the images of each class into a folder of its name, or add a metadata.csv "
                 "with the columns file_name and label.",
             )
         split = named or of_channel
@@ -183,7 +183,7 @@ def _folders(
             LABEL: pa.array([path.parent.name for path in files], pa.large_string()),
         }
         locations = [str(path.relative_to(root)) for path in files]
-        kind = "folders of pictures"
+        kind = "folders of images"
         parts.append(
             (split, Part(path=root, format=kind, table=pa.table(table), locations=locations))
         )
@@ -221,14 +221,14 @@ def _table_images(part: Part, settings: DataSettings, notes: list[str]) -> Part:
             with problems.noted():
                 if name is None or not file.is_file():
                     raise DataError(
-                        f"{part.where(row)} names the picture {name!r} in column {path_column!r}, "
+                        f"{part.where(row)} names the image {name!r} in column {path_column!r}, "
                         f"and there is no file {file}.",
                         "Give the paths of files from the folder of the table.",
                     )
                 files[row] = str(file)
         problems.check()
     if len(kept) and kept.null_count < len(kept):
-        notes.append(f"{part.path}: pictures in column {stem!r}, labels in column {column!r}")
+        notes.append(f"{part.path}: images in column {stem!r}, labels in column {column!r}")
     locations = [file or part.where(row) for row, file in enumerate(files)]
     table = pa.table({
         LOCATION: pa.array(locations, pa.large_string()),

@@ -37,8 +37,8 @@ def load(source: Source, labels: Labels, settings: ModelSettings) -> tuple[PreTr
     config: Any = model.config
     if getattr(config, "num_channels", 3) != 3:
         raise ModelError(
-            f"The model {source.name} reads pictures of {config.num_channels} channels, and "
-            "pictures are read in RGB here.",
+            f"The model {source.name} reads images of {config.num_channels} channels, and "
+            "images are read in RGB here.",
             "Give a model of three channels.",
         )
     new_weights.log(new)
@@ -65,7 +65,7 @@ def check_size(model: PreTrainedModel, height: int, width: int) -> None:
     model_size = (size, size) if isinstance(size, int) else tuple(size)
     if model_size != (height, width):
         raise ModelError(
-            f"The model reads pictures of {model_size[1]} x {model_size[0]} pixels, and its image "
+            f"The model reads images of {model_size[1]} x {model_size[0]} pixels, and its image "
             f"processor makes them {width} x {height}.",
             "Correct size (or crop_size) in its preprocessor_config.json.",
         )

@@ -1,4 +1,4 @@
-"""Image classification: one label for each picture."""
+"""Image classification: one label for each image."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ class ImageClassification(Task):
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Any:
-        """Return the model with a head for the labels, and its image processor."""
         if not self.hyperparameters.trains:
             splits: Any = self.data
             self.data = judging.with_labels_of(source, splits, self.hyperparameters)  # type: ignore[assignment]
@@ -105,15 +104,12 @@ class ImageClassification(Task):
         return 0
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return a sample for each image."""
         return pixels.read(name, split, tokenizer, AUGMENTATIONS[self.options.augmentation])
 
     def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:
-        """Return nothing: images have one size."""
         return []
 
     def about(self) -> About:
-        """Return what the model is for."""
         names = ", ".join(f"`{name}`" for name in self.data.labels.names)
         return About(
             title="Image classifier",
@@ -124,13 +120,11 @@ class ImageClassification(Task):
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Yield how often each label occurs."""
         counts = np.bincount(self.train[LABEL][:], minlength=len(self.data.labels.names))
         shares = dict(zip(self.data.labels.names, counts / len(self.train), strict=True))
         yield balance(shares)
 
     def answers(self, trainer: Trainer) -> Predictions | None:
-        """Return the answers of the last evaluation."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None

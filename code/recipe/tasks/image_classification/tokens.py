@@ -36,7 +36,7 @@ def read(
         augmentation: What is drawn anew in each epoch of a training.
 
     Raises:
-        DataError: pictures cannot be read (each is named), or the disk has no room for them.
+        DataError: images cannot be read (each is named), or the disk has no room for them.
     """
     height, width = shape_of(processor)
     # Equal only for the same contents and processor.
@@ -53,7 +53,7 @@ def read(
         needed = int(np.prod(shape))
         if shutil.disk_usage(folder).free < needed + _SPARE:
             raise DataError(
-                f"The {name} data's {len(split)} pictures take {needed / 1e9:.1f} GB at {width} "
+                f"The {name} data's {len(split)} images take {needed / 1e9:.1f} GB at {width} "
                 f"x {height} pixels, more than {folder} has free.",
                 "Give the job a larger volume, or set HF_DATASETS_CACHE to a folder on one.",
             )
@@ -75,7 +75,7 @@ def read(
             filled.flush()
             aside.replace(path)
     pixels = np.memmap(path, np.uint8, "r", shape=shape)
-    say(f"{name}: {len(split)} pictures of {width} x {height} pixels")
+    say(f"{name}: {len(split)} images of {width} x {height} pixels")
     count = len(split)
     return PictureSamples(
         np.zeros(count, dtype=np.int32),
@@ -91,7 +91,7 @@ def shape_of(processor: Any) -> tuple[int, int]:
     """Return the height and width of an image processor's output.
 
     Raises:
-        ModelError: they are not the same for all pictures.
+        ModelError: they are not the same for all images.
     """
     from PIL import Image
 

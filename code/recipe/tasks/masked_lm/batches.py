@@ -89,7 +89,6 @@ class MaskedTexts(Samples):
         return labels, least
 
     def draw_epoch(self, seed: int, epoch: int) -> MaskedTexts:
-        """Return the samples with the masks of this epoch."""
         return dataclasses.replace(self, key=_key(1, seed, epoch))
 
     def masked(self, source: Rows) -> tuple[Rows, Rows]:

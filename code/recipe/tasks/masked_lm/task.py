@@ -70,7 +70,6 @@ class MaskedLm(Task):
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
-        """Return the model with its head for masked tokens."""
         return masked_models.load(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
@@ -79,21 +78,17 @@ class MaskedLm(Task):
         return pretrained.longest_text(model, tokenizer, self.hyperparameters.max_length)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return pieces of texts."""
         truncates = self.hyperparameters.long_texts == TRUNCATE
         return masked_texts.tokenise(name, split, tokenizer, max_length, self.options, truncates)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each text, with special tokens."""
         return masked_texts.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Return more than one if a long text is split."""
         truncates = self.hyperparameters.long_texts == TRUNCATE
         return 1 if truncates else -(-length // longest)
 
     def about(self) -> About:
-        """Return what the model is for."""
         return About(
             title="Masked language model",
             pipeline="fill-mask",
@@ -104,8 +99,6 @@ class MaskedLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the curve of the perplexity and, if one process has the whole model, filled
-        masks."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         texts = samples["evaluation"]
         if (whole := whole_model(trainer)) and isinstance(texts, MaskedTexts):

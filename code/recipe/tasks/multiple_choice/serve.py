@@ -48,7 +48,6 @@ class Chooser(ServedTask):
         return Request(inputs=[{"question": text, "choices": ["a", "b"]}])
 
     def prepare(self, request: Request) -> Prepared:
-        """Return the rows of each question with each choice."""
         request = request.checked(set(), "multiple-choice")
         inputs = request.read(a_question)
         rows = sum(len(choices) for _, _, choices in inputs.values)

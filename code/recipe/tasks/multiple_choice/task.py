@@ -95,7 +95,6 @@ class MultipleChoice(Task):
         self.objective = Choices()
 
     def load(self, source: Source) -> Model:
-        """Load the model with a head that scores each choice."""
         return pretrained.load_head(
             AutoModelForMultipleChoice,
             source,
@@ -122,11 +121,9 @@ class MultipleChoice(Task):
         return Groups.from_texts(texts, members, np.stack([answers, counts], axis=1))
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each question with each choice."""
         return text_tokens.lengths(_pairs(self.train.select(rows)), tokenizer)
 
     def about(self) -> About:
-        """Return what the model is for."""
         return About(
             title="Model of multiple choice",
             pipeline="multiple-choice",
@@ -136,13 +133,11 @@ class MultipleChoice(Task):
         )
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Return the end of a question, and its right choice."""
         question = f"{row[CONTEXT]} {row[QUESTION]}".strip()[-SHOWN_CHARS:]
         choice = row[CHOICES][row[ANSWER]][:SHOWN_CHARS]
         return f"{question!r}: {choice!r}, of {len(row[CHOICES])} choices"
 
     def answers(self, trainer: Trainer) -> ChosenAnswers | None:
-        """Return the last answers; None before there are any."""
         if self.objective.last is None:
             return None
         probabilities, true = self.objective.last

@@ -42,7 +42,6 @@ class AnswerPairs(Samples):
 
     @property
     def text_lengths(self) -> Rows:
-        """Return the tokens of each document."""
         return self.documents.lengths
 
     def fingerprint(self) -> str:
@@ -87,10 +86,8 @@ class AnswerLayout(DocumentLayout):
         return {**batch, "answers": batch["answers"].view(-1, 2, 2)}
 
     def describe(self) -> str:
-        """Return the shapes of the documents."""
         return f"with two answers each {super().describe()}"
 
     def computed_tokens(self, samples: Samples, rows: Rows) -> int:
-        """Return the tokens computed for both documents."""
         assert isinstance(samples, AnswerPairs)
         return super().computed_tokens(samples.documents, samples.both(rows))

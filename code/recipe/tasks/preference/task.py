@@ -185,7 +185,6 @@ class Preference(Task):
         )
 
     def load(self, source: Source) -> Model:
-        """Return the model as it was saved."""
         return pretrained.load_causal(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
@@ -195,7 +194,6 @@ class Preference(Task):
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return pairs of answers."""
         are_talks = self.data.are_talks
         pairs = tokens.tokenise(name, split, are_talks, tokenizer, max_length)
         self.objective.pairs[name] = pairs
@@ -204,28 +202,23 @@ class Preference(Task):
     def stop_tokens(
         self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
     ) -> set[int]:
-        """Return the tokens with which chosen answers end."""
         pairs = samples["train"]
         assert isinstance(pairs, AnswerPairs)
         return document_tokens.stop_tokens(pairs.chosen(), tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of the prompts with both answers, with the end token."""
         return tokens.lengths(self.train.select(rows), self.data.are_talks, tokenizer)
 
     def findings(self) -> Iterator[Finding]:
-        """Return some rows as they were read, and a learning rate that is too high."""
         yield from super().findings()
         if self._rate_is_high():
             yield Finding(level=WARNING, what="learning rate", detail=self._rate_note())
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Return a prompt and both answers."""
         shown = (f"{name} {row[name][:SHOWN_CHARS]!r}" for name in (PROMPT, CHOSEN, REJECTED))
         return ", ".join(shown)
 
     def about(self) -> About:
-        """Return what the model is for."""
         return About(
             title="Language model",
             pipeline="text-generation",

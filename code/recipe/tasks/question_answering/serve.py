@@ -72,7 +72,6 @@ class QuestionAnswerer(ServedTask):
         return Request(inputs=[{"question": "Is it?", "context": text}])
 
     def prepare(self, request: Request) -> Prepared:
-        """Return the windows of each context, with its question."""
         request = request.checked(PARAMETERS, "question-answering")
         bounds.hold(Bound.ROWS, len(request.inputs))
         if not request.records:

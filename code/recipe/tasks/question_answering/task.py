@@ -78,7 +78,6 @@ class QuestionAnswering(Task):
         self._last: tuple[str, list[Answer]] | None = None
 
     def load(self, source: Source) -> Model:
-        """Return the model with a head for starts and ends."""
         return pretrained.load_head(
             AutoModelForQuestionAnswering,
             source,
@@ -116,7 +115,6 @@ class QuestionAnswering(Task):
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return windows of contexts, each with its question."""
         stride, judged = self._stride(max_length), name != "train"
         made = windows.tokenise(name, split, tokenizer, max_length, stride, judged=judged)
         self._windows[name] = made
@@ -140,7 +138,6 @@ class QuestionAnswering(Task):
         return found_answers.scores(answers, may_be_none)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each question with its whole context."""
         return windows.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
@@ -149,7 +146,6 @@ class QuestionAnswering(Task):
         return 1 + max(0, -(-(length - longest) // step))
 
     def about(self) -> About:
-        """Return what the model is for."""
         none = ", or report that there is none" if self.data.has_unanswerable else ""
         return About(
             title="Question answering model",
@@ -160,12 +156,10 @@ class QuestionAnswering(Task):
         )
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Return a question, its context and its first answer."""
         answer = repr(row[ANSWERS][0]) if row[ANSWERS] else "(none)"
         return f"{row[QUESTION][:SHOWN_CHARS]!r} + {row[CONTEXT][:SHOWN_CHARS]!r}: {answer}"
 
     def answers(self, trainer: Trainer) -> FoundAnswers | None:
-        """Return the answers of the last evaluation; None before there is one."""
         if self._last is None:
             return None
         name, answers = self._last

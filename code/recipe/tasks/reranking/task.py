@@ -125,7 +125,6 @@ class Reranking(Task):
         self.objective = RankingObjective(is_listwise)
 
     def load(self, source: Source) -> Model:
-        """Return the model with a head of one number."""
         model, tokenizer = pretrained.load_head(
             AutoModelForSequenceClassification,
             source,
@@ -170,7 +169,6 @@ class Reranking(Task):
         return Groups.from_texts(pairs, members, labels)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each pair of the rows, with special tokens."""
         chosen_rows = self.train.select(rows)
         pairs = _pairs(chosen_rows, 0) if self.options.listwise else chosen_rows
         return text_tokens.lengths(pairs, tokenizer)
@@ -188,13 +186,11 @@ class Reranking(Task):
             )
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Return a query, and its first texts with their labels."""
         texts = zip(row[TEXTS][:3], row[SCORES][:3], strict=True)
         scored = ", ".join(f"{score:g} {text[:SHOWN_CHARS]!r}" for text, score in texts)
         return f"{row[QUERY][:SHOWN_CHARS]!r}: {scored}"
 
     def about(self) -> About:
-        """Return what the model is for."""
         query, text = self.data.columns
         return About(
             title="Reranker",
@@ -208,7 +204,6 @@ class Reranking(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the ranks of the relevant texts in their lists."""
         if self.objective.last is None:
             return ()
         split, scores, hits = self.objective.last

@@ -74,7 +74,6 @@ class LibraryVectors(ServedTask):
 
     @property
     def max_length(self) -> int:
-        """Return how many tokens of a text are read."""
         return int(self.model.max_seq_length or UNBOUNDED)
 
     @property

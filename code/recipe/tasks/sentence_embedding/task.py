@@ -254,19 +254,16 @@ class SentenceEmbedding(Task):
         return tokens
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each text of the rows, with special tokens."""
         chosen_rows, (query, document) = self.train.select(rows), self._prompts
         texts = [query + text for text in chosen_rows[QUERY]]
         texts += [document + text for texts_of_row in chosen_rows[TEXTS] for text in texts_of_row]
         return [len(ids) for ids in encoding.encode(tokenizer, texts, encoding.UNCUT)]
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Return the first texts of a row, and its score."""
         texts = " + ".join(repr(text[:SHOWN_CHARS]) for text in [row[QUERY], *row[TEXTS]][:4])
         return f"{row[SCORES][0]:g}: {texts}" if self.data.kind == SCORED else texts
 
     def about(self) -> About:
-        """Return what the model is for."""
         is_scored = self.data.kind == SCORED
         sizes = self.objective.sizes
         cut = f" Vectors may be cut to {', '.join(map(str, sizes[1:]))} numbers." * bool(sizes[1:])

@@ -154,15 +154,12 @@ class TextClassification(Task):
         return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return a sample for each text."""
         return text_tokens.samples(split, tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each text, with special tokens."""
         return text_tokens.lengths(self.train.select(rows), tokenizer)
 
     def about(self) -> About:
-        """Return what the model is for."""
         about = model_card.describe_classifier(self.data.labels, self.data.text_columns)
         if not self._tuned:
             return about
@@ -175,7 +172,6 @@ class TextClassification(Task):
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Return some rows as they were read, and how often each label occurs."""
         yield from super().findings()
         if self.data.labels.problem == NUMBER:
             return
@@ -184,7 +180,6 @@ class TextClassification(Task):
         yield balance(shares)
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Return the label and the texts of a row; empty if it came tokenised."""
         texts = [row[name] for name in (TEXT, PAIR) if name in row]
         if not texts:
             return ""
@@ -223,7 +218,6 @@ class TextClassification(Task):
         return {f"eval_tuned_{name}": score for name, score in after.items()}
 
     def answers(self, trainer: Trainer) -> Predictions | None:
-        """Return the answers of the last evaluation."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None

@@ -109,7 +109,6 @@ class TextGenerator(ServedTask):
         return Request(inputs=[text], parameters=parameters)
 
     def prepare(self, request: Request) -> Prepared:
-        """Return the tokens of each text, and the arguments of `generate`."""
         request = request.checked(PARAMETERS | (_LANGUAGES if self.languages else set()), self.task)
         inputs = request.read(a_text, self.loaded.columns)
         options = self._options(request.parameters)

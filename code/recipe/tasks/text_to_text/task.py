@@ -136,25 +136,21 @@ class TextToText(Task):
         return source
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return pairs of sources and targets."""
         prefix, target = self.options.source_prefix or "", self.objective.longest_target
         return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
 
     def stop_tokens(
         self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
     ) -> set[int]:
-        """Return the token that ends each target."""
         return set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of the sources, with the prefix and special tokens."""
         prefix = self.options.source_prefix or ""
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
         ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
         return [len(tokens) for tokens in ids]
 
     def about(self) -> About:
-        """Return what the model is for."""
         hyperparameters = self.hyperparameters
         scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
         purpose, title = "generate text from text, as in its data", "Text-to-text model"
@@ -177,12 +173,10 @@ class TextToText(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the curve of the perplexity, and the text of the last evaluation."""
         sections = figures.perplexity_sections(trainer.state.log_history)
         return [*sections, *super().sections(trainer, samples)]
 
     def answers(self, trainer: Trainer) -> Written | None:
-        """Return the text generated in the last evaluation."""
         last = self.objective.last
         if last is None or self.data.test is None:
             return last

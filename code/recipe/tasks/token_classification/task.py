@@ -145,7 +145,6 @@ class TokenClassification(Task):
         return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return windows of sentences."""
         tagging = Tagging(
             names=self._names,
             all_pieces=self.options.label_all_tokens,
@@ -155,7 +154,6 @@ class TokenClassification(Task):
         return words.tokenise(name, split, tokenizer, max_length, tagging, judged=judged)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        """Return the tokens of each text, with special tokens."""
         return words.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
@@ -163,7 +161,6 @@ class TokenClassification(Task):
         return words.pieces(length, longest, self.hyperparameters.long_texts != TRUNCATE)
 
     def about(self) -> About:
-        """Return what the model is for."""
         names = ", ".join(f"`{name}`" for name in self._names)
         means = (
             "Precision, recall and F1 count whole entities (seqeval); accuracy counts words."
@@ -179,7 +176,6 @@ class TokenClassification(Task):
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Return some sentences as they were read, and tags of which there are few."""
         yield from super().findings()
         counts = dict.fromkeys(self._names, 0)
         for tags in self.train[TAGS]:
@@ -195,13 +191,11 @@ class TokenClassification(Task):
         yield Finding(level=WARNING if rare else OK, what="balance", detail=detail)
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """Return the first words of a sentence with their tags."""
         pairs = list(zip(row[TOKENS], row[TAGS], strict=True))
         words_shown = (f"{word}/{tag or 'none'}" for word, tag in pairs[:_SHOWN_WORDS])
         return " ".join(words_shown) + " ..." * (len(pairs) > _SHOWN_WORDS)
 
     def answers(self, trainer: Trainer) -> TaggedAnswers | None:
-        """Return the answers of the last evaluation; None before there is one."""
         scores = trainer.compute_metrics
         if not isinstance(scores, TagScores) or scores.last is None:
             return None

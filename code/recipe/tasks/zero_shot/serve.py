@@ -59,7 +59,6 @@ class ZeroShot(ServedTask):
         return Request(inputs=[text], parameters={"candidate_labels": ["a", "b"]})
 
     def prepare(self, request: Request) -> Prepared:
-        """Return the rows of each text with each label."""
         request = request.checked(PARAMETERS, "zero-shot-classification")
         inputs = request.read(a_text)
         template = request.parameters.get("hypothesis_template", _TEMPLATE)
