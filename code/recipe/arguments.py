@@ -173,8 +173,8 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
         value = _OFF_BY_NONE.get(name, value)
     if value and name in _WORDS:
         return value
+    item = FIELDS.get(name) or _training_fields()[name]
     if value.lower() in foreign_names.UNSET and value.lower() not in CHOICES.get(name, ()):
-        item = FIELDS.get(name) or _training_fields()[name]
         if "off" in item.metadata:
             return item.metadata["off"]
         if isinstance(item.default, (int, float)) and item.default is not False:
@@ -187,8 +187,17 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
     if not isinstance(structured, str):
         return structured
     value = structured
+    group: type = next((kind for kind in GROUPS if name in kind.__annotations__), TrainingArguments)
+    default: Any = dataclasses.field(
+        default=item.default,
+        default_factory=item.default_factory,
+        metadata={} if name in FIELDS else item.metadata,  # the parser rejects unknown keys
+    )
+    fields = [(name, typing.get_type_hints(group)[name], default)]
+    value_class: Any = dataclasses.make_dataclass("Value", fields)
+    parser = _Parser(value_class)
     try:
-        return getattr(_parser(name).parse_args([f"--{name}={value}"]), name)
+        return getattr(parser.parse_args([f"--{name}={value}"]), name)
     except ValueError as error:
         reason = str(error).partition(": ")[2] or str(error)
         raise HyperparameterError(
@@ -228,17 +237,3 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
-
-
-def _parser(name: str) -> _Parser:
-    """Return the parser of one field, by the type that its class declares."""
-    item = FIELDS.get(name) or _training_fields()[name]
-    group: type = next((kind for kind in GROUPS if name in kind.__annotations__), TrainingArguments)
-    types, is_own = typing.get_type_hints(group), name in FIELDS
-    default: Any = dataclasses.field(
-        default=item.default,
-        default_factory=item.default_factory,
-        metadata={} if is_own else item.metadata,  # the parser rejects unknown keys
-    )
-    value: Any = dataclasses.make_dataclass("Value", [(name, types[name], default)])
-    return _Parser(value)

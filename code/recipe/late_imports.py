@@ -25,7 +25,10 @@ def imported_by_call(name: str, function: str) -> Iterator[None]:
         name: The module. Nothing changes if it is already imported or not installed.
         function: The name whose import is deferred.
     """
-    spec = None if name in sys.modules else _spec_of(name)
+    spec = None
+    if name not in sys.modules:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
     if spec is None:
         yield
         return
@@ -50,10 +53,3 @@ def imported_by_call(name: str, function: str) -> Iterator[None]:
         # Later imports get the module itself.
         if sys.modules.get(name) is stand_in:
             del sys.modules[name]
-
-
-def _spec_of(name: str) -> Any:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None

@@ -45,11 +45,11 @@ WRITING_SCORES: Sequence[str] = (
     "gen_len",
 )
 """Scores of generated text."""
-_ANSWERS = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
+ANSWERS = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
 _WRITING = ("loss", "perplexity", "token_accuracy", *WRITING_SCORES)
 OF_TASKS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("summarization", "translation", "text2text-generation"), _WRITING),
-    "question-answering": ("loss", *_ANSWERS),
+    "question-answering": ("loss", *ANSWERS),
     "sentence-embedding": ("loss", *RANKINGS, "spearman", "pearson"),
     "reranking": ("loss", *RANKINGS[:2]),
     "preference": ("loss", *REWARDS),

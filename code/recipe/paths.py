@@ -30,23 +30,6 @@ def from_environment(environ: Mapping[str, str]) -> Folders:
     base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
     data = base / "input" / "data"
     folders = [path for path in sorted(data.iterdir()) if path.is_dir()] if data.is_dir() else []
-    return Folders(
-        channels=_channels(environ) or {folder.name: folder for folder in folders},
-        model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
-        output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),
-        checkpoints=_checkpoints(base),
-        tensorboard=base / "output" / "tensorboard",
-    )
-
-
-def _checkpoints(base: Path) -> Path:
-    """Return the folder that SageMaker uploads during the job: LocalPath of checkpointconfig.json.
-
-    A path below /opt/ml moves with the tree.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
     file = base / "input" / "config" / "checkpointconfig.json"
     try:
         local = json.loads(file.read_text(encoding="utf-8")).get("LocalPath")
@@ -58,19 +41,24 @@ def _checkpoints(base: Path) -> Path:
             'It has the form {"S3Uri": "s3://...", "LocalPath": "/opt/ml/checkpoints"}.',
         ) from error
     path = Path(local or "/opt/ml/checkpoints")
-    return base / path.relative_to("/opt/ml") if path.is_relative_to("/opt/ml") else path
-
-
-def _channels(environ: Mapping[str, str]) -> dict[str, Path]:
     prefix = "SM_CHANNEL_"
     # SM_CHANNELS has the original names; the names of variables are upper case.
     written = {name.upper(): name for name in json.loads(environ.get("SM_CHANNELS") or "[]")}
-    folders = {
+    by_name = {
         key[len(prefix) :]: value for key, value in environ.items() if key.startswith(prefix)
     }
     # A container may set both SM_CHANNEL_MY_DATA and SM_CHANNEL_MY-DATA; SM_CHANNELS decides.
     listed = (
-        {name: value for name, value in folders.items() if name in written} if written else folders
+        {name: value for name, value in by_name.items() if name in written} if written else by_name
     )
     named = {written.get(name, name.lower()): value for name, value in sorted(listed.items())}
-    return {name: Path(value) for name, value in named.items() if value}
+    return Folders(
+        channels=({name: Path(value) for name, value in named.items() if value})
+        or {folder.name: folder for folder in folders},
+        model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
+        output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),
+        checkpoints=(
+            base / path.relative_to("/opt/ml") if path.is_relative_to("/opt/ml") else path
+        ),
+        tensorboard=base / "output" / "tensorboard",
+    )

@@ -42,7 +42,9 @@ def read(name: str, text: str) -> Any:
     """
     if name in _LISTS and text.startswith(("[", "(")):
         listed = _literal(text)
-        if isinstance(listed, (list, tuple)) and all(map(_is_scalar, listed)):
+        if isinstance(listed, (list, tuple)) and all(
+            isinstance(one, (str, int, float)) for one in listed
+        ):
             items = [str(item) for item in listed]
             if name in _JSON and any("," in item for item in items):
                 return json.dumps(items)
@@ -81,7 +83,3 @@ def _literal(text: str) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
     return text
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, (str, int, float))

@@ -118,12 +118,26 @@ class PackedRows:
         lengths = np.asarray([len(row.ids) for row in rows], dtype=np.int64)
         real = int(lengths.sum())
         pad = int(getattr(model.config, "pad_token_id", None) or 0)
-        ids = np.full(_rounded(real), pad, dtype=np.int64)
+        rounded = -(-real // _STEP) * _STEP
+        if real <= _STEP // 2:
+            rounded = max(_LEAST, 1 << (real - 1).bit_length())
+        ids = np.full(rounded, pad, dtype=np.int64)
         ids[:real] = list(itertools.chain.from_iterable(row.ids for row in rows))
         starts = np.concatenate([[0], np.cumsum(lengths)])
         if real < len(ids):
             starts = np.append(starts, len(ids))
-        parts = [ids, self._positions(model.config, ids, lengths), starts]
+        # Positions restart for each text, and for the padding.
+        first = self.family.first_position(model.config)
+        positions = np.full(len(ids), first, dtype=np.int64)
+        begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        if first:
+            # RoBERTa's family does not count padding tokens, which a text may contain.
+            counted = np.concatenate([[0], np.cumsum(ids[:real] != first - 1)])
+            count = counted[1:] - counted[begins]
+            positions[:real] = first - 1 + np.where(ids[:real] != first - 1, count, 0)
+        else:
+            positions[:real] = np.arange(real) - begins
+        parts = [ids, positions, starts]
         if self.takes_types and any(row.types for row in rows):
             types = np.zeros_like(ids)
             filled = (row.types or [0] * len(row.ids) for row in rows)
@@ -188,20 +202,6 @@ class PackedRows:
             pooled = hidden[to_device(torch.from_numpy(begins), hidden.device)]
         return Values(self.family.head(model, pooled))
 
-    def _positions(self, config: Any, ids: Any, lengths: Any) -> Any:
-        """Return position ids [length], which restart for each text and for the padding."""
-        first, real = self.family.first_position(config), int(lengths.sum())
-        positions = np.full(len(ids), first, dtype=np.int64)
-        begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        if first:
-            # RoBERTa's family does not count padding tokens, which a text may contain.
-            counted = np.concatenate([[0], np.cumsum(ids[:real] != first - 1)])
-            count = counted[1:] - counted[begins]
-            positions[:real] = first - 1 + np.where(ids[:real] != first - 1, count, 0)
-        else:
-            positions[:real] = np.arange(real) - begins
-        return positions
-
 
 def checked(
     model: PreTrainedModel,
@@ -232,10 +232,3 @@ def checked(
     log(f"batches: texts are padded: {why_not}")
     model.set_attn_implementation(usual)
     return None
-
-
-def _rounded(tokens: int) -> int:
-    """Return the length of the row for a number of tokens."""
-    if tokens > _STEP // 2:
-        return -(-tokens // _STEP) * _STEP
-    return max(_LEAST, 1 << (tokens - 1).bit_length())

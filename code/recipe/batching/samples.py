@@ -136,12 +136,6 @@ class Samples:
         ids: Rows = self.token_ids[self.span(row)]
         return ids
 
-    def types_of(self, row: int) -> Rows:
-        """Return the token types of one sample; `types` must not be None."""
-        assert self.types is not None
-        types: Rows = self.types[self.span(row)]
-        return types
-
     def token_positions(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
         """Return three arrays over the tokens of the samples at `rows`: the position of each token
         in `token_ids`, the number of its sample among `rows`, and its position in that sample."""

@@ -149,8 +149,14 @@ def _lack(part: Seam) -> str:
     if name:
         owner = getattr(owner, name, None)
     installed = inspect.getattr_static(owner, part.name, None)
+    functions = [
+        function
+        for base in (owner.__mro__ if part.inside else ())
+        for function in vars(base).values()
+        if isinstance(function, FunctionType)
+    ]
     if installed is None and not (
-        (part.inside and _mentions(owner, part.name))
+        any(part.name in function.__code__.co_names for function in functions)
         # A class may have it from its metaclass, a module from __getattr__, or as an annotation.
         or hasattr(owner, part.name)
         or part.name in getattr(owner, "__annotations__", {})
@@ -162,13 +168,3 @@ def _lack(part: Seam) -> str:
     if takes[: len(part.parameters)] == part.parameters:
         return ""
     return f"takes ({', '.join(takes)}) instead of ({', '.join(part.parameters)})"
-
-
-def _mentions(owner: Any, name: str) -> bool:
-    """Return whether code of the class sets or reads an attribute of that name."""
-    return any(
-        name in function.__code__.co_names
-        for base in owner.__mro__
-        for function in vars(base).values()
-        if isinstance(function, FunctionType)
-    )

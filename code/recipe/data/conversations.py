@@ -3,6 +3,7 @@ text."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,26 +92,24 @@ def _turn(where: str, message: Message) -> Message:
                 f"that is learned in part. Remove {key!r} from the others.",
             )
     if role == "assistant" and (calls := others.get("tool_calls")):
-        others["tool_calls"] = [_call(where, call) for call in _objects(where, calls)]
+        # Chat templates read arguments as objects.
+        others["tool_calls"] = []
+        for call in _objects(where, calls):
+            function = call.get("function")
+            given = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(given, str):
+                with contextlib.suppress(ValueError):
+                    given = json.loads(given)
+            if not isinstance(function, dict) or not isinstance(given, dict):
+                shown = json.dumps(call, default=str)[:80]
+                raise DataError(
+                    f"{where} has a tool call that cannot be read: {shown}.",
+                    'Write each as {"type": "function", "function": {"name": "...", "arguments": '
+                    "{...}}}.",
+                )
+            others["tool_calls"].append({**call, "function": {**function, "arguments": given}})
         content = "" if content is None else content
     return {"role": role, "content": _text(where, keys[1], content), **others}
-
-
-def _call(where: str, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call of a tool with its arguments as an object, as chat templates read them."""
-    function = call.get("function")
-    given = function.get("arguments") if isinstance(function, dict) else None
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            given = None
-    if not isinstance(function, dict) or not isinstance(given, dict):
-        raise DataError(
-            f"{where} has a tool call that cannot be read: {json.dumps(call, default=str)[:80]}.",
-            'Write each as {"type": "function", "function": {"name": "...", "arguments": {...}}}.',
-        )
-    return {**call, "function": {**function, "arguments": given}}
 
 
 def _objects(where: str, value: Any) -> list[dict[str, Any]]:

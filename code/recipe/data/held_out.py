@@ -57,7 +57,7 @@ def assign(
     hosts: Hosts = shards.ONE,
     sharded: frozenset[str] = frozenset(),
 ) -> tuple[dict[str, Any], str]:
-    """Return the fields of `DataSets` except `found`, and a line that explains the choice.
+    """Return the fields of `DataSets` except `notes`, and a line that explains the choice.
 
     Args:
         built: The data sets by split; `train` is one of them.
@@ -80,33 +80,26 @@ def assign(
         rule = "evaluation: none (eval_strategy=no); all rows train"
         sharded |= {"validation"} if "train" in sharded else set()
     else:
-        train, validation, rule = _held_out(train, settings, strata, hosts)
+        row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int8)
+        row_strata = row_strata.astype(np.min_scalar_type(int(row_strata.max(initial=0))))
+        # One host may have too few rows while all together have enough.
+        can = hosts.gather(len(row_strata) > len(np.unique(row_strata)))
+        if (
+            hosts.sharded
+            and any(can)
+            and not can[hosts.names.index(hosts.of_processes[hosts.rank])]
+        ):
+            kept, held_out = np.arange(len(row_strata)), np.arange(0)
+        else:
+            kept, held_out = hold_out(row_strata, settings.seed)
+        train, validation = _rows_of(train, kept), _rows_of(train, held_out)
+        how = (" by their hosts" if hosts.sharded else "") + (", stratified" if strata else "")
+        count, rows = sum(hosts.gather(len(held_out))), sum(hosts.gather(len(row_strata)))
+        rule = f"evaluation: {count} of {rows} training rows held out{how}, seed {settings.seed}"
         sharded |= {"validation"} if "train" in sharded else set()
     names = {"train": "train", "validation": "evaluation", "test": "test"}
     uses = frozenset(names[split] for split in sharded)
     return {"train": train, "evaluation": validation, "test": test, "sharded": uses}, rule
-
-
-def _held_out(
-    train: datasets.Dataset,
-    settings: DataSettings,
-    strata: Callable[[datasets.Dataset], Array] | None,
-    hosts: Hosts,
-) -> tuple[datasets.Dataset, datasets.Dataset, str]:
-    """Return the rows to train on, those to evaluate on, and a line that says how many."""
-    row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int8)
-    row_strata = row_strata.astype(np.min_scalar_type(int(row_strata.max(initial=0))))
-    # One host may have too few rows while all together have enough.
-    can = hosts.gather(len(row_strata) > len(np.unique(row_strata)))
-    if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
-        kept, held_out = np.arange(len(row_strata)), np.arange(0)
-    else:
-        kept, held_out = hold_out(row_strata, SHARE, settings.seed)
-    how = "stratified, " if strata else ""
-    count, rows = sum(hosts.gather(len(held_out))), sum(hosts.gather(len(row_strata)))
-    where = " by their hosts" if hosts.sharded else ""
-    rule = f"evaluation: {count} of {rows} training rows held out{where}, {how}seed {settings.seed}"
-    return _rows_of(train, kept), _rows_of(train, held_out), rule
 
 
 def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
@@ -148,7 +141,7 @@ def assign_groups(
     batches = train.select_columns([column]).with_format("arrow").iter(_AT_ONCE)
     hashes = [pd.util.hash_array(batch[column].to_numpy()) for batch in batches]
     _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
-    _, held_out = hold_out(np.zeros(len(firsts), np.int64), SHARE, settings.seed)
+    _, held_out = hold_out(np.zeros(len(firsts), np.int64), settings.seed)
     # Queries are numbered in the order in which they first appear.
     is_held_out = np.isin(numbers, np.argsort(firsts)[held_out])
     rows, kept = np.flatnonzero(is_held_out), np.flatnonzero(~is_held_out)
@@ -160,8 +153,8 @@ def assign_groups(
     return uses, rule
 
 
-def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple[Array, Array]:
-    """Return positions to keep and to hold out: `share` of each class, the same for a seed.
+def hold_out(class_ids: Sequence[int] | Array, seed: int) -> tuple[Array, Array]:
+    """Return positions to keep and to hold out: `SHARE` of each class, the same for a seed.
 
     A class keeps at least one row. The shares are rounded so that their sum is the share of all
     rows, and at least one row is held out.
@@ -174,9 +167,9 @@ def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple
     keys, sizes = np.unique(ids, return_counts=True)
     parts = np.split(by_class, np.cumsum(sizes)[:-1])
     positions = dict(zip(keys.tolist(), parts, strict=True))
-    held_rows = max(1, round(len(class_ids) * share))
-    counts = {key: int(len(rows) * share) for key, rows in positions.items()}
-    by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
+    held_rows = max(1, round(len(class_ids) * SHARE))
+    counts = {key: int(len(rows) * SHARE) for key, rows in positions.items()}
+    by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * SHARE) % 1, reverse=True)
     for key in [key for key in by_remainder if len(positions[key]) > counts[key] + 1]:
         if sum(counts.values()) < held_rows:
             counts[key] += 1

@@ -154,17 +154,18 @@ def distinct(part: Part, column: str, has_codes: bool) -> Part:
         for index, cell in zip(new.tolist(), cells, strict=True):
             if cell in known:
                 continue
-            if has_fraction and len(rows) >= _FEW_NUMBERS and _is_finite(cell):
+            if (
+                has_fraction
+                and len(rows) >= _FEW_NUMBERS
+                and is_number(str(cell))
+                and math.isfinite(float(cell))
+            ):
                 continue
             known.add(cell)
             rows.append(first + index)
             has_fraction = has_fraction or (not has_codes and labels.is_fraction(str(cell)))
     only = dataclasses.replace(part, table=part.table.select([column]))
     return only.select(rows)
-
-
-def _is_finite(cell: Any) -> bool:
-    return is_number(str(cell)) and math.isfinite(float(cell))
 
 
 def firsts(column: pa.ChunkedArray) -> tuple[Array, Array]:

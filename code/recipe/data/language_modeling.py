@@ -60,7 +60,20 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     hosts, notes = shards.job_hosts(), list[str]()
     units = functools.partial(_units, sample_by=settings.sample_by, header=settings.names_in_header)
     with hosts.together():
-        _refuse_template(channels)
+        for folder in channels.values():
+            path = folder / "template.json"
+            try:
+                template = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+            except ValueError:
+                continue
+            if isinstance(template, dict) and {PROMPT, COMPLETION} <= set(template):
+                raise DataError(
+                    f"{path} is a template of JumpStart, which is not applied.",
+                    (
+                        f"Apply it to each row, write columns {PROMPT} and {COMPLETION}, and "
+                        "remove it."
+                    ),
+                )
     reading = read_columns(channels, spec, settings, notes, units, hosts)
     roles = [role for role in _ROLES if role in reading.columns]
     with hosts.together():
@@ -70,7 +83,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
             for split in reading.splits
         }
     for split in set().union(*hosts.gather(set(reading.splits))) - built.keys():
-        built[split] = held_out.data_set([_empty(roles)])
+        kind = pa.large_list(pa.int64()) if TOKEN_IDS in roles else pa.large_string()
+        built[split] = held_out.data_set(
+            [pa.schema([(name, kind) for name in roles]).empty_table()]
+        )
     findings = [
         describe_files(
             [file for file in files if file.split == split],
@@ -85,26 +101,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
         shown = ", ".join(f"{name} {count}" for name, count in counts)
         findings.append(f"sharded: training documents of each host: {shown}")
     return Texts(**uses, notes=[*notes, *findings, rule])
-
-
-def _refuse_template(channels: Mapping[str, Path]) -> None:
-    """Raise DataError if a channel has a JumpStart template, which builds prompts from columns."""
-    for folder in channels.values():
-        path = folder / "template.json"
-        try:
-            template = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        except ValueError:
-            continue
-        if isinstance(template, dict) and {PROMPT, COMPLETION} <= set(template):
-            raise DataError(
-                f"{path} is a template of JumpStart, which is not applied.",
-                f"Apply it to each row, write columns {PROMPT} and {COMPLETION}, and remove it.",
-            )
-
-
-def _empty(roles: Sequence[str]) -> pa.Table:
-    kind = pa.large_list(pa.int64()) if TOKEN_IDS in roles else pa.large_string()
-    return pa.schema([(name, kind) for name in roles]).empty_table()
 
 
 def _units(paths: Sequence[Path], sample_by: str, header: HeaderHint) -> list[Callable[[], Part]]:
@@ -160,7 +156,20 @@ def _usable(read: Read, notes: list[str]) -> Read:
             is_kept = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
         part = only(read.part, is_kept.to_pylist(), "have no completion", notes)
         if PROMPT in columns:
-            _check_prompts(part, columns[PROMPT], columns[COMPLETION])
+            prompt = columns[PROMPT]
+            completion = columns[COMPLETION]
+            rows = part.table.select([prompt, completion]).slice(0, _CHECKED_ROWS).to_pylist()
+            texts = [(str(row[prompt]).rstrip(), str(row[completion]).strip()) for row in rows]
+            seen = sum(text.endswith(answer) for text, answer in texts if answer)
+            if seen > _MOST_SEEN * len(rows):
+                raise DataError(
+                    f"The prompts in column {prompt!r} of {part.path} end with the completions "
+                    f"in column {completion!r} ({seen} of the first {len(rows)} rows): the model "
+                    "would see the answers.",
+                    f"Give task=causal-lm text_column={prompt} (and no prompt_column or "
+                    "completion_column) to learn the whole text, or name the column of the "
+                    "prompts without the completions in prompt_column.",
+                )
             if empty := values.empty_texts(part, columns[PROMPT]):
                 notes.append(
                     f"{empty} rows of {part.path} have no prompt in column {columns[PROMPT]!r}: "
@@ -175,22 +184,6 @@ def _usable(read: Read, notes: list[str]) -> Read:
     if TEXT in columns:
         values.check_texts(read.part, columns[TEXT])
     return read
-
-
-def _check_prompts(part: Part, prompt: str, completion: str) -> None:
-    """Raise DataError if most prompts end with the completion: the model would see the answer."""
-    rows = part.table.select([prompt, completion]).slice(0, _CHECKED_ROWS).to_pylist()
-    texts = [(str(row[prompt]).rstrip(), str(row[completion]).strip()) for row in rows]
-    seen = sum(text.endswith(answer) for text, answer in texts if answer)
-    if seen > _MOST_SEEN * len(rows):
-        raise DataError(
-            f"The prompts in column {prompt!r} of {part.path} end with the completions in column "
-            f"{completion!r} ({seen} of the first {len(rows)} rows): the model would see the "
-            "answers.",
-            f"Give task=causal-lm text_column={prompt} (and no prompt_column or completion_column) "
-            "to learn the whole text, or name the column of the prompts "
-            "without the completions in prompt_column.",
-        )
 
 
 def _with_alpaca_prompts(part: Part, instruction: str, given: str) -> Part:

@@ -193,7 +193,12 @@ def read_parts(
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
-                parts += _split_by_folders_or_column(split, part, layout, named, notes)
+                for name, value in layout.partitions.get(part.path, {}).items():
+                    if name not in part.table.column_names:
+                        cells = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
+                        column = pa.array(cells * part.table.num_rows, pa.string())
+                        part = part.with_column(name, column)
+                parts += split_by_column(split, part, part.path in layout.unclear, named, notes)
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
         files_of_train = ", ".join(map(str, layout.files[TRAIN]))
@@ -223,8 +228,9 @@ def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
         return part
     if "tokens" in names and "struct" in str(part.table.schema.field("tokens").type):
         part = dataclasses.replace(part, table=part.table.drop_columns(["tokens"]))
-    column = ANSWER if ANSWER in names and _is_mark(part) else None
-    if column is None:
+    column = ANSWER
+    marks = {*((part.distinct(column, len(MARKS) + 1) or [""]) if column in names else ())} - {None}
+    if not marks or not marks <= MARKS:
         return part
     answers = part.table[column].to_pylist()
     if column == label:
@@ -235,11 +241,6 @@ def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
     return dataclasses.replace(part, table=part.table.drop_columns([column]))
 
 
-def _is_mark(part: Part) -> bool:
-    values = set(part.distinct(ANSWER, len(MARKS) + 1) or [""]) - {None}
-    return bool(values) and values <= MARKS
-
-
 def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
     """Return some rows of a part; add a note with the number of rows left out, and the reason."""
     if all(is_kept):
@@ -247,18 +248,6 @@ def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Par
     rows = np.flatnonzero(is_kept)
     notes.append(f"{len(is_kept) - len(rows)} rows of {part.path} {why} and are not used.")
     return part.select(rows)
-
-
-def _split_by_folders_or_column(
-    split: str, part: Part, layout: ChannelLayout, named: Collection[str], notes: list[str]
-) -> list[tuple[str, Part]]:
-    """Divide a part by a column that names the split of each row; the column may come from the
-    names of its folders."""
-    for name, value in layout.partitions.get(part.path, {}).items():
-        if name not in part.table.column_names:
-            values = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
-            part = part.with_column(name, pa.array(values * part.table.num_rows, pa.string()))
-    return split_by_column(split, part, part.path in layout.unclear, named, notes)
 
 
 def split_by_column(
@@ -275,7 +264,18 @@ def split_by_column(
     names = (name for name in part.table.column_names if name not in named)
     column = next((name for name in names if _names_splits(part, name)), None)
     if column is None:
-        _refuse_unknown_splits(part, named)
+        for field in part.table.schema:
+            if field.name in named or not is_string(field.type):
+                continue
+            values = part.distinct(field.name, _MOST_VALUES) or [""]
+            splits = {split_of(str(value)) for value in values}
+            if None not in splits and TRAIN in splits and len(splits) > 1:
+                raise DataError(
+                    f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose "
+                    "name does not show that.",
+                    f"Rename it to split, give ignore_columns={field.name} to train on all rows, "
+                    f"or label_column={field.name} if it is the label.",
+                )
         if is_unclear:
             raise DataError(
                 f"The name of {part.path} contains several splits, and no column has the split of "
@@ -305,23 +305,6 @@ def split_by_column(
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
     return [(name, rest.select(numbers)) for name, numbers in rows.items() if name is not None]
-
-
-def _refuse_unknown_splits(part: Part, named: Collection[str]) -> None:
-    """Raise DataError if a column with an unknown name has a split in each row: test rows might be
-    trained on."""
-    for field in part.table.schema:
-        if field.name in named or not is_string(field.type):
-            continue
-        values = part.distinct(field.name, _MOST_VALUES) or [""]
-        splits = {split_of(str(value)) for value in values}
-        if None not in splits and TRAIN in splits and len(splits) > 1:
-            raise DataError(
-                f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose "
-                "name does not show that.",
-                f"Rename it to split, give ignore_columns={field.name} to train on all rows, or "
-                f"label_column={field.name} if it is the label.",
-            )
 
 
 def _names_splits(part: Part, column: str) -> bool:

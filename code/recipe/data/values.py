@@ -156,26 +156,6 @@ def container(value: str) -> list[Any] | dict[str, Any] | None:
     return [None] if re.fullmatch(r"\[[\d\s.]*\]", text) else None
 
 
-def _as_lists(part: Part, column: str) -> list[list[Any] | None]:
-    """Return the lists that the strings of a column hold.
-
-    Raises:
-        DataError: a row is not a list, or is printed by NumPy.
-    """
-    rows: list[list[Any] | None] = []
-    for row, value in enumerate(part.table[column].to_pylist()):
-        parsed = container(value) if value else None
-        by_numpy = value and (_JOINED_STRINGS.search(value) or parsed == [None])
-        if value and (by_numpy or not isinstance(parsed, list)):
-            raise DataError(
-                f"{part.where(row)} has {value[:60]!r} in column {column!r}, where other rows have "
-                "lists written as strings" + (", as NumPy prints them." if by_numpy else "."),
-                'Write lists as JSON: ["a", "b"].',
-            )
-        rows.append(parsed if isinstance(parsed, list) else None)
-    return rows
-
-
 def with_labels(part: Part, column: str) -> Part:
     """Return the part with lists instead of the strings that hold lists of labels.
 
@@ -214,11 +194,22 @@ def with_labels(part: Part, column: str) -> Part:
 
     def lists() -> Iterator[pa.Table]:
         for _, piece in part.pieces(column):
-            rows = _as_lists(piece, column)
+            rows: list[list[Any] | None] = []
+            for row, value in enumerate(piece.table[column].to_pylist()):
+                parsed = container(value) if value else None
+                by_numpy = value and (_JOINED_STRINGS.search(value) or parsed == [None])
+                if value and (by_numpy or not isinstance(parsed, list)):
+                    raise DataError(
+                        f"{piece.where(row)} has {value[:60]!r} in column {column!r}, where "
+                        "other rows have lists written as strings"
+                        + (", as NumPy prints them." if by_numpy else "."),
+                        'Write lists as JSON: ["a", "b"].',
+                    )
+                rows.append(parsed if isinstance(parsed, list) else None)
             if any(isinstance(item, (list, dict)) for row in rows for item in row or ()):
                 spans = [item for row in rows for item in row or ()]
                 raise token_data(str(part.path), f"column {column!r} labels spans: {spans[:1]}")
-            # An integer may be too large for Arrow, or stand beside strings.
+            # An integer may be too large for Arrow, or mixed with strings.
             items = [
                 None if row is None else [None if item is None else str(item) for item in row]
                 for row in rows

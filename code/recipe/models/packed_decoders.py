@@ -74,7 +74,20 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
                 options["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
             options["position_ids"] = inputs["position_ids"]
         elif (segments := inputs.get("segments")) is not None:
-            masks = _masks(model.config, segments)
+            order = torch.arange(segments.shape[1], device=segments.device)
+            before = order[:, None] - order[None, :]
+            visible = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
+            kinds = getattr(model.config, "layer_types", None)
+            window = getattr(model.config, "sliding_window", None)
+            # [rows, 1, length, length], by kind of layer if there are two
+            near: Any = None
+            if window is not None and (kinds is None or "sliding_attention" in kinds):
+                near = flat_attention.convert_mask(visible & (before < window), model.config)
+            masks = near
+            if near is None or kinds is not None:
+                full = flat_attention.convert_mask(visible, model.config)
+                kinds_of_masks = {"full_attention": full, "sliding_attention": near}
+                masks = full if near is None else kinds_of_masks
             options = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
         output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **options)
         states, head = output.last_hidden_state, model.get_output_embeddings()
@@ -84,23 +97,6 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
     vocabulary = head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1]
     tokens = token_losses(states.flatten(0, 1)[positions], head, targets, int(vocabulary))
     return CausalLMOutput(logits=sums_of(tokens, owners, answers))
-
-
-def _masks(config: Any, segments: Tensor) -> Any:
-    """Return the attention mask [rows, 1, length, length], by kind of layer if there are two."""
-    positions = torch.arange(segments.shape[1], device=segments.device)
-    before = positions[:, None] - positions[None, :]
-    visible = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
-    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    if window is None or (kinds is not None and "sliding_attention" not in kinds):
-        return flat_attention.convert_mask(visible, config)
-    near = flat_attention.convert_mask(visible & (before < window), config)
-    if kinds is None:
-        return near
-    return {
-        "full_attention": flat_attention.convert_mask(visible, config),
-        "sliding_attention": near,
-    }
 
 
 def identity_head(logits: Tensor) -> Tensor:

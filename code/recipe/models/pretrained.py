@@ -286,10 +286,7 @@ def read(
     new_weights.check_layers(source.name, model, new)
     new_weights.write_biases(source.name, model, new)
     if attend_fully(model):
-        say(
-            "attention: original_full instead of block_sparse, which a short text would turn "
-            "off anyway"
-        )
+        say("attention: original_full instead of block_sparse, which a short text would turn off")
     if reader is AutoTokenizer:
         _see_to_padding(source, model, tokenizer)
     return model, tokenizer, new

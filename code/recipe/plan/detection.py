@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,27 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     if len(possible) == 1:
         alone = [name for name, tasks in tasks_by_hyperparameter.items() if list(tasks) == possible]
         return possible[0], f"only this task takes {' and '.join(alone or tasks_by_hyperparameter)}"
-    part = _first_rows(hyperparameters, channels)
+    files: list[Path] = []
+    with contextlib.suppress(DataError):  # loading the data raises it again
+        data = judging.channels(channels, hyperparameters.trains)
+        files = layout.find(data, hyperparameters.dataset_config_name).files["train"]
+    parts = (head.read(path, hyperparameters.names_in_header) for path in files[:_FILES])
+    part = next((part for part in parts if part is not None), None)
     if part is None:
-        task, reason = _detect_without_table(possible, channels)
-        return task, f"{reason}; set task to choose another"
+        for task in possible:
+            recognise = TASKS[task].recognises_files
+            if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
+                return task, f"{reason}; set task to choose another"
+        # Text files and folders of classes have columns of their own, which reading finds.
+        owners = [task for task in possible if TASKS[task].owns_settings]
+        return (owners or possible)[0], "the default; set task to choose another"
+    part = accepted(part, hyperparameters.label_column, [])
     columns.check_named(part, hyperparameters)
-    configuration = _configuration(hyperparameters, channels)
+    configuration: Mapping[str, Any] = {}
+    with contextlib.suppress(RecipeError, OSError, ValueError):  # loading the model reports it
+        source = pretrained.find(hyperparameters.model_name_or_path, channels)
+        options = {"token": hyperparameters.hf_token} if hyperparameters.hf_token else {}
+        configuration, _ = PretrainedConfig.get_config_dict(source.name, **options)
     model = model_of(configuration)
     selections: dict[str, Selection] = {}
     errors: dict[str, ColumnsError] = {}
@@ -96,17 +112,6 @@ def model_of(config: Mapping[str, Any]) -> Model:
     return Model.ENCODER
 
 
-def _detect_without_table(possible: Sequence[str], channels: Mapping[str, Path]) -> tuple[str, str]:
-    """Return the task of data that is not a table, and the reason."""
-    for task in possible:
-        recognise = TASKS[task].recognises_files
-        if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
-            return task, reason
-    # Text files and folders of classes have columns of their own, which reading finds.
-    owners = [task for task in possible if TASKS[task].owns_settings]
-    return (owners or list(possible))[0], "the default"
-
-
 def _undecided(
     part: Part,
     hyperparameters: Hyperparameters,
@@ -139,7 +144,7 @@ def _undecided(
         meant = meant or [task for task in problems if TASKS[task].owns_settings] or list(problems)
         fitting = [task for task in meant if model in TASKS[task].models or task in selections]
         meant = fitting or meant
-    # Of tasks in one folder, which read the same, the one whose own names fit.
+    # Of tasks in one folder, which read the same data, keep the one whose own names fit.
     by_folder: dict[str, str] = {}
     for task in (*TASKS, *complete):
         if task in meant:
@@ -155,27 +160,3 @@ def _undecided(
         f"Hyperparameter task is not given, and the columns of {part.path} and the model "
         f"({model.value}) do not decide it:{listed}"
     )
-
-
-def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> Part | None:
-    try:
-        data = judging.channels(channels, hyperparameters.trains)
-        files = layout.find(data, hyperparameters.dataset_config_name).files["train"]
-    except DataError:
-        return None  # loading the data raises it again
-    parts = (head.read(path, hyperparameters.names_in_header) for path in files[:_FILES])
-    first = next((part for part in parts if part is not None), None)
-    return None if first is None else accepted(first, hyperparameters.label_column, [])
-
-
-def _configuration(
-    hyperparameters: Hyperparameters, channels: Mapping[str, Path]
-) -> Mapping[str, Any]:
-    """Return the model's config.json; empty if it cannot be read, which loading it reports."""
-    try:
-        source = pretrained.find(hyperparameters.model_name_or_path, channels)
-        options = {"token": hyperparameters.hf_token} if hyperparameters.hf_token else {}
-        config, _ = PretrainedConfig.get_config_dict(source.name, **options)
-    except (RecipeError, OSError, ValueError):
-        return {}
-    return dict(config)

@@ -38,7 +38,18 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
     """
     sweep(parent)
     with contextlib.ExitStack() as held:
-        folder = _locked_folder(parent, name, held)
+        is_locked = False
+        while not is_locked:
+            number, path = tempfile.mkstemp(prefix=f"{name}.", suffix=_MARK, dir=parent)
+            mark = Path(path)
+            file = held.enter_context(os.fdopen(number, "wb", buffering=0))
+            held.callback(mark.unlink, missing_ok=True)
+            _locked(file, waits=True)
+            # Another process may have removed the mark before it was locked.
+            with contextlib.suppress(FileNotFoundError):
+                is_locked = mark.stat().st_ino == os.fstat(number).st_ino
+        file.write(socket.gethostname().encode())
+        folder = mark.with_suffix("")
         folder.mkdir()
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
@@ -61,21 +72,6 @@ def sweep(parent: Path) -> None:
         if _WITHOUT_MARK.fullmatch(left.name) and not is_marked and _is_silent(left):
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-
-
-def _locked_folder(parent: Path, name: str, held: contextlib.ExitStack) -> Path:
-    """Return an unused folder name; `held` keeps its lock file locked."""
-    while True:
-        number, path = tempfile.mkstemp(prefix=f"{name}.", suffix=_MARK, dir=parent)
-        mark = Path(path)
-        file = held.enter_context(os.fdopen(number, "wb", buffering=0))
-        held.callback(mark.unlink, missing_ok=True)
-        _locked(file, waits=True)
-        # Another process may have removed the mark before it was locked.
-        with contextlib.suppress(FileNotFoundError):
-            if mark.stat().st_ino == os.fstat(number).st_ino:
-                file.write(socket.gethostname().encode())
-                return mark.with_suffix("")
 
 
 def _locked(file: IO[bytes], *, waits: bool) -> bool | None:

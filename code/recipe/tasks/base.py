@@ -170,7 +170,7 @@ class TokenLosses(Objective):
 
 
 class Task(ABC):
-    """Base of tasks: one is made for a job, from its channels and hyperparameters."""
+    """Base of tasks: an instance is created for each job, from its channels and hyperparameters."""
 
     lengths_are_of_samples: ClassVar[bool] = False
     """Whether a row may become several samples, each of which has an entry in `lengths`."""
@@ -194,7 +194,7 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, channels: Mapping[str, Path]) -> None:
-        """Read the data: set `data`, `train`, `found` and `objective`."""
+        """Read the data, and set `data`, `train`, `notes` and `objective`."""
 
     def check_best(self, scores: Sequence[str]) -> None:
         """Check that evaluation computes the metric by which the best weights are chosen."""

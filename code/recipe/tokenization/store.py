@@ -169,7 +169,15 @@ def key(
     """Return a digest of the texts, labels, tokenizer, length and ways of tokenising."""
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
-    digest.update(_identity(tokenizer))
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "{}"
+    known_by = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
+    if known_by not in _identities or not tokenizer.is_fast:
+        parts = json.loads(rules)
+        # The options of the last call do not identify a tokenizer.
+        parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
+        _identities.clear()
+        _identities[known_by] = json.dumps(parts, sort_keys=True).encode()
+    digest.update(_identities[known_by])
     # Equal rows give equal batches, however they are split into files.
     for table in values.tables(split, _HASHED_AT_ONCE):
         # Written by Arrow, a batch no longer depends on its chunks and slices.
@@ -181,18 +189,5 @@ def key(
 
 
 _identities: dict[str, bytes] = {}
-"""A cache of the last result of `_identity`, which every data set of a job needs. For a vocabulary
-of 250,000 tokens it takes some seconds."""
-
-
-def _identity(tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """Return the rules and the vocabulary of a tokenizer."""
-    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "{}"
-    known_by = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
-    if known_by not in _identities or not tokenizer.is_fast:
-        parts = json.loads(rules)
-        # The options of the last call do not identify a tokenizer.
-        parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
-        _identities.clear()
-        _identities[known_by] = json.dumps(parts, sort_keys=True).encode()
-    return _identities[known_by]
+"""A cache of the rules and vocabulary of the last tokenizer, which every data set of a job needs.
+For a vocabulary of 250,000 tokens, computing them takes some seconds."""

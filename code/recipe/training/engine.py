@@ -289,6 +289,7 @@ class Engine(Resumable):
         return files
 
     def restore(self, files: Mapping[str, bytes]) -> None:
+        """Restore from what `extra_files` returned."""
         super().restore(files)
         if self._objective.has_references:
             self._objective.restore(files[_REFERENCES])

@@ -207,10 +207,12 @@ def test_pairs_keep_their_types_and_padding_is_as_before(lengths: list[int], siz
         for index, row in enumerate(rows):
             end = samples.lengths[row]
             assert (rectangle["input_ids"][index, :end].numpy() == samples.tokens(row)).all()
-            assert (rectangle["token_type_ids"][index, :end].numpy() == samples.types_of(row)).all()
+            assert (
+                rectangle["token_type_ids"][index, :end].numpy() == types[samples.span(row)]
+            ).all()
             start = int(flat["first"][index])
             actual = flat["token_type_ids"].flatten()[start : start + end]
-            assert (actual.numpy() == samples.types_of(row)).all()
+            assert (actual.numpy() == types[samples.span(row)]).all()
 
 
 @settings(max_examples=25)

@@ -286,15 +286,15 @@ def test_a_copy_is_refused_and_a_part_is_not(tmp_path: Path, name: str) -> None:
 
 def test_the_hold_out_is_stratified_and_seeded() -> None:
     classes = [0] * 80 + [1] * 15 + [2] * 4 + [3]
-    kept, out = held_out.hold_out(classes, 0.1, seed=5)
+    kept, out = held_out.hold_out(classes, seed=5)
     assert sorted([*kept, *out]) == list(range(100))
     assert Counter(classes[row] for row in out) == {0: 8, 1: 2}
-    assert held_out.hold_out(classes, 0.1, seed=5)[1].tolist() == out.tolist()
-    assert held_out.hold_out(classes, 0.1, seed=6)[1].tolist() != out.tolist()
+    assert held_out.hold_out(classes, seed=5)[1].tolist() == out.tolist()
+    assert held_out.hold_out(classes, seed=6)[1].tolist() != out.tolist()
 
 
 def test_a_small_hold_out_has_a_row_and_leaves_every_class() -> None:
-    kept, out = held_out.hold_out([0, 0, 1], 0.1, seed=0)
+    kept, out = held_out.hold_out([0, 0, 1], seed=0)
     assert len(out) == 1
     assert {[0, 0, 1][row] for row in kept} == {0, 1}
 

@@ -182,7 +182,7 @@ def test_logits_and_gradients_are_those_of_pairs_alone(kind: str) -> None:
     for row in rows:
         inputs = {"input_ids": samples.tokens(row)}
         if typed:
-            inputs["token_type_ids"] = samples.types_of(row)
+            inputs["token_type_ids"] = samples.types[samples.span(row)]
         alone.append(
             model(**{k: torch.from_numpy(v.astype(np.int64))[None] for k, v in inputs.items()})
         )

@@ -242,7 +242,7 @@ def test_questions_are_answered_as_the_model_was_judged(
     outputs = np.full((len(of_rows), 41), -1e9)
     for index in range(len(of_rows)):
         ids = torch.tensor(of_rows.tokens(index).tolist())[None]
-        types = torch.tensor(of_rows.types_of(index).tolist())[None]
+        types = torch.tensor(of_rows.types[of_rows.span(index)].tolist())[None]
         with torch.no_grad():
             output = model(input_ids=ids, token_type_ids=types)
         outputs[index, 1 : 1 + ids.shape[1]] = output.start_logits[0]

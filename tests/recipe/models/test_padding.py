@@ -178,7 +178,7 @@ def test_single_texts_keep_the_types_of_their_tokens(
     expected = typed_tokenizer(texts, truncation=True, max_length=12)
     for row in range(3):
         assert made.tokens(row).tolist() == expected["input_ids"][row]
-        assert made.types_of(row).tolist() == expected["token_type_ids"][row]
-    assert made.types_of(1).tolist() == [0, 0, 2]
+        assert made.types[made.span(row)].tolist() == expected["token_type_ids"][row]
+    assert made.types[made.span(1)].tolist() == [0, 0, 2]
     with pytest.raises(ModelError, match="which a model of type xlnet takes"):
         refuse_types(with_head("xlnet"), typed_tokenizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -31,7 +31,13 @@ def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) 
         full = not (has_details or isinstance(answer, Iterator))
 
     def whole(text: Completion) -> Any:
-        return _with_prompt(prepared.inputs.values[text.prompt], text.text) if full else text.text
+        prompt: Any = prepared.inputs.values[text.prompt] if full else ""
+        if isinstance(prompt, str):
+            return prompt + text.text
+        *earlier, last = prompt
+        if last["role"] != "assistant":
+            return [*prompt, {"role": "assistant", "content": text.text}]
+        return [*earlier, {**last, "content": last["content"] + text.text}]
 
     def details(text: Completion, **more: Any) -> dict[str, Any]:
         count, seed = len(text.tokens), prepared.parameters.get("seed")
@@ -65,13 +71,3 @@ def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) 
         index for index, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
     ]
     return shown
-
-
-def _with_prompt(prompt: Any, text: str) -> Any:
-    """Return a prompt with its text; for a conversation, its messages and the assistant's."""
-    if isinstance(prompt, str):
-        return prompt + text
-    messages: list[Mapping[str, Any]] = list(prompt)
-    if messages[-1]["role"] != "assistant":
-        return [*messages, {"role": "assistant", "content": text}]
-    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + text}]

@@ -174,23 +174,22 @@ def read_document(document: object) -> Request:
     while isinstance(inputs, dict) and set(inputs) == {"inputs"}:
         inputs = inputs["inputs"]
     is_list = isinstance(inputs, list) and not is_conversation(inputs)
+    values = []
+    for value in inputs if is_list else [inputs]:
+        # Objects that only name their input.
+        while isinstance(value, dict) and len(value) == 1:
+            ((name, inner),) = value.items()
+            # A list is left in its object: it may be a pair or several inputs.
+            if name not in _TEXT_KEYS or not isinstance(inner, (str, dict)):
+                break
+            value = inner
+        values.append(value)
     return Request(
-        inputs=[_unwrapped(value) for value in (inputs if is_list else [inputs])],
+        inputs=values,
         parameters=parameters,
         single=not is_list,
         raw=inputs,
     )
-
-
-def _unwrapped(value: Any) -> Any:
-    """Return an input without objects around it that only name it."""
-    while isinstance(value, dict) and len(value) == 1:
-        ((name, inner),) = value.items()
-        # A list is left in its object: it may be a pair or several inputs.
-        if name not in _TEXT_KEYS or not isinstance(inner, (str, dict)):
-            break
-        value = inner
-    return value
 
 
 def _request_of(

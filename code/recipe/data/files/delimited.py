@@ -274,7 +274,7 @@ def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]
     """Return the ends of the rows and of the lines of a block, which begins with a row."""
     if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
         raise NotPlain
-    # An empty line is no row, and Arrow counts it as one.
+    # Arrow counts an empty line as a row, which it is not.
     if block.startswith((b"\n", b"\r")) or b"\n\n" in block or b"\n\r" in block:
         raise NotPlain
     octets = np.frombuffer(block, np.uint8)

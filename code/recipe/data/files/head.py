@@ -35,7 +35,7 @@ def read(path: Path, header: HeaderHint = frozenset()) -> Part | None:
             return None
         return part.select(range(min(ROWS, part.table.num_rows)))
     except (DataError, OSError, EOFError, ValueError):
-        return None  # what reads all of it says what is wrong
+        return None  # reading the whole file reports the error
 
 
 def _part(path: Path, header: HeaderHint) -> Part | None:

@@ -115,7 +115,12 @@ def _read_folders(folder: Path, files_of_class: Mapping[str, Sequence[Path]]) ->
     lines = 0
     for name, files in files_of_class.items():
         for path in files:
-            text = _read(path)
+            encoding = encoding_of(path)
+            try:
+                with open_text(path, encoding) as stream:
+                    text = stream.read().replace("\r\n", "\n")
+            except UnicodeDecodeError as error:
+                raise undecodable(path, encoding, error) from error
             lines += text.rstrip("\n").count("\n") + 1
             rows.append((text.strip(), name, path.relative_to(folder).as_posix()))
     is_single = all(len(files) == 1 for files in files_of_class.values())
@@ -130,12 +135,3 @@ def _read_folders(folder: Path, files_of_class: Mapping[str, Sequence[Path]]) ->
     table = {TEXT: pa.array(texts, pa.large_string()), LABEL: pa.array(labels, pa.string())}
     kind = f"txt (a folder is a class, a text is a file: {len(rows)} files)"
     return Part(path=folder, format=kind, table=pa.table(table), locations=locations)
-
-
-def _read(path: Path) -> str:
-    encoding = encoding_of(path)
-    try:
-        with open_text(path, encoding) as stream:
-            return stream.read().replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise undecodable(path, encoding, error) from error

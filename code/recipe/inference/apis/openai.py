@@ -186,29 +186,27 @@ def _chat(body: Mapping[str, Any]) -> Request:
     if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise BadRequest("max_tokens and max_completion_tokens mean the same: give one of them.")
     settings = _settings(body, default=_CHAT_TOKENS)
-    messages = [_message(index, message) for index, message in enumerate(body["messages"])]
+    messages = []
+    for index, message in enumerate(body["messages"]):
+        key = f"messages[{index}]"
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise BadRequest(
+                f"{key} is {json.dumps(message)[:60]}: give"
+                f' {{"role": "user", "content": "a text"}}; roles are {", ".join(_ROLES)}.',
+                key,
+            )
+        given = {name: value for name, value in message.items() if value not in (None, [])}
+        if extra := sorted(set(given) - {"role", "content", "name", "refusal", "annotations"}):
+            raise BadRequest(f"{key} has {', '.join(extra)}, which is not supported.", key)
+        if "content" not in given:
+            raise BadRequest(f"{key} has no content.", key)
+        # Chat templates know OpenAI's role "developer" as "system".
+        role = "system" if given["role"] == "developer" else given["role"]
+        names = ("content", "name")
+        messages.append({"role": role, **{name: given[name] for name in names if name in given}})
     form = TextsForm(body=body, settings=settings, writer=ChatChoices())
     streams = {"stream": True} if body.get("stream") else {}
     return Request(inputs=[messages], parameters=streams, settings=settings, form=form)
-
-
-def _message(index: int, message: Any) -> dict[str, Any]:
-    key = f"messages[{index}]"
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
-        raise BadRequest(
-            f"{key} is {json.dumps(message)[:60]}: give"
-            f' {{"role": "user", "content": "a text"}}; roles are {", ".join(_ROLES)}.',
-            key,
-        )
-    message = {name: value for name, value in message.items() if value not in (None, [])}
-    if extra := sorted(set(message) - {"role", "content", "name", "refusal", "annotations"}):
-        raise BadRequest(f"{key} has {', '.join(extra)}, which is not supported.", key)
-    if "content" not in message:
-        raise BadRequest(f"{key} has no content.", key)
-    # Chat templates know OpenAI's role "developer" as "system".
-    role = "system" if message["role"] == "developer" else message["role"]
-    names = ("content", "name")
-    return {"role": role, **{name: message[name] for name in names if name in message}}
 
 
 def _completion(body: Mapping[str, Any]) -> Request:

@@ -47,7 +47,27 @@ def tokenise(
     """
     whole_words = options.whole_word_masking
     if whole_words:
-        _check_words(split, tokenizer)
+        reason = "Hyperparameter whole_word_masking has value True, but"
+        if TOKEN_IDS in split.column_names:
+            raise HyperparameterError(
+                f"{reason} the data came tokenised, so that words cannot be told apart.",
+                "Give the texts.",
+            )
+        if not tokenizer.is_fast:
+            raise HyperparameterError(
+                f"{reason} the model's tokenizer is written in Python and does not separate words.",
+                "Leave it out, or give a model with a tokenizer.json.",
+            )
+        first_rows = split.select(range(min(_LOOKED_AT, len(split))))
+        encoded: Any = tokenizer(first_rows[TEXT][:], add_special_tokens=False, verbose=False)
+        count = sum(len(set(encoded.word_ids(row))) for row in range(len(first_rows)))
+        written = [len(str(text).split()) for text in first_rows[TEXT]]
+        if count < sum(written) / 2:
+            raise HyperparameterError(
+                f"{reason} the model's tokenizer tells {count} words apart in "
+                f"{len(first_rows)} texts of {sum(written)} words.",
+                "Leave it out: tokens are masked one by one.",
+            )
     reader = _Reader(tokenizer, whole_words)
 
     def make(batch: Batch, rows: range) -> dict[str, store.Column]:
@@ -208,28 +228,3 @@ class _Reader:
         for offset, token in enumerate(self.after):
             columns[TOKEN_IDS][ends - len(self.after) + offset] = token
         return {**columns, store.LENGTHS: whole, _ROW: owners + rows.start}
-
-
-def _check_words(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise HyperparameterError if whole words cannot be masked."""
-    reason = "Hyperparameter whole_word_masking has value True, but"
-    if TOKEN_IDS in split.column_names:
-        raise HyperparameterError(
-            f"{reason} the data came tokenised, so that words cannot be told apart.",
-            "Give the texts.",
-        )
-    if not tokenizer.is_fast:
-        raise HyperparameterError(
-            f"{reason} the model's tokenizer is written in Python and does not separate words.",
-            "Leave it out, or give a model with a tokenizer.json.",
-        )
-    first_rows = split.select(range(min(_LOOKED_AT, len(split))))
-    encoded: Any = tokenizer(first_rows[TEXT][:], add_special_tokens=False, verbose=False)
-    count = sum(len(set(encoded.word_ids(row))) for row in range(len(first_rows)))
-    written = [len(str(text).split()) for text in first_rows[TEXT]]
-    if count < sum(written) / 2:
-        raise HyperparameterError(
-            f"{reason} the model's tokenizer tells {count} words apart in "
-            f"{len(first_rows)} texts of {sum(written)} words.",
-            "Leave it out: tokens are masked one by one.",
-        )

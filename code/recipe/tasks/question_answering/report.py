@@ -19,7 +19,6 @@ from recipe.reports import section
 from recipe.reports.section import Section
 from recipe.tasks.question_answering.batches import NOWHERE, Windows
 
-SCORES = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
 _BEST, LONGEST_ANSWER = 20, 30
 _EXAMPLES, _SHOWN_CHARS = 12, 240
 Array = npt.NDArray[Any]

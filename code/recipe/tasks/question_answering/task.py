@@ -10,6 +10,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel, Trainer
 
+from recipe import metrics
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.errors import DistributedError, HyperparameterError
@@ -70,7 +71,7 @@ class QuestionAnswering(Task):
     data: questions.Questions
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        self.check_best(found_answers.SCORES)
+        self.check_best(metrics.ANSWERS)
         self.data = questions.load(channels, self.hyperparameters)
         self.train, self.notes = self.data.train, self.data.notes
         self.objective: Objective = Spans(self._score)

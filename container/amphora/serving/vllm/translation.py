@@ -150,32 +150,19 @@ def _translate_document(route: str, body: bytes) -> Part:
         if not isinstance(inputs, str):
             raise bad_request("inputs is not a text.", "inputs")
         values = {"return_full_text": False, **values, "stream": route == GENERATE_STREAM}
-    return _translated(inputs, values, is_tgi)
-
-
-def _is_conversation(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, dict) and {"role", "content"} <= set(item) for item in value)
-    )
-
-
-def _translated(inputs: Any, values: Mapping[str, Any], is_tgi: bool) -> Part:
-    """Return the request of a text, a list of texts or a conversation. Raises Fault (400)."""
     settings = _settings(values)
     logprobs: dict[str, Any]
     is_text = isinstance(inputs, str)
     if _is_conversation(inputs):
         continues = inputs[-1]["role"] == "assistant"
         route, logprobs = CHAT, {"logprobs": True}
-        body = {"messages": inputs, "add_generation_prompt": not continues,
+        fields = {"messages": inputs, "add_generation_prompt": not continues,
                 "continue_final_message": continues}  # fmt: skip
     elif is_text or (
         isinstance(inputs, list) and inputs and all(isinstance(text, str) for text in inputs)
     ):
         route, logprobs = COMPLETIONS, {"logprobs": 0}
-        body = {"prompt": [inputs] if is_text else inputs}
+        fields = {"prompt": [inputs] if is_text else inputs}
     else:
         raise bad_request(
             "inputs must be a text, a list of texts, or one conversation. Send several"
@@ -188,7 +175,15 @@ def _translated(inputs: Any, values: Mapping[str, Any], is_tgi: bool) -> Part:
         settings["stream"] = True
     if values.get("details") or values.get("stream"):
         settings |= {**logprobs, "return_token_ids": True}
-    return Part(route, {**body, **settings}, inputs, values, is_tgi)
+    return Part(route, {**fields, **settings}, inputs, values, is_tgi)
+
+
+def _is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, dict) and {"role", "content"} <= set(item) for item in value)
+    )
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
