@@ -139,7 +139,7 @@ _SETTING_HINTS = (
 def is_secret_value(text: str) -> bool:
     """Return whether a value has the shape of a secret or is a URL with credentials."""
     lower = text.lower()
-    if _holds(lower, _VALUE_HINTS) and _VALUES.search(text):
+    if (_holds(lower, _VALUE_HINTS) and _VALUES.search(text)) or _PEM.search(text):
         return True
     patterns = _PATTERNS[:-1]  # Without the one that follows a name, which may be prose.
     return any(_holds(lower, hints) and pattern.search(text) for hints, pattern in patterns)

@@ -70,7 +70,6 @@ class Forecast(TrainerCallback):
         self._steps_of_epoch, self._evaluation, self._after = steps_of_epoch, evaluation, after
         self._writing, self._budget, self._price = writing, budget, price
         self._phases: dict[str, tuple[int, float]] = {}
-        self._began = started
         self._first_step = self._planned = self._next = 0
         self._has_decided = False
         self._logged: list[float] = []

@@ -73,6 +73,8 @@ SHAPES = [
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n",
 ]  # fmt: skip
 
+NAMED = r"(?i)abcd-?1234|hunter2|wJalr|pem:"
+
 ORDINARY_TEXTS = [
     "An input is '/etc/passwd': URLs and paths are not followed.",
     "commit 0123456789abcdef0123456789abcdef01234567", "sha256:" + "0123456789abcdef" * 4,
@@ -127,6 +129,13 @@ def test_shapes_are_masked(text: str) -> None:
 @pytest.mark.parametrize("text", ORDINARY_TEXTS)
 def test_ordinary_text_stays(text: str) -> None:
     assert logs.mask(text) == text
+    assert not secret_rules.is_secret_value(text)
+
+
+def test_values_of_secrets() -> None:
+    # The others follow a name, which may be prose.
+    shapes = [text for text in SHAPES if not re.search(NAMED, text)]
+    assert [text for text in shapes if not secret_rules.is_secret_value(text)] == []
 
 
 @pytest.mark.parametrize(

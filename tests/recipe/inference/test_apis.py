@@ -3,6 +3,7 @@ own answers."""
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ def test_each_task_shows_the_form_of_its_spec() -> None:
 
 
 def test_a_description_says_the_task_the_form_and_the_routes(
-    vectors: Any, labels: Any, ranker: Any
+    vectors: Any, labels: Any, ranker: Any, tmp_path: Path
 ) -> None:
     environ = {"HF_MODEL_ID": "someone/some-model"}
     assert openai_forms.served_name(environ) == "someone/some-model"
@@ -191,6 +192,10 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     assert description_text["architecture"] == "BertForSequenceClassification"
     assert description_text["max_length"] == 48
     assert description_text["padding"] is False
+    padded = classifier.Classifier.load(
+        Origin(str(save("GPT2ForSequenceClassification", tmp_path)), {})
+    )
+    assert "padding" not in padded.describe()
     description_text = ranker.describe()
     assert description_text["form"] == "rank"
     assert "/rerank" in description_text["routes"]

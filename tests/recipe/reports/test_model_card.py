@@ -36,4 +36,6 @@ def test_it_names_the_base_model_where_the_hub_has_it(
     assert card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "text-classification"
     assert f"Fine-tuned from `{name}` to classify texts by 2 labels" in card.text
+    assert "| decision | value |\n|---|---|\n| data | 4 rows |\n" in card.text
+    assert "| metric | value |\n|---|---|\n| eval_accuracy | 0.25 |\n" in card.text
     assert "hf_planted" not in written

@@ -104,6 +104,7 @@ def test_each_fault_has_its_status_and_code(shared: Start) -> None:
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {"echo": {"a": "ü"}, "answer": 42}
     assert server.invoke(1, accept="*/*").text == "text/csv"
+    assert server.http.post("/invocations/", json=1, headers={"accept": "*/*"}).text == "text/csv"
 
     failed = server.invoke("fail")
     error = error_of(failed)

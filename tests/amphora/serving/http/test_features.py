@@ -174,6 +174,7 @@ def test_models_come_and_go(several: Running, tmp_path: Path) -> None:
     assert http.post("/models/a/invoke", json=7).json() == ["a", 7]
     for name in ("a", "c/d.tar.gz"):
         assert http.delete(f"/models/{name}").status_code == 200
+    assert "amphora_queue_age_seconds 0.0" in http.get("/metrics").text
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(

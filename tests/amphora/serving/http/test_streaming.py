@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.support.servers import ECHO, STREAM, Start, fault
+from tests.support.until import until
 
 
 def test_chunks_arrive_as_they_are_made(shared: Start, tmp_path: Path) -> None:
@@ -68,6 +69,16 @@ def test_a_client_that_leaves_a_stream_frees_the_worker(shared: Start) -> None:
     with server.http.stream("POST", "/invocations", json={"words": 1000, "pause": 0.1}) as answer:
         next(answer.iter_raw())
     # Long before the stream would have ended, and within its client's 60 s.
+    assert server.invoke({"words": 1}).text == "word0 "
+
+
+def test_a_worker_that_hangs_in_a_stream_is_replaced(start: Start, tmp_path: Path) -> None:
+    server = start(STREAM, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="2").ready()
+    order = {"words": 2, "after": f"{tmp_path}/never"}
+    with pytest.raises(httpx.RemoteProtocolError):
+        server.invoke(order)
+    assert "has not answered for 2 s; it is replaced." in server.log
+    until(lambda: server.ping() == 200)
     assert server.invoke({"words": 1}).text == "word0 "
 
 

@@ -82,6 +82,8 @@ def test_known_layouts(tmp_path: Path, row: dict[str, Any], expected: tuple[Any,
     loaded = load(tmp_path, [row, row])
     assert first(loaded) == expected
     assert loaded.are_talks == isinstance(expected[0], list)
+    is_shared = "the prompt is what both answers begin with" in "\n".join(loaded.notes)
+    assert is_shared == (set(row) <= {"chosen", "rejected"})
 
 
 def test_parquet_and_columns_by_their_names(tmp_path: Path) -> None:
