@@ -12,6 +12,20 @@ from tests.support.job_tree import Tree
 
 NOISE = "import sys\nfor n in range(60): print('ERROR harmless', n, 'RuntimeError ignored', file=sys.stderr)\n"
 GLOO = "import sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+# Two ranks of which one notices, as by gloo, that the other has gone. They print exceptions and end as
+# with torch, whose import takes seconds.
+PEERS = (
+    "import atexit, contextlib, io, os, socket, sys, time\n"
+    "rank, wire = os.environ['RANK'], socket.socket(socket.AF_UNIX)\n"
+    "def lose_peer():\n    wire.recv(1); atexit.register(time.sleep, 1)\n"
+    "    raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242')\n"
+    "def show(*error):\n"
+    "    with contextlib.redirect_stderr(io.StringIO()) as text: hook(*error)\n"
+    "    for line in text.getvalue().splitlines(): print(f'[rank{rank}]: {line}', file=sys.stderr)\n"
+    "hook, sys.excepthook = sys.excepthook, show\n"
+    "if rank == '0': wire.bind('wire'); wire.listen(); wire = wire.accept()[0]\n"
+    "while rank == '1':\n    try: wire.connect('wire'); break\n    except OSError: time.sleep(0.01)\n"
+)
 
 
 # pip builds with the packages that are installed, and uses no index.
@@ -169,7 +183,7 @@ CASES = {
     ),
     "rank of mp.spawn": Case(
         "import torch.multiprocessing as mp\ndef work(rank): raise ValueError(f'rank {rank} of spawn')\n"
-        "if __name__ == '__main__': mp.spawn(work, nprocs=1)",
+        "mp.start_processes(work, nprocs=1, start_method='fork')",
         1, (), "ValueError: rank 0 of spawn",
     ),
     "shell script whose interpreter is missing": Case(
@@ -201,23 +215,19 @@ CASES = {
         hyperparameters=tuple((f"hp{n:02}", "x" * (100_000 + n)) for n in range(90)),
     ),
     "one rank raises": Case(
-        GLOO + "if rank == 1: raise ValueError('only rank 1')\ndist.all_reduce(torch.ones(1))",
-        1, ("rank 1", "script.py:4"), "ValueError: only rank 1", processes="2",
-    ),
-    "one rank exits": Case(
-        "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(6)\ntime.sleep(600)", 6, ("rank 0",), processes="2"
+        PEERS + "if rank == '1': raise ValueError('only rank 1')\nlose_peer()",
+        1, ("rank 1", "script.py:14"), "ValueError: only rank 1", processes="2",
     ),
     "one rank exits with words": Case(
-        GLOO + "dist.barrier()\nif rank == 0: raise SystemExit('no data')\ndist.all_reduce(torch.ones(1))",
+        PEERS + "if rank == '0': raise SystemExit('no data')\nlose_peer()",
         1, ("1 and no exception.\nno data\n(exit code 1, rank 0)",), "The script ended with", processes="2",
     ),
     "one rank leaves at once": Case(
-        GLOO + "dist.barrier()\nif rank == 1:\n    import os; print('no data', file=sys.stderr); os._exit(7)\n"
-        "dist.all_reduce(torch.ones(1))",
+        PEERS + "if rank == '1': print('no data', file=sys.stderr); os._exit(7)\nlose_peer()",
         7, ("7 and no exception.\nno data\n(exit code 7, rank 1)",), "The script ended with", processes="2",
     ),
     "one rank is killed": Case(
-        GLOO + "dist.barrier()\nif rank == 0:\n    import os; os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1))",
+        PEERS + "if rank == '0': os.kill(os.getpid(), 9)\nlose_peer()",
         137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", processes="2",
     ),
     "collective that times out": Case(
@@ -280,7 +290,10 @@ def test_an_end_without_a_word_has_its_code(
     assert all(part in actual.head for part in words), actual.head
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.heavy] if n == "accelerate launch" else []) for n in CASES],
+)
 def test_failure(name: str, scripted: Tree) -> None:
     case = CASES[name]
     scripted.configure({"sagemaker_program": "script.py", **dict(case.hyperparameters)})

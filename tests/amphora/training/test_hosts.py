@@ -112,6 +112,7 @@ def cluster(tmp_path: Path, network: dict[str, str]) -> Iterator[Cluster]:
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
 
 
+@pytest.mark.heavy
 def test_two_hosts_train_together(cluster: Cluster) -> None:
     script = REDUCE + "print('total', total.item(), os.environ['GLOO_SOCKET_IFNAME'])\n"
     codes, outputs = cluster.configure(script + "dist.destroy_process_group()", **TORCHRUN).train()
@@ -216,10 +217,14 @@ def test_the_host_that_raised_is_named_though_its_script_ends_last(cluster: Clus
 @pytest.mark.parametrize("guilty", [0, pytest.param(2, marks=pytest.mark.heavy)])
 def test_the_host_is_named_whose_rank_exited(cluster: Cluster, guilty: int) -> None:
     """The other ranks, of its own host too, raise because they lose it."""
-    script = f"if dist.get_rank() == {guilty}: raise SystemExit('no data')\ndist.all_reduce(total)"
+    script = (
+        "print('total', total.item(), os.environ['GLOO_SOCKET_IFNAME'], flush=True)\n"
+        f"if dist.get_rank() == {guilty}: raise SystemExit('no data')\ndist.all_reduce(total)"
+    )
     cluster.configure(REDUCE + script, **TORCHRUN)
     codes, outputs = cluster.train(AMPHORA_NPROC_PER_NODE="2")
     assert 0 not in codes, outputs
+    assert [output.count("total 10.0 eth0") for output in outputs] == [2, 2], outputs
     ours, theirs = cluster.failures
     exited, lost = (theirs, ours) if guilty else (ours, theirs)
     cause = "The script ended with exit code 1 and no exception.\nno data\n"

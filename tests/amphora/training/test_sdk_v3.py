@@ -143,7 +143,7 @@ def test_two_processes_by_torchrun(trainer: ModelTrainer) -> None:
     assert trainer.failure.startswith("ValueError: rank one objects")
 
 
-@pytest.mark.parametrize("how", ["Torchrun", "command"])
+@pytest.mark.parametrize("how", ["Torchrun", pytest.param("command", marks=pytest.mark.heavy)])
 def test_sigterm_reaches_every_rank(trainer: ModelTrainer, how: str) -> None:
     """torchrun itself would give its ranks 30 s and end with its own exit code."""
     trainer.script(SAVES)
