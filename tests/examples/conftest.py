@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def aws() -> Iterator[Aws]:
 
 
 @pytest.fixture
-def run(aws: Aws, tmp_path: Path) -> Run:
+def run(aws: Aws, tmp_path: Path, boto3: Mapping[str, str]) -> Run:
     """Runs an example's file with arguments; whatever is not AWS's address leads nowhere."""
     config = tmp_path / "config.yaml"
     config.write_text(
@@ -52,16 +51,19 @@ def run(aws: Aws, tmp_path: Path) -> Run:
     }  # fmt: skip
 
     def start(
-        script: str | Path, *arguments: str, preloaded: Mapping[str, str] | None = None
+        script: str | Path, *arguments: str, preloaded: Mapping[str, str] = boto3
     ) -> subprocess.CompletedProcess[str]:
-        argv = [str(EXAMPLES / script), *arguments]
-        if preloaded is not None:
-            return run_script(preloaded, argv, environ, tmp_path)
-        return subprocess.run(
-            [sys.executable, *argv], cwd=tmp_path, env=environ, text=True, capture_output=True, timeout=120
-        )  # fmt: skip
+        return run_script(preloaded, [str(EXAMPLES / script), *arguments], environ, tmp_path)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def boto3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """A process that has imported boto3."""
+    imports = ["boto3", "s3transfer.manager"]
+    with preloading(tmp_path_factory.mktemp("boto3"), imports=imports, **AWAY) as variables:
+        yield variables
 
 
 @pytest.fixture(scope="session")

@@ -24,20 +24,21 @@ STEP = re.compile(
 class Copy:
     """The code after one of the changes."""
 
-    def __init__(self, folder: Path, title: str | None = None) -> None:
+    def __init__(self, folder: Path, *titles: str) -> None:
         self.folder = folder
         for name in ("code", "container/amphora"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        if title is None:
-            return
         text = (ROOT / "CONTRIBUTING.md").read_text()
-        section = text.split(f"\n### {title}\n")[1].split("\n### ")[0]
+        for title in titles:
+            self.change(text.split(f"\n### {title}\n")[1].split("\n### ")[0])
+
+    def change(self, section: str) -> None:
         steps = STEP.findall(section)
-        assert steps, title
+        assert steps, section
         assert len(steps) == section.count("```text")
         for where, anchor, name, code in steps:
-            path = folder / name
+            path = self.folder / name
             if where == "New file":
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(code)
@@ -90,19 +91,6 @@ def test_a_hyperparameter(follow: Callable[[str], Copy], tiny_model: Path, tmp_p
         SM_CHANNEL_TRAIN=str(tmp_path / "train.csv"),
     )
     assert len(re.findall("^row: ", output, re.MULTILINE)) == 2
-
-
-def test_a_format(follow: Callable[[str], Copy], tmp_path: Path) -> None:
-    copy = follow("Add a format")
-    lines = [f"{label:8}{text}" for text, label in REVIEWS]
-    (tmp_path / "reviews.fix").write_text("\n".join(["#fixed", *lines]) + "\n")
-    program = (
-        "import pathlib\nfrom recipe.data.files import formats\n"
-        f"part = formats.read(pathlib.Path({str(tmp_path / 'reviews.fix')!r}))\n"
-        "print(part.table.num_rows, part.table.slice(1, 1).to_pylist(), formats.known_formats())"
-    )
-    output = copy.run("-c", program)
-    assert output.startswith("20 [{'label': 'bad', 'text': 'a bad film'}] fixed columns, ")
 
 
 @pytest.mark.heavy
@@ -167,96 +155,98 @@ def test_a_folder_is_a_task_that_is_detected_trained_and_served(
         assert '"sentences"' in wrong.json()["error"]["message"]
 
 
-def test_a_metric(follow: Callable[[str], Copy]) -> None:
-    copy = follow("Add a metric")
-    program = (
-        "import numpy as np\nfrom recipe import metrics\nfrom recipe.tasks import evaluation\n"
+QUICK = {
+    "Add a format": (
+        "from recipe.data.files import formats\n"
+        "part = formats.read(pathlib.Path('reviews.fix'))\n"
+        "print(part.table.num_rows, part.table.slice(1, 1).to_pylist(), formats.known_formats())",
+        "20 [{'label': 'bad', 'text': 'a bad film'}] fixed columns, ",
+    ),
+    "Add a metric": (
+        "from recipe import metrics\nfrom recipe.tasks import evaluation\n"
         "ids = np.array([0, 1, 1, 0])\nprint(evaluation.score_classes(ids, ids)['mcc'])\n"
-        "print(len(metrics.metric_definitions()), 'eval_mcc' in metrics.metric_names())"
-    )
-    assert copy.run("-c", program).splitlines() == ["1.0", "38 True"]
-
-
-def test_a_device(follow: Callable[[str], Copy]) -> None:
-    copy = follow("Add a device")
-    program = (
-        "import os\nfrom amphora.common import devices\nfrom recipe.runtime import device\n"
-        "found = devices.detect(os.environ)\n"
-        "print(found.kind, found.accelerators, found.reason, device.kind_of('abacus').bf16())"
-    )
-    environ = {"ABACI": "3", "PATH": "/nowhere"}
-    assert copy.run("-c", program, **environ) == (
-        "abacus 3 by ABACI (False, 'beads are whole numbers')\n"
-    )
-
-
-def test_a_route(follow: Callable[[str], Copy]) -> None:
-    copy = follow("Add a route")
-    program = (
-        "import asyncio, os, pathlib, httpx\n"
-        "from amphora.common import devices\nfrom amphora.serving import settings\n"
+        "print(len(metrics.metric_definitions()), 'eval_mcc' in metrics.metric_names())",
+        "1.0\n38 True\n",
+    ),
+    "Add a device": (
+        "from recipe.runtime import device\n"
+        "found = devices.detect({**os.environ, 'ABACI': '3'})\n"
+        "print(found.kind, found.accelerators, found.reason, device.kind_of('abacus').bf16())",
+        "abacus 3 by ABACI (False, 'beads are whole numbers')\n",
+    ),
+    "Add a route": (
+        "import asyncio, httpx\nfrom amphora.serving import settings\n"
         "from amphora.serving.http.server import Front\n"
         "async def ask():\n"
         "    read = settings.read(pathlib.Path('ml'), {}, devices.detect(os.environ))\n"
         "    transport = httpx.ASGITransport(Front(read, {}).application())\n"
         "    async with httpx.AsyncClient(transport=transport, base_url='http://front') as client:\n"
         "        print((await client.get('/version')).text)\n"
-        "asyncio.run(ask())"
-    )
-    assert "amphora 0." in copy.run("-c", program)
-
-
-def test_a_default(follow: Callable[[str], Copy]) -> None:
-    program = (
-        "from recipe import task_table as t; print(t.learning_rate('token-classification', 0))"
-    )
-    assert follow("Change a default").run("-c", program) == "3e-05\n"
-
-
-def test_a_pooling(follow: Callable[[str], Copy]) -> None:
-    """Two samples share the first block, and one is in the second."""
-    program = (
+        "asyncio.run(ask())",
+        "amphora 0.",
+    ),
+    "Change a default": (
+        "from recipe import task_table as t; print(t.learning_rate('token-classification', 0))",
+        "3e-05\n",
+    ),
+    # Two samples share the first block, and one is in the second.
+    "Add a pooling": (
         "import torch\nfrom recipe.models import packed_encoders\n"
         "from recipe.tasks.sentence_embedding import model\n"
         "hidden = torch.arange(16.0).reshape(2, 4, 2)\n"
         "segments = torch.tensor([[1, 1, 2, 0], [1, 1, 1, 0]])\n"
         "pool = model._POOLS['max']\n"
-        "print(pool(hidden, segments, torch.tensor([0, 2, 4])).tolist())"
-    )
-    output = follow("Add a pooling").run("-c", program)
-    assert output == "[[2.0, 3.0], [4.0, 5.0], [12.0, 13.0]]\n"
-
-
-def test_a_launcher(follow: Callable[[str], Copy], tmp_path: Path) -> None:
-    copy = follow("Add a launcher")
-    hosts = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
-    job = {"sagemaker_accelerate_enabled": "true"}
-    tree = Tree(tmp_path / "ml").configure(job, resourceconfig=hosts)
-    program = (
-        "import os, pathlib\nfrom amphora.common import devices\n"
+        "print(pool(hidden, segments, torch.tensor([0, 2, 4])).tolist())",
+        "[[2.0, 3.0], [4.0, 5.0], [12.0, 13.0]]\n",
+    ),
+    "Add a launcher": (
         "from amphora.contract.job import read_job\nfrom amphora.training import launch\n"
         "from amphora.training.entry_point import ProgramKind, Source\n"
         "script = Source(root=pathlib.Path('/code'), kind=ProgramKind.SCRIPT, name='own.py')\n"
         "planned = launch.plan(read_job(os.environ), devices.detect(os.environ), script,\n"
         "                      pathlib.Path('errors'), os.environ)\n"
-        "print(planned.is_launcher, *planned.argv[1:])"
-    )
-    output = copy.run("-c", program, SAGEMAKER_BASE_DIR=str(tree.base), PATH="/nowhere")
-    assert output.split() == [
-        *("True", "-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=2"),
-        *("--machine_rank=1", "--main_process_ip=algo-1", "--main_process_port=7777"),
-        "/code/own.py",
-    ]
-
-
-def test_a_section_of_a_report(follow: Callable[[str], Copy]) -> None:
-    program = (
-        "import numpy as np\nfrom recipe.data.labels import SINGLE, Labels\n"
+        "print(planned.is_launcher, *planned.argv[1:])",
+        "True -m accelerate.commands.launch --num_processes=2 --num_machines=2 --machine_rank=1 "
+        "--main_process_ip=algo-1 --main_process_port=7777 /code/own.py\n",
+    ),
+    "Add a section to a report": (
+        "from recipe.data.labels import SINGLE, Labels\n"
         "from recipe.reports.predictions import Predictions\n"
         "outputs, true = np.array([[9, 0], [9, 0], [0, 0.1]]), np.array([0, 1, 1])\n"
         "made = Predictions(split='test', labels=Labels(('a', 'b'), SINGLE), outputs=outputs,\n"
         "                   true=true, texts=['x', 'y', 'z'])\n"
-        "print(*[(each.title, each.note) for each in made.sections()], sep='\\n')"
-    )
-    output = follow("Add a section to a report").run("-c", program)
-    assert "('Sure answers, test data', '2 of 3 are surer than 90%; 50% are right.')" in output
+        "print(*[(each.title, each.note) for each in made.sections()])",
+        "('Sure answers, test data', '2 of 3 are surer than 90%; 50% are right.')",
+    ),
+}
+"""A change, a program that uses it, and what that prints among others."""
+RUN_ALL = """
+import contextlib, io, json, os, pathlib, sys, traceback
+import numpy as np
+from amphora.common import devices
+for title, program in json.loads(sys.argv[1]).items():
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        try:
+            exec(program, globals())
+        except Exception:
+            traceback.print_exc(file=output)
+    print(json.dumps([title, output.getvalue()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each program of `QUICK` prints, in one process and on one copy with all of the changes."""
+    copy = Copy(tmp_path_factory.mktemp("copy"), *QUICK)
+    lines = [f"{label:8}{text}" for text, label in REVIEWS]
+    (copy.folder / "reviews.fix").write_text("\n".join(["#fixed", *lines]) + "\n")
+    hosts = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
+    job = {"sagemaker_accelerate_enabled": "true"}
+    Tree(copy.folder / "ml").configure(job, resourceconfig=hosts)
+    programs = json.dumps({title: program for title, (program, _) in QUICK.items()})
+    return dict(map(json.loads, copy.run("-c", RUN_ALL, programs, PATH="/nowhere").splitlines()))
+
+
+@pytest.mark.parametrize("title", QUICK)
+def test_a_quick_change(title: str, outputs: dict[str, str]) -> None:
+    assert QUICK[title][1] in outputs[title]

@@ -38,8 +38,7 @@ def example(run: Run, request: pytest.FixtureRequest) -> Example:
     """Runs `<case>_<kind>.py` with that kind's Python; it must succeed."""
 
     def start(case: str, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        preloaded = None if kind == "boto3" else request.getfixturevalue(kind)
-        done = run(f"{case}_{kind}.py", *arguments, preloaded=preloaded)
+        done = run(f"{case}_{kind}.py", *arguments, preloaded=request.getfixturevalue(kind))
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
