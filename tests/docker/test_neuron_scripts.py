@@ -2,13 +2,12 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support.package_indexes import wheel
+from tests.support.package_indexes import bare_environment, wheel
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "container" / "locks"
@@ -18,10 +17,9 @@ class Base:
     """An environment in place of a base image, and a shelf of wheels in place of the index."""
 
     def __init__(self, folder: Path) -> None:
-        self.shelf, self.bin = folder / "shelf", folder / "base" / "bin"
+        self.shelf, self.bin = folder / "shelf", bare_environment(folder / "base")
         self.kept = folder / "kept.txt"
         self.shelf.mkdir()
-        subprocess.run([sys.executable, "-m", "venv", folder / "base"], check=True)
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         environ = {

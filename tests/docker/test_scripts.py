@@ -1,5 +1,6 @@
 """The shell scripts and the locks, without Docker."""
 
+import functools
 import json
 import os
 import re
@@ -7,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from tests.support.package_indexes import bare_environment
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "container" / "locks"
@@ -338,17 +340,15 @@ def test_the_bill_of_materials_lists_an_environment_and_nothing_else(tmp_path: P
     assert {part["name"] for part in json.loads(made.stdout)["components"]} == {"pip", "setuptools"}
 
 
-def base_script(kept: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """base.sh on the Python that runs these tests, as if it were a base image's."""
-    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return run("env", f"KEPT={kept}", "sh", LOCKS / "base.sh", *arguments, path=here)
-
-
 def test_torch_torchvision_and_torchaudio_of_a_base_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stand-ins: nothing but their metadata, since no build of theirs fits this machine's torch."""
-    for name, number in [("torchvision", "0.28.0"), ("torchaudio", "2.11.0")]:
+    versions = {
+        "torch": "2.13.0", "torchvision": "0.28.0", "torchaudio": "2.11.0", "transformers": "5.14.1",
+        "datasets": "5.0.0",
+    }  # fmt: skip
+    for name, number in versions.items():
         folder = tmp_path / "packages" / f"{name}-{number}.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(
@@ -356,18 +356,18 @@ def test_torch_torchvision_and_torchaudio_of_a_base_stay(
         )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     kept, lock = tmp_path / "base.txt", tmp_path / "lock.txt"
-    base_script(kept, "keep", "transformers")
-    listed = kept.read_text()
-    installed = {f"{name}=={version(name)}" for name in ("torch", "transformers")}
-    assert installed | {"torchvision==0.28.0", "torchaudio==2.11.0"} <= set(listed.split())
-    assert "datasets" not in listed
+    path = f"{bare_environment(tmp_path / 'base')}{os.pathsep}{os.environ['PATH']}"
+    base_script = functools.partial(run, "env", f"KEPT={kept}", "sh", LOCKS / "base.sh", path=path)
+    base_script("keep", "transformers")
+    expected = {f"{name}=={number}" for name, number in versions.items() if name != "datasets"}
+    assert set(kept.read_text().split()) == expected
     # What is kept is not installed from a lock, nor what is left out by name.
     lock.write_text("torchvision==0.29.0\nabsent-package==1\n")
-    assert base_script(kept, "install", lock, "-absent-package").returncode == 0
+    assert base_script("install", lock, "-absent-package").returncode == 0
     (tmp_path / "packages" / "torchvision-0.28.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.29.0\n"
     )
-    moved = base_script(kept, "install", lock, "-absent-package")
+    moved = base_script("install", lock, "-absent-package")
     assert moved.returncode == 1
     assert "packages were replaced: torchvision==0.28.0." in moved.stderr
 

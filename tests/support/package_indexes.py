@@ -3,12 +3,15 @@
 import base64
 import contextlib
 import json
+import venv
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
+
+import pip
 
 from tests.support import http_server
 
@@ -33,6 +36,18 @@ def wheel(
         archive.writestr(f"{info}/WHEEL", tag)
         archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
     return path
+
+
+def bare_environment(folder: Path) -> Path:
+    """Make an environment that has only pip, by a link, since to install it takes seconds.
+
+    Returns:
+        Its folder of programs.
+    """
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "pip").symlink_to(Path(pip.__file__).parent)
+    return folder / "bin"
 
 
 @dataclass
