@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.preloading import preloading
+from tests.support.preloading import preloading_for_all
 from tests.support.reruns import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks
 from tests.support.words import WORDS
 
@@ -72,5 +72,8 @@ def still_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> P
 @pytest.fixture(scope="session")
 def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """The variables of jobs that cost no imports: forks of one process that has the libraries."""
-    with preloading(tmp_path_factory.mktemp("preloading")) as variables:
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with preloading_for_all(folder / "preloading") as variables:
         yield variables

@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -61,11 +62,36 @@ def preloading(
         os.close(ready_end)
         try:
             assert os.read(ready, 1), "the process with the libraries has ended"
-            yield {"PRELOADING_SOCKET": str(path), "AMPHORA_CODE_DIR": str(PRELOADED),
-                   "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+            yield _variables(path)
         finally:
             os.close(ready)
             process.terminate()
+
+
+def _variables(path: Path) -> dict[str, str]:
+    return {"PRELOADING_SOCKET": str(path), "AMPHORA_CODE_DIR": str(PRELOADED),
+            "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def preloading_for_all(folder: Path) -> Iterator[dict[str, str]]:
+    """Run one such process for all test processes that give this folder: to start it takes long.
+
+    The one that starts it ends it when the others have done with it.
+    """
+    folder.mkdir(exist_ok=True)
+    # Locks of a process, which its forks do not hold.
+    with (folder / "users").open("a+") as users, (folder / "start").open("a+") as start:
+        fcntl.lockf(users, fcntl.LOCK_SH)
+        fcntl.lockf(start, fcntl.LOCK_EX)
+        if (folder / "socket").exists():
+            fcntl.lockf(start, fcntl.LOCK_UN)
+            yield _variables(folder / "socket")
+            return
+        with preloading(folder) as variables:
+            fcntl.lockf(start, fcntl.LOCK_UN)
+            yield variables
+            fcntl.lockf(users, fcntl.LOCK_EX)
 
 
 def run_script(

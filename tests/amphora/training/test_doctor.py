@@ -80,9 +80,9 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
     ]
 
 
-def test_what_the_recipe_would_refuse(tree: Tree) -> None:
+def test_what_the_recipe_would_refuse(tree: Tree, preloaded: Mapping[str, str]) -> None:
     """tests/recipe has what it refuses."""
-    code, findings = recipe_job(tree, learning_rat="1").doctor(HF_HUB_OFFLINE="1")
+    code, findings = recipe_job(tree, learning_rat="1").doctor(**preloaded)
     errors = [item for group in findings.values() for item in group if item["level"] == "error"]
     assert (code, [error["what"] for error in errors]) == (1, ["hyperparameter"])
     assert "learning_rate" in errors[0]["detail"]

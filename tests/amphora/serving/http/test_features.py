@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,7 @@ from tests.support.servers import (
     ECHO,
     MERGING,
     NAMED,
+    RECIPE,
     STREAM,
     Running,
     Start,
@@ -149,9 +151,10 @@ def test_batch_transform_is_told_its_parameters(start: Start) -> None:
 
 
 @pytest.fixture(scope="module")
-def several(shared: Start) -> Running:
+def several(shared: Start, preloaded: Mapping[str, str]) -> Running:
     """A server of models that tests load, and unload again."""
-    return shared(SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_PROGRAM="inference.py").ready()
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_PROGRAM": "inference.py"}
+    return shared(**{**preloaded, **RECIPE, **environ}).ready()
 
 
 def test_models_come_and_go(several: Running, tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 import json
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.support.servers import NAMED, Running, Start, fault, write_model
+from tests.support.servers import NAMED, RECIPE, Running, Start, fault, write_model
 
 
 @pytest.fixture(scope="module")
-def server(shared: Start) -> Running:
-    return shared(SAGEMAKER_MULTI_MODEL="true").ready()
+def server(shared: Start, preloaded: Mapping[str, str]) -> Running:
+    return shared(**{**preloaded, **RECIPE, "SAGEMAKER_MULTI_MODEL": "true"}).ready()
 
 
 @pytest.mark.parametrize(
