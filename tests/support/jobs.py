@@ -50,10 +50,12 @@ def folders_of(base: Path, channels: Mapping[str, Path]) -> Any:
     )  # fmt: skip
 
 
-def run(base: Path, model: Path, channels: Mapping[str, Path], *argv: str) -> dict[str, float]:
+def run(
+    base: Path, model: Path, channels: Mapping[str, Path], *argv: str, has_report: bool = False
+) -> dict[str, float]:
     """Train in this process below `base`, in float32 on the CPU; return the metrics."""
     usual = ("--model_name_or_path", str(model), "--use_cpu", "True", "--bf16", "False")
-    return Job(base, channels, (*usual, *argv)).run_here()
+    return Job(base, channels, (*usual, *argv)).run_here(has_report=has_report)
 
 
 def _words(*given: str) -> list[str]:
@@ -138,16 +140,25 @@ class Job:
         """Run it until it prints a line that begins so, when rank 0 gets a signal."""
         return self.run(*argv, **{STOP_AT_LINE: line, STOP_BY: str(int(by))}, **options)
 
-    def run_here(self, *argv: str) -> dict[str, float]:
-        """Train in this process; return the metrics."""
+    def run_here(self, *argv: str, has_report: bool = False) -> dict[str, float]:
+        """Train in this process; return the metrics.
+
+        Args:
+            has_report: Whether the report is written, which takes most of the time of a tiny training.
+        """
         from recipe import arguments
+        from recipe.reports import report
         from recipe.training import run as training
 
         folders = folders_of(self.base, self.channels)
         self.base.mkdir(parents=True, exist_ok=True)
         given = arguments.parse(_words(*self.argv, *argv), folders)
         # What a training sets for itself (where trackers keep their files) ends with it.
-        with mock.patch.dict(os.environ, self.environ):
+        write = report.write_report if has_report else lambda *_: None
+        with (
+            mock.patch.dict(os.environ, self.environ),
+            mock.patch.object(report, "write_report", write),
+        ):
             return training.run(given, folders, dict(os.environ))
 
     @property

@@ -149,7 +149,7 @@ def test_the_estimate_counts_four_bits_and_no_copies_of_them() -> None:
     # As they are, all weights have a copy in bfloat16 at the end of the forward pass.
     assert whole.step - small.step > 0.8 * 2 * count
     # Of 4 bits, one layer at a time has, however many there are.
-    more = estimated(True, layers=12)
+    more = estimated(True, layers=8)
     assert more.step - small.step < 2 * count / 4
 
 

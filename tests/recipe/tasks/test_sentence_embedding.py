@@ -35,7 +35,7 @@ def test_prompts_and_lengths_are_those_of_the_librarys_folder(
                 "test": write(tmp_path / "held", rows[16:], "test")}  # fmt: skip
     argv = (*TASK, "--max_steps", "2", "--batch_size", "8", "--max_length", "40")
     argv += ("--query_prompt", "film , ", "--matryoshka_dims", "8,16")
-    run(tmp_path, tiny_model, channels, *argv)
+    run(tmp_path, tiny_model, channels, *argv, has_report=True)
     folder = tmp_path / "model"
     library = SentenceTransformer(str(folder), device="cpu")
     assert library.max_seq_length == 40

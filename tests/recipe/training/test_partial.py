@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from recipe.errors import OutputError
-from recipe.reports import report
 from recipe.tasks import base
 from recipe.training.interruptions import EXIT_CODE, Interruptions
 from tests.support.jobs import QUICK, SHARDED, Job, write
@@ -25,9 +24,8 @@ ARGV = ("--batch_size", "8", "--epochs", "1", "--lr", "1e-3", "--bf16", "False")
 
 
 @pytest.fixture
-def job(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """A job of eight steps. Its report takes longer than its training."""
-    monkeypatch.setattr(report, "write_report", lambda *given: None)
+def job(tmp_path: Path, tiny_model: Path) -> Job:
+    """A job of eight steps."""
     rows = [{"text": text, "label": label} for text, label in reviews(64)]
     channels = {
         "train": write(tmp_path / "in", rows),

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from recipe import metrics
 from recipe.errors import RecipeError
-from recipe.reports import report
 from tests.support import circulating
 from tests.support.jobs import Job
 from tests.support.words import reviews, write_reviews
@@ -160,10 +159,8 @@ def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_fo
 
 
 def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
-    trained: Job, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setattr(report, "write_report", lambda *given: None)
+    trained: Job, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     start = tmp_path / "start"
     shutil.copytree(trained.model, start)
     # The same model with its labels the other way round, as another image may have saved it.

@@ -8,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-from recipe.reports import report
 from recipe.training import engine as engines
 from tests.support.jobs import Job
 from tests.support.tasks import CASES, make
@@ -65,7 +64,6 @@ class Quiet(TrainerCallback):
 def test_no_step_waits_for_the_device(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "write_report", lambda *given: None)
     data, arguments = make(name, tmp_path)
     waits = Waits()
     quiet = Quiet(waits)

@@ -17,7 +17,6 @@ from recipe.errors import CheckpointError, DataError
 from recipe.models import flat_attention
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
-from recipe.reports import report
 from recipe.tasks.preference.batches import AnswerPairs
 from recipe.tasks.preference.task import PreferenceObjective, tokens
 from recipe.training import preflight
@@ -265,7 +264,7 @@ def trained(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         "test": write(base / "test", better(24, 184), "test"),
     }
     argv = (*ARGV, "--task", "preference", "--eval_on_start", "True")
-    return base, run(base, start, channels, *argv)
+    return base, run(base, start, channels, *argv, has_report=True)
 
 
 def test_a_run_begins_at_no_margin_and_reports_it(trained: tuple[Path, dict[str, float]]) -> None:
@@ -294,7 +293,6 @@ def test_a_resumed_run_takes_its_references_from_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, metrics = trained
-    monkeypatch.setattr(report, "write_report", lambda *given: None)
     channels = {name: base / name for name in ("train", "validation", "test")}
     shutil.copytree(
         base / "checkpoints" / "checkpoint-10", tmp_path / "checkpoints" / "checkpoint-10"

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from recipe.reports import report
 from tests.support import causal_kit
 from tests.support.jobs import Job, write
 from tests.support.serving_kit import Handlers
@@ -32,11 +31,6 @@ FAST = (
 )
 GOOD = "the film number 7 was good , truly great"
 BAD = "the film number 8 was bad , truly awful"
-
-
-@pytest.fixture(autouse=True)
-def no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "write_report", lambda *given: None)
 
 
 def trained(base: Path, model: Path, rows: Sequence[tuple[str, Any]], *argv: str) -> Job:

@@ -23,7 +23,7 @@ def test_no_other_threshold_has_a_higher_f1(seed: int) -> None:
     for label, threshold in enumerate(evaluation.best_thresholds(logits, true)):
         column = logits[:, label]
         probabilities = 1 / (1 + np.exp(-column))
-        every = [0.5, *probabilities, 1.1]
+        every = {0.5, 1.1, *probabilities}
         best = max(f1(column, true[:, label], item) for item in every)
         assert f1(column, true[:, label], threshold) == pytest.approx(best)
         assert 0 < threshold < 1
