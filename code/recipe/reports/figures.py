@@ -45,6 +45,7 @@ def save(figure: Any, path: Path) -> str:
     from markupsafe import Markup
 
     figure.savefig(path.with_suffix(".png"), dpi=120)
+    figure.set_layout_engine("none")  # laid out already; it would be drawn twice again
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True)
     svg = text.getvalue().replace(_INK, "currentColor").replace(_LINE, "var(--line)")

@@ -115,7 +115,7 @@ def details(model: Generator, **parameters: Any) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"stop": ["e", "n"]}, {"n": 2}, {"max_tokens": 3}])
 def test_a_streams_pieces_are_the_text(model: Generator, options: dict[str, Any]) -> None:
-    for seed in range(4):
+    for seed in range(2):
         body = {"temperature": 1, "seed": seed, **options}
         chunks = [chunk["choices"][0] for chunk in ask(model, stream=True, **body)[:-1]]
         for choice in ask(model, **body)["choices"]:
