@@ -6,10 +6,10 @@
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --hosts 64 --processes 8
 
 Each number of rows is measured twice, in processes of its own: without and with what the first has
-cached. Prints seconds (clock, and CPU in parentheses) until data is read, tokens are kept and, for
-texts with labels, the first batch is laid out; MB of the file and of the kept tokens; and how much
-the process's memory grew: anonymous, and with the pages of mapped files, which the system reclaims
-when it needs them.
+cached. Prints seconds (clock, and CPU in parentheses) until data is read, its report is made,
+tokens are kept and, for texts with labels, the first batch is laid out; MB of the file and of the
+kept tokens; and how much the process's memory grew: anonymous, and with the pages of mapped files,
+which the system reclaims when it needs them.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ def measure_rows(rows: int, kind: str) -> dict[str, Any]:
     from recipe.batching import packing
     from recipe.batching.batches import Packed, Training, training_loader
     from recipe.hyperparameters import Hyperparameters
+    from recipe.plan import data_report
+    from recipe.plan.resolution import Loaded
 
     name = kind if kind in _TASKS else "text-classification"
     task_class = task_table.load(name)  # its imports are not measured
@@ -180,6 +182,8 @@ def measure_rows(rows: int, kind: str) -> dict[str, Any]:
     options = Hyperparameters(task=name, **_TASKS.get(kind, {}))
     task = task_class({"train": path.parent}, options)
     meter.lap("read")
+    data_report.inspect(task, Loaded(model=None, tokenizer=tokenizer, max_length=128))
+    meter.lap("data report")
     if hasattr(task.objective, "longest_target"):
         task.objective.longest_target = 128
     samples = task.samples(tokenizer, 128)["train"]

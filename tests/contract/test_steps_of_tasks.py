@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import tasks
 from tests.support.jobs import BY_GRADIENT, QUICK, Job, assert_same
+from tests.support.serving_kit import Handlers, assert_close
 from tests.support.tasks import JOBS, SmallJob
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
@@ -74,6 +75,9 @@ def test_a_stopped_and_resumed_training_ends_with_the_same_bytes(start: Start) -
         stop(stopped, f"metric step={step - 1} {{'loss'", step)
         losses |= stopped.losses
     assert list(losses) == list(range(1, step + 1))
+    body, expected = start.job.answer(stopped.model, start.job.rows(5, seed=2))
+    answer = Handlers(stopped.model).ask((body, "image/png") if isinstance(body, bytes) else body)
+    assert_close(answer, expected, 1e-4)  # the partial model is served
     stopped.finish()
     assert f"checkpoint-{step}" in stopped.log
     assert losses | stopped.losses == whole.losses

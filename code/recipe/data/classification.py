@@ -152,9 +152,6 @@ def _labelled(
             texts = tuple(file.columns[role] for role in (TEXT, PAIR, TOKEN_IDS)
                           if role in file.columns)  # fmt: skip
             part, names = file.part, file.columns.columns[LABEL]
-            if file.split != "train" and all(labels.is_unlabelled(part, name) for name in names):
-                notes.append(f"{part.path} has no labels and is not used.")
-                continue
             for name in names:
                 part = labels.labelled(part, name, settings.missing_labels)
             if unlabelled := file.part.table.num_rows - part.table.num_rows:

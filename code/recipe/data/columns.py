@@ -71,22 +71,25 @@ class Selection:
             f"{role} {' and '.join(map(repr, names))}" for role, names in self.columns.items()
         )
 
-    def lacking(self, part: Part) -> Sequence[str]:
+    def lacking(self, part: Part, none: Collection[str] = ()) -> Sequence[str]:
         """Return the columns of inputs, or those of targets, if a file has no value in them.
 
         Unlabelled test data lacks the targets, and a file of its labels the inputs.
+
+        Args:
+            none: Labels that stand for no label.
         """
         columns = self.form.columns
         for is_target in (True, False):
-            names = [
-                name
+            names = {
+                name: none if is_target and column.kind is not Kind.TEXT else ()
                 for column in columns
                 if column.is_target is is_target and column.is_content
                 for name in self.columns.get(column.role, ())
-            ]
+            }
             present = [name for name in names if name in part.table.column_names]
-            if names and not any(_has_values(part, name) for name in present):
-                return names
+            if names and not any(_has_values(part, name, names[name]) for name in present):
+                return list(names)
         return ()
 
 
@@ -469,11 +472,12 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
     )
 
 
-def _has_values(part: Part, name: str) -> bool:
+def _has_values(part: Part, name: str, none: Collection[str] = ()) -> bool:
     cells = (cell for _, batch in part.batches([name]) for cell in batch[name].to_pylist())
     return any(
         any(item != UNTAGGED for item in cell)
         if isinstance(cell, list)
         else (cell.strip() if isinstance(cell, str) else cell) not in NOTHING
+        and str(cell).strip() not in none
         for cell in cells
     )

@@ -197,15 +197,6 @@ def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
     )
 
 
-def is_unlabelled(part: Part, column: str) -> bool:
-    """Return whether every row has -1 or no label, as in public test splits."""
-    if pa.types.is_nested(part.table[column].type):
-        return False
-    hidden = {-1, None, "", "-1", "-1.0"}
-    values = part.distinct(column, len(hidden))
-    return values is not None and set(values) <= hidden
-
-
 def labelled(part: Part, column: str, missing: str | None) -> Part:
     """Return the part without rows that are marked as unlabelled: -1 in a column of ClassLabels,
     `-` in SNLI's gold_label, or values that the hyperparameter missing_labels lists.

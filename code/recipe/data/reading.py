@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections import defaultdict
@@ -116,9 +117,7 @@ def read_columns(
             with problems.noted():
                 if check is not None:
                     check(part)
-                if split == "test" and training and (lacking := training.lacking(part)):
-                    what = f"no column {', '.join(lacking)} with values"
-                    notes.append(f"{part.path} has {what} and is not used.")
+                if not is_labelled(split, part, spec, settings, training, notes):
                     continue
                 columns = select(part, spec, settings, training)
                 training = training or columns
@@ -136,6 +135,50 @@ def read_columns(
         problems.check()
     assert training is not None  # `read_parts` checks that
     return Reading(files=files, columns=training, hosts=hosts, sharded=layout.sharded)
+
+
+_NO_LABEL = {"-1", "-1.0", "nan"}
+"""What stands for no label if all rows of a file have it."""
+
+
+def is_labelled(
+    split: str,
+    part: Part,
+    spec: TaskSpec,
+    settings: DataSettings,
+    training: Selection | None,
+    notes: list[str],
+) -> bool:
+    """Return whether a file has what the task learns, as all but test data must.
+
+    Args:
+        training: The columns of the training data.
+        notes: Gets a sentence about a file that has not, and is left out.
+
+    Raises:
+        DataError: It is validation data, or rows to predict.
+    """
+    if split == TRAIN:
+        return True
+    columns = training
+    if training is None or spec.mixes_forms:
+        with contextlib.suppress(DataError):
+            columns = select(part, spec, settings)
+            if training and {*columns.names} < {*training.names}:
+                columns = training  # Of pairs with a score, those without are unlabelled.
+    missing = {value.strip() for value in (settings.missing_labels or "").split(",")} - {""}
+    lacking = columns.lacking(part, _NO_LABEL | missing) if columns else ()
+    if columns is None or not lacking:
+        return True
+    what = f"{part.path} has no value in {' and '.join(map(repr, lacking))}"
+    is_given = missing and not columns.lacking(part, _NO_LABEL - missing)
+    if not is_given and (split != "test" or settings.predicts):
+        raise DataError(
+            f"{what}, so that none of its rows can be scored.",
+            "Give values, or leave the file out; requests to the trained model label its rows.",
+        )
+    notes.append(f"{what} and is not used.")
+    return False
 
 
 def describe_files(

@@ -62,9 +62,10 @@ class Predictions:
         """Yield for each row its number, from 0, the prediction (the label with its probability,
         several labels, or a number), and the true value."""
         names, problem = self.labels.names, self.labels.problem
-        triples = zip(
-            self.predicted.tolist(), self.scores.tolist(), self.true.tolist(), strict=True
-        )
+        answers: Sequence[Array] = (self.predicted, self.scores, self.true)
+        if problem == NUMBER:  # of 32 bits: 3.1 as it was written, not 3.0999999
+            answers = [column.astype("f4").astype(str).astype("f8") for column in answers]
+        triples = zip(*(column.tolist() for column in answers), strict=True)
         for row, (predicted, scores, true) in enumerate(triples):
             if problem == NUMBER:
                 yield {"row": row, "value": predicted, "true": true}

@@ -280,6 +280,7 @@ def forecast_job(
     if given.evaluates or given.predicts:
         is_again = args.load_best_model_at_end or name_of(args.eval_strategy) == "no"
         after = (is_again or (given.predicts and not in_evaluations)) + in_evaluations
+    after += 2 * bool(given.quantize)  # in floats and in int8
     weights = list(model.parameters())
     # A checkpoint also has two moments of each trained weight.
     of_checkpoint = 3 * sum(weight.nbytes for weight in weights if weight.requires_grad)

@@ -208,6 +208,21 @@ def test_integers_and_floats_in_different_files_are_the_same_labels(tmp_path: Pa
     assert texts_and_names(splits, "evaluation") == [("c", "1")]
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+def test_numbers_of_few_bits_are_the_decimals_that_were_written(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    numbers = pa.array(np.array([3.1, 401.9, 2.5] * 10, kind))
+    labels, texts = (
+        pa.StructArray.from_arrays([numbers], ["code"]),
+        pa.array([f"a {n}" for n in range(30)]),
+    )
+    table = pa.table({"text": texts, "label": labels})
+    pq.write_table(table, tmp_path / "train" / "train.parquet")
+    code = "402.0" if kind == "float16" else "401.9"
+    given = {"label_column": "label.code", "problem_type": "single_label_classification"}
+    assert load({"train": tmp_path / "train"}, **given).labels.names == ("2.5", "3.1", code)
+
+
 def class_label_dataset(labels: Sequence[int]) -> datasets.Dataset:
     features = datasets.Features(
         text=datasets.Value("string"), label=datasets.ClassLabel(names=["neg", "pos", "mixed"])
@@ -230,7 +245,7 @@ def test_one_channel_with_a_dataset_dict_keeps_class_names_and_splits(tmp_path: 
     assert sizes == [12, 3]
     assert splits.test is None
     notes = "\n".join(splits.notes)
-    assert "test has no labels" in notes
+    assert "test has no value in 'label' and is not used" in notes
     assert "unsupervised is not used" in notes
 
 

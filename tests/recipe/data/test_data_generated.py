@@ -300,7 +300,7 @@ KINDS = [
          refused=["'label'", "NumPy"]),
     Kind("a;b", lambda n, t, c: {"text": t, "label": c if n % 3 else "neg;pos"},
          refused=["'neg;pos'", "label_separator=';'"]),
-    Kind("no class", lambda n, t, c: {"text": t, "label": ""}, refused=["no label", "'label'"]),
+    Kind("no class", lambda n, t, c: {"text": t, "label": ""}, refused=["has no", "'label'"]),
     Kind("BIO tags", lambda n, t, c: {"word": t, "tag": ["O", "B-PER", "I-PER"][n % 3], "id": n},
          refused=["known by name as the text and the label", "'tag'"]),
     Kind("tags as strings", lambda n, t, c: {"tokens": str(t.split()),

@@ -98,14 +98,14 @@ def test_hidden_labels_are_not_evaluated_and_rows_without_one_are_left_out(tmp_p
     assert splits.train["text"][2:4] == [FIRST[2], FIRST[4]]
     notes = "\n".join(splits.notes)
     assert "10 rows of" in notes
-    assert "test has no labels" in notes
+    assert "test has no value in 'label'" in notes
     train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
     write(train, "sentence1,sentence2,gold_label", FIRST, SECOND, ["a", "b", "-", "c"] * 10)
     write(test, "sentence1,sentence2,gold_label", FIRST, SECOND, ["-1"] * 40)
     splits = classification.load({"train": train, "test": test}, Hyperparameters())
     assert splits.labels.names == ("a", "b", "c")
     assert len(splits.train) + len(splits.evaluation) == 30
-    assert any("test.tsv has no labels" in line for line in splits.notes)
+    assert any("test.tsv has no value in" in line for line in splits.notes)
 
 
 WORDS = [f"w{number}" for number in range(40)]

@@ -118,7 +118,7 @@ def test_a_mistake_of_a_pair_shows_both_texts(tmp_path: Path) -> None:
     ("labels", "true", "figure"),
     [
         (Labels(("a", "b"), SEVERAL), np.array([[1.0, 0.0], [0.0, 0.0]]), None),
-        (Labels(("stars",), NUMBER), np.array([0.5, -3.0]), "predictions.png"),
+        (Labels(("stars",), NUMBER), np.array([3.1, -3.0], np.float32), "predictions.png"),
     ],
 )
 def test_sets_of_labels_and_numbers_have_reports_too(
@@ -135,6 +135,8 @@ def test_sets_of_labels_and_numbers_have_reports_too(
     assert "confusion" not in page.lower()
     assert figure is None or (tmp_path / figure).is_file()
     assert given.sections()[-1].rows[0][0] == "second"
+    if labels.problem == NUMBER:
+        assert [line["true"] for line in given.lines()] == [3.1, -3.0]
 
 
 def test_a_run_resumed_after_its_last_evaluation_has_a_report(tmp_path: Path) -> None:

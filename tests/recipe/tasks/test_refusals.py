@@ -10,6 +10,7 @@ from recipe.arguments import parse
 from recipe.errors import RecipeError
 from recipe.task_table import TASKS
 from recipe.tasks.preference.data import SAME
+from tests.support import tasks
 from tests.support.jobs import write
 from tests.support.refusals import refused
 from tests.support.tasks import JOBS
@@ -153,24 +154,77 @@ def test_a_remedy_follows_a_full_stop() -> None:
     assert messages == ["a. Give b.", "a. Give b.", "a? Give b.", "Give b."]
 
 
-@pytest.mark.parametrize("is_null", [False, True])
-@pytest.mark.parametrize("name", [
+LABELLED = (
     "text-classification", "token-classification", "question-answering", "multiple-choice",
-    "reranking", "summarization", "causal-lm", "preference",
+    "reranking", "preference", "image-classification",
+)  # fmt: skip
+ABSENT = object()
+UNLABELLED = pytest.mark.parametrize(("name", "none"), [
+    *((name, none) for name in LABELLED for none in (ABSENT, None, -1)),
+    # -1 may be a text.
+    *((name, none) for name in ("summarization", "causal-lm") for none in (ABSENT, None)),
 ])  # fmt: skip
-def test_test_data_without_what_is_learned_is_left_out(
-    name: str, is_null: bool, tmp_path: Path
-) -> None:
-    """Whether the columns are not there, or hold nothing."""
-    rows = JOBS[name].rows(24)
+
+
+def unlabelled(name: str, none: Any, split: str, tmp_path: Path) -> dict[str, Path]:
+    """Return channels of a task, one without what is learned: its columns hold `none`, or are not
+    there."""
     columns = [column for form in TASKS[name].forms for column in form.columns if column.is_target]
     names = {known.partition(".")[0] for column in columns for known in column.names}
-    inputs = [{key: value for key, value in row.items() if key not in names} for row in rows]
-    if is_null:
-        inputs = [{**dict.fromkeys(row), **kept} for row, kept in zip(rows, inputs, strict=True)]
-    channels = {
-        "train": write(tmp_path / "train", rows),
-        "test": write(tmp_path / "test", inputs, "test"),
-    }
+    channels = {}
+    for channel in ("train", split):
+        folder, rows = tmp_path / channel, JOBS[name].rows(24)
+        if name == "image-classification":
+            tasks.write(folder, rows)
+            files = sorted(folder.rglob("*.png"))
+            rows = [
+                {"file_name": str(f.relative_to(folder)), "label": f.parent.name} for f in files
+            ]
+        if channel == split:
+            empty = {} if none is ABSENT else dict.fromkeys(rows[0].keys() & names, none)
+            rows = [{k: v for k, v in row.items() if k not in names} | empty for row in rows]
+        stem = "metadata" if name == "image-classification" else channel
+        channels[channel] = write(folder, rows, stem)
+    return channels
+
+
+@UNLABELLED
+def test_test_data_without_what_is_learned_is_left_out(
+    name: str, none: Any, tmp_path: Path
+) -> None:
+    channels = unlabelled(name, none, "test", tmp_path)
     task = task_table.load(name)(channels, parse(["--task", name]))
-    assert any("test.jsonl has no" in note for note in task.notes), task.notes
+    assert any("is not used" in note and "has no value" in note for note in task.notes), task.notes
+    assert task.data.test is None and 0 < len(task.data.evaluation) < 24
+    if "do_predict" in TASKS[name].takes:
+        with refused(RecipeError, "/test/", "has no value", "leave the file out"):
+            task_table.load(name)(channels, parse(["--task", name, "--do_predict", "True"]))
+
+
+@UNLABELLED
+def test_validation_data_without_what_is_learned_is_refused(
+    name: str, none: Any, tmp_path: Path
+) -> None:
+    channels = unlabelled(name, none, "validation", tmp_path)
+    with refused(RecipeError, "/validation/", "has no value", "leave the file out"):
+        task_table.load(name)(channels, parse(["--task", name]))
+    if none == -1 and "missing_labels" in TASKS[name].takes:
+        task = task_table.load(name)(channels, parse(["--task", name, "--missing_labels", "-1"]))
+        assert 0 < len(task.data.evaluation) < 24
+
+
+@pytest.mark.parametrize("task", ["reranking", "sentence-embedding"])
+def test_test_data_of_another_form_is_evaluated_on(task: str, tmp_path: Path) -> None:
+    lists = [{"query": f"q {n}", "documents": ["good", "bad"], "labels": [1, 0]} for n in range(12)]
+    channels = {
+        "train": write(tmp_path / "train", triplets(12)),
+        "test": write(tmp_path / "test", lists, "test"),
+    }
+    data = task_table.load(task)(channels, parse(["--task", task])).data
+    assert (len(data.train), len(data.evaluation)) == (12, 12)
+    pairs = [{"query": f"q {n}", "passage": "good", "label": n % 2} for n in range(12)]
+    channels["train"] = write(tmp_path / "pairs", pairs)
+    channels["test"] = write(
+        tmp_path / "unlabelled", [{**row, "label": None} for row in pairs], "test"
+    )
+    assert len(task_table.load(task)(channels, parse(["--task", task])).data.evaluation) < 12

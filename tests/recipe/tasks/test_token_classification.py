@@ -394,7 +394,7 @@ def test_tags_without_positions_are_said_to_be_of_words(tmp_path: Path) -> None:
     written(folder, "test.jsonl", json.dumps({**row, "ner_tags": [-100, -100]}))
     notes = load(folder).notes
     assert "an entity of two words gives two answers" in notes[-1]
-    assert "test.jsonl has no column ner_tags with values" in notes[0]
+    assert "test.jsonl has no value in 'ner_tags'" in notes[0]
 
 
 @pytest.mark.parametrize("name", ["train.spacy", "1.ann", "train.tsv"])

@@ -432,8 +432,17 @@ FORMATS: Sequence[Format] = (
 )
 
 
+def _decimals(numbers: pa.Array) -> pa.Array:
+    """Return floats of 16 or 32 bits as the shortest decimals that are read as these: a class or a
+    text 3.1 would else be 3.0999999."""
+    if pa.types.is_float16(numbers.type):
+        texts = numbers.to_numpy(zero_copy_only=False).astype(str)
+        numbers = pa.array(texts, mask=numbers.is_null().to_numpy(zero_copy_only=False))
+    return pc.cast(pc.cast(numbers, pa.string()), pa.float64())
+
+
 def _flat(part: Part) -> Part:
-    """Return the part without structs, categories and bytes that are UTF-8."""
+    """Return the part without structs, categories, short floats and bytes that are UTF-8."""
     table = part.table
     while any(pa.types.is_struct(kind) for kind in table.schema.types):
         flat = table.flatten()
@@ -448,6 +457,10 @@ def _flat(part: Part) -> Part:
         column = table.column(index)
         if pa.types.is_dictionary(field.type):
             column = pc.cast(column, field.type.value_type)
+        if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
+            schema = pa.schema([(field.name, pa.float64())])
+            decimals = (pa.table([_decimals(chunk)], schema=schema) for chunk in column.chunks)
+            column = spooled(schema, decimals)[field.name]
         if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
             try:
                 column = pc.cast(column, pa.large_string())

@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
 from recipe.data.column_names import LABEL, split_of
-from recipe.data.columns import all_named_columns, select
+from recipe.data.columns import Selection, all_named_columns, select
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
 from recipe.data.files.part import Part, is_binary
@@ -20,7 +20,8 @@ from recipe.data.held_out import DataSets
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
-from recipe.data.reading import split_by_column
+from recipe.data.layout.splits import ORDER
+from recipe.data.reading import is_labelled, split_by_column
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -47,11 +48,14 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
     problems = Problems()
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
     others = [name for name in data if split_of(name) is None]
-    for name, path in data.items():
+    training: list[Selection] = []
+    for name, path in sorted(
+        data.items(), key=lambda item: split_of(item[0]) not in (None, "train")
+    ):
         alone = others == [name] and not any(split_of(n) == "train" for n in data)
         of_channel = split_of(name) or ("train" if alone else None)
         with problems.noted():
-            for split, part in _channel_parts(path, of_channel, settings, notes):
+            for split, part in _channel_parts(path, of_channel, settings, training, notes):
                 if of_channel in (None, split) or not any(split_of(n) == split for n in data):
                     parts.setdefault(split, []).append(part)
     problems.check()
@@ -101,9 +105,18 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
 
 
 def _channel_parts(
-    path: Path, of_channel: str | None, settings: DataSettings, notes: list[str]
+    path: Path,
+    of_channel: str | None,
+    settings: DataSettings,
+    training: list[Selection],
+    notes: list[str],
 ) -> list[tuple[str, Part]]:
-    """Return the parts of a channel with their splits: from its tables, else from its folders."""
+    """Return the parts of a channel with their splits: from its tables, else from its folders.
+
+    Args:
+        training: Gets the columns of each table, those of the training data first.
+    """
+    spec = TASKS["image-classification"]
     if not path.exists():
         raise DataError(
             f"The channel {path} does not exist.", "Check the channel's name and its S3 prefix."
@@ -120,7 +133,7 @@ def _channel_parts(
     notes += assigned.notes
     problems = Problems()
     parts: list[tuple[str, Part]] = []
-    for split, files in assigned.files.items():
+    for split, files in sorted(assigned.files.items(), key=lambda item: ORDER.index(item[0])):
         for file in files:
             with problems.noted():
                 for own_split, part in split_by_column(
@@ -130,7 +143,12 @@ def _channel_parts(
                     all_named_columns(settings),
                     notes,
                 ):
-                    parts.append((own_split, _table_images(part, settings, notes)))
+                    if is_labelled(
+                        own_split, part, spec, settings, next(iter(training), None), notes
+                    ):
+                        training.append(select(part, spec, settings))
+                        images = _table_images(part, training[-1], settings, notes)
+                        parts.append((own_split, images))
     problems.check()
     used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
     if left_out := sum(str(picture) not in used for picture in pictures):
@@ -190,13 +208,12 @@ def _folders(
     return parts
 
 
-def _table_images(part: Part, settings: DataSettings, notes: list[str]) -> Part:
+def _table_images(part: Part, columns: Selection, settings: DataSettings, notes: list[str]) -> Part:
     """Return the images that a table holds or names, without rows that have no label.
 
     Raises:
-        DataError: the column of images or labels is not known, or a file does not exist.
+        DataError: a file does not exist.
     """
-    columns = select(part, TASKS["image-classification"], settings)
     column = columns[LABEL]
     stem = columns["image"].removesuffix(".bytes").removesuffix(".path")
     rows = part.table.num_rows

@@ -45,6 +45,7 @@ SPECS = (
             Form((_FILE, LABEL)),
         ),
         models=frozenset({Model.VISION}),
+        mixes_forms=True,
         recognises_files="tasks.image_classification.data:folders_of_images",
         options=Options,
         shared_options=("class_weight", "label_smoothing_factor", "do_predict", "missing_labels"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import held_out, labels
+from recipe.data import held_out
 from recipe.data.columns import Selection
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled
@@ -57,20 +57,15 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     """
     notes: list[str] = []
     reading = read_columns(channels, TASKS["multiple-choice"], settings, notes)
-    files: list[Read] = []
     problems = Problems()
     for file in reading.files:
         with problems.noted():
             _check_columns(file)
-            if file.split != "train" and labels.is_unlabelled(file.part, file.columns[ANSWER]):
-                notes.append(f"{file.part.path} has no answers and is not used.")
-                continue
-            files.append(file)
     problems.check()
-    kind = _kind_of_answers([file for file in files if file.split == "train"])
+    kind = _kind_of_answers(reading.files_of("train"))
     tables: dict[str, list[pa.Table]] = {}
     findings: list[str] = []
-    for file in files:
+    for file in reading.files:
         with problems.noted():
             table = spooled(_SCHEMA, _tables(file, kind))
             tables.setdefault(file.split, []).append(table)

@@ -163,7 +163,7 @@ def test_both_texts_of_a_pair_are_read_in_their_order(
     assert metrics["eval_accuracy"] > 0.95
     assert not any(name.startswith("test_") for name in metrics)
     assert "text 'sentence1', text_pair 'sentence2', label 'label'; not read: id" in output
-    assert "test/train.jsonl has no labels and is not used" in output
+    assert "test/train.jsonl has no value in 'label' and is not used" in output
     columns = json.loads((job.model / "config.json").read_text())["text_columns"]
     assert columns == ["sentence1", "sentence2"]
     card = (job.model / "README.md").read_text()
