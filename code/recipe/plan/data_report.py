@@ -7,7 +7,7 @@ Rows are compared by a hash of 64 bits of each, computed on Arrow's buffers with
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,7 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
 
 def _hashes_and_texts(batch: pa.RecordBatch) -> tuple[Hashes, Hashes, npt.NDArray[np.bool_]]:
     """Return each row's hash of its inputs, that of all its cells, and whether it has no text."""
-    inputs = rows = [0] * len(batch)
+    inputs = rows = np.zeros(len(batch), np.uint64)
     has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         rows = _chained(column, rows)
@@ -158,12 +158,13 @@ def _hashes_and_texts(batch: pa.RecordBatch) -> tuple[Hashes, Hashes, npt.NDArra
             has_text |= matches.to_numpy(zero_copy_only=False)
         else:
             has_text |= True
-    return np.array(inputs, np.uint64), np.array(rows, np.uint64), ~has_text
+    return inputs, rows, ~has_text
 
 
-def _chained(column: pa.Array, seeds: Sequence[int]) -> list[int]:
+def _chained(column: pa.Array, seeds: Hashes) -> Hashes:
     """Return the hash of each cell, with the hash of the row's former cells as seed."""
     bounds = np.arange(len(column) + 1)
+    is_nested = is_list(column.type)
     while is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
         bounds = column.offsets.to_numpy()[bounds]
         column = column.values
@@ -171,7 +172,11 @@ def _chained(column: pa.Array, seeds: Sequence[int]) -> list[int]:
     is_fixed = pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)
     if not (is_string(kind) or is_binary(kind) or is_fixed):
         cells = ((column[a:b].to_pylist(), seed) for a, b, seed in _spans(bounds, seeds))
-        return [_digest(repr(cell).encode(), seed) for cell, seed in cells]
+        return np.array([_digest(repr(cell).encode(), seed) for cell, seed in cells], np.uint64)
+    if is_fixed and not is_nested and kind.bit_width <= 64:  # without a Python object for each cell
+        bits = np.frombuffer(column.buffers()[1] or b"", f"u{kind.bit_width // 8}")
+        mixed = (bits[column.offset :][: len(column)] ^ seeds) * np.uint64(0x9E3779B97F4A7C15)
+        return np.asarray(mixed ^ (mixed >> np.uint64(29)))
     if is_string(kind) or is_binary(kind):
         is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
         offsets = np.frombuffer(column.buffers()[1] or bytes(8), np.int64 if is_large else np.int32)
@@ -181,15 +186,16 @@ def _chained(column: pa.Array, seeds: Sequence[int]) -> list[int]:
         bounds = (bounds + column.offset) * (kind.bit_width // 8)
         data = column.buffers()[1]
     view = memoryview(data or b"")
-    return [_digest(view[a:b], seed) for a, b, seed in _spans(bounds, seeds)]
+    hashes = (_digest(view[a:b], seed) for a, b, seed in _spans(bounds, seeds))
+    return np.fromiter(hashes, np.uint64, len(seeds))
 
 
 _digest = xxhash.xxh3_64_intdigest
 
 
-def _spans(bounds: npt.NDArray[Any], seeds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def _spans(bounds: npt.NDArray[Any], seeds: Hashes) -> Iterator[tuple[int, int, int]]:
     ends = bounds.tolist()
-    return zip(ends[:-1], ends[1:], seeds, strict=True)
+    return zip(ends[:-1], ends[1:], seeds.tolist(), strict=True)
 
 
 def _shown(split: Dataset, row: int) -> str:
