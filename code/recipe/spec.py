@@ -243,6 +243,12 @@ COMPLETION_NAMES = ("completion", "response", "answer", "output", "target", "tar
 MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
 
 CONTEXT, LEARNED_PARTS = "what the model would see with the text", "which part of it is learned"
+TEXTS_OF_SAMPLES = frozenset({
+    *("text", "sentence", "content", "tweet", "comment", "body", "message", "document", "article"),
+    *("description", "question", "query", "utterance", "headline", "post", "statement", "context"),
+    *("passage", "paragraph", "snippet", "turn", "history", "schema", "knowledge"),
+})  # fmt: skip
+"""Last words of names of texts that belong to a sample whatever stands before: `parent_comment`."""
 PARTS_OF_SAMPLES: Mapping[str, str] = {
     name: why
     for why, names in {
@@ -253,7 +259,9 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
         ),
         CONTEXT: (
             *("image", "images", "video", "videos", "audio", "audios", "system", "system_prompt"),
-            *("system_message", "history", "prefix", "tools", "functions", "story"),
+            *("system_message", "history", "prefix", "tools", "functions", "story", "contexts"),
+            *("documents", "knowledge", "schema", "dialogue", "dialog", "hypothesis", "subject"),
+            *("reply_to", "old_code", "new_code", "bbox", "bboxes", "boxes", "objects", "xmin"),
             *("chat_template_kwargs", "tool_calls", "function_call", "position_ids"),
             *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
             *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),

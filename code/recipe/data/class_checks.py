@@ -106,12 +106,12 @@ def check_numbers(parts: Sequence[tuple[Part, str]]) -> None:
         )
 
 
-def check_lists(parts: Sequence[tuple[Part, str]]) -> None:
+def check_lists(parts: Sequence[tuple[Part, str]], row_count: int) -> None:
     """Check that lists hold classes, unless problem_type is given.
 
     Raises:
-        DataError: they are pairs of ascending numbers, as starts and ends are, or a truth value for
-            each part of a text.
+        DataError: they are pairs of ascending numbers, as starts and ends are, a truth value for
+            each part of a text, or classes of one row each.
     """
     rows = [row for part, name in parts for row in part.table[name].to_pylist() if row]
     if not rows:
@@ -121,12 +121,18 @@ def check_lists(parts: Sequence[tuple[Part, str]]) -> None:
         what = "a truth value for each part of a text"
     elif all(len(row) == 2 and isinstance(row[0], int) and row[0] < row[1] for row in rows):
         what = "pairs of numbers such as the start and end of a span"
+    elif (
+        len({str(item) for row in rows for item in row})
+        == sum(map(len, rows))
+        >= max(row_count, _FEW_ROWS)
+    ):
+        what = "another class in each row"
     else:
         return
     raise DataError(
         f"Column {column!r} of {part.path} holds {what}, such as {rows[0]}.",
         "Name the column of the classes in label_column, or give "
-        "problem_type=multi_label_classification if each number is a class.",
+        "problem_type=multi_label_classification if each item is a class.",
     )
 
 

@@ -102,11 +102,12 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     if shape.problem == labels.NUMBER and settings.problem_type is None:
         class_checks.check_numbers(trained)
     if shape.problem == labels.SEVERAL and settings.problem_type is None:
-        class_checks.check_lists([
+        lists = [
             (part, name)
             for part, name in trained
             if name not in part.class_names and is_list(part.table[name].type)
-        ])  # fmt: skip
+        ]
+        class_checks.check_lists(lists, sum(c.rows for c in distinct["train"]))
     spelled = [label for part, column in trained for label in shape.spell(part, column)]
     train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,26 @@ from recipe.data.column_refusals import (
 from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
 from recipe.errors import DataError, did_you_mean
 from recipe.settings import DataSettings
-from recipe.spec import IDENTIFIERS, Column, Form, Kind, TaskSpec, normalized, stem
+from recipe.spec import (
+    IDENTIFIERS,
+    TEXTS_OF_SAMPLES,
+    Column,
+    Form,
+    Kind,
+    TaskSpec,
+    normalized,
+    stem,
+)
 from recipe.task_table import TASKS, names_of_samples
 
 _SHARED = ("text_column", "text_pair_column", "label_column")
 """Hyperparameters that name columns of several tasks."""
+_WORDS = re.compile(r"[\s_.-]+|(?<=[a-z])(?=[A-Z])")
+_DERIVED = {
+    *("label", "annot", "clean", "cleaned", "processed", "normalized", "original"),
+    *("num", "n", "number", "total", "count", "is", "has"),
+}
+"""First words of names of columns that repeat or count others."""
 _MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
 """Kinds of columns that are always known by name."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
@@ -465,6 +481,12 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
         return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
+    *qualifiers, noun = _WORDS.split(name.strip())
+    is_texts = is_string(kind := part.table.schema.field(name).type) or (
+        is_list(kind) and is_string(kind.value_type)
+    )
+    if is_texts and qualifiers and noun.lower().removesuffix("s") in TEXTS_OF_SAMPLES:
+        return not _DERIVED & set(map(str.lower, qualifiers))
     others = {normalized(other) for other in part.table.column_names}
     return any(
         keys & pair and pair - keys <= others and not (is_target_named and keys & targets)

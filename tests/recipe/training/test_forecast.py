@@ -229,7 +229,7 @@ def test_the_two_evaluations_of_a_quantization_are_forecast(tmp_path: Path) -> N
         vars(forecast)["_phases"] = {"evaluation": (1, 7.0)}
         state = TrainerState()
         left.append(forecast.seconds_left(args, state, 12))
-    assert left[1] - left[0] == 14
+    assert left[1] - left[0] == pytest.approx(14)
 
 
 @pytest.mark.heavy
