@@ -174,7 +174,8 @@ def is_labelled(
     is_given = missing and not columns.lacking(part, _NO_LABEL - missing)
     if not is_given and (split != "test" or settings.predicts):
         raise DataError(
-            f"{what}, so that none of its rows can be scored.",
+            f"{what}, so that none of its rows can be scored; its columns are "
+            f"{', '.join(part.table.column_names)}.",
             "Give values, or leave the file out; requests to the trained model label its rows.",
         )
     notes.append(f"{what} and is not used.")
