@@ -67,9 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--data", metavar="PATH", type=Path, required=True, help="rows to judge by"
     )
     quantize.add_argument(
-        "--train", metavar="PATH", type=Path, help="rows to measure ranges by, instead of --data"
-    )
-    quantize.add_argument(
         "settings", metavar="NAME=VALUE", nargs="*", help="more hyperparameters: max_flips=0.02"
     )
     arguments = parser.parse_args(argv)
@@ -102,8 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.command == "quantize":
         from amphora.training.quantize import quantize
 
-        rows = arguments.train or arguments.data
-        return quantize(arguments.model, arguments.data, rows, arguments.settings, os.environ)
+        return quantize(arguments.model, arguments.data, arguments.settings, os.environ)
     from amphora.training.job_runner import train
 
     return train(os.environ, arguments.sdk_command)

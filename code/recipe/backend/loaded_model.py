@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.device_copies import PendingCopy
-from recipe.backend.engines.graph import Forward
+from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Trial
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
@@ -60,7 +60,7 @@ class LoadedModel:
     layout: Layout | None = None
     """The layout that replaces padding: packed rows, or programs of fixed shapes."""
     engine: Forward | None = None
-    """The encoder in int8 as OpenVINO computes it; None: PyTorch computes it."""
+    """The encoder in int8 as CTranslate2 computes it; None: PyTorch computes it."""
     trial: Trial | None = None
     """How the encoder in int8 did on this host, if the model has one."""
 
@@ -78,7 +78,7 @@ class LoadedModel:
         """Compute the encoder in int8 from now on, if it was chosen, and free its float weights:
         who still reads them gets NaN.
 
-        Until then PyTorch computes: a process that has run OpenVINO's threads cannot be forked.
+        Until then PyTorch computes: a process that has run CTranslate2's threads cannot be forked.
         """
         if self.engine is None:
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,8 @@ from transformers import (
 )
 
 from recipe.backend import packed_rows, precision
-from recipe.backend.engines.int8 import Artefact, Compute, Trial, weights_of
+from recipe.backend.engines.ctranslate import CALL_TOKENS
+from recipe.backend.engines.int8 import Artefact, Compute, Trial, weights_of, why_unavailable
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
@@ -212,8 +212,8 @@ def _int8_fault(artefact: Artefact, kind: str, environ: Mapping[str, str]) -> st
         return f"the model is served on {kind}"
     if name := environ.get("AMPHORA_DTYPE"):
         return f"AMPHORA_DTYPE is {name}"
-    if importlib.util.find_spec("openvino") is None:
-        return "the package openvino is not installed (it is in the image for CPUs)"
+    if why_not := why_unavailable():
+        return why_not
     if weights_of(artefact.folder.parent) != artefact.proof.weights:
         return "it was made of other weights; `amphora quantize` makes it again"
     return ""
@@ -228,7 +228,7 @@ def _quantized(
     """Return the model with its encoder in int8 if that answers here as it was proved, in less
     time; else with `float_layout`. A log line says which."""
     forward = artefact.forward(loaded.model.dtype)
-    quick = replace(loaded, padded=replace(loaded.padded, by_cost=True))
+    quick = replace(loaded, padded=replace(loaded.padded, call_tokens=CALL_TOKENS))
 
     def prepare() -> tuple[Compute, Compute]:
         exact = float_layout()
@@ -243,7 +243,7 @@ def _quantized(
             f"engine: PyTorch instead of int8: {trial.why_not}{f' ({trial})' if str(trial) else ''}"
         )
         return replace(float_layout(), trial=trial)
-    log(f"engine: OpenVINO {importlib.metadata.version('openvino')} in int8: {trial}")
+    log(f"engine: CTranslate2 {importlib.metadata.version('ctranslate2')} in int8: {trial}")
     return replace(quick, engine=forward, trial=trial)
 
 

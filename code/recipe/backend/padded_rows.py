@@ -30,8 +30,6 @@ _CALL_SCORES = 1 << 26
 """The most numbers that a head over a vocabulary computes in a call."""
 _STEP = 8
 """Lengths of calls are multiples of this, since kernels are made for each shape (docs/LAB.md)."""
-_CALL_COST = 32
-"""What a call of OpenVINO's graph costs in addition to its tokens, in tokens (docs/LAB.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +46,6 @@ class PaddedRows:
     """The rows that may share a call: PADDED, EQUAL or ALONE."""
     call_tokens: int = _CALL_TOKENS
     """The most tokens of a call."""
-    by_cost: bool = False
-    """Whether rows are cut into calls by what these cost OpenVINO."""
 
     @classmethod
     def from_model(cls, model: Any, pad: int, inputs: frozenset[str], most: int) -> PaddedRows:
@@ -63,9 +59,6 @@ class PaddedRows:
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield the positions of the rows of each call, shorter rows first."""
-        if self.by_cost:
-            yield from cheapest_cuts(lengths)
-            return
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         start = 0
         for end in range(1, len(order) + 1):
@@ -88,23 +81,6 @@ class PaddedRows:
         batch = pad_rows(rows, longest, self.pad, model.device)
         inputs = {name: tensor for name, tensor in batch.items() if name in self.inputs}
         return values_from_padded(reading, model(**inputs), batch["attention_mask"], rows)
-
-
-def cheapest_cuts(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the places of the rows that share a call, so that all calls together cost least."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    costs, begins = [0.0], [0]
-    for end, index in enumerate(order, 1):
-        padded_length = -(-lengths[index] // _STEP) * _STEP
-        options = range(max(0, end - BATCH), end)
-        totals = [costs[begin] + _CALL_COST + (end - begin) * padded_length for begin in options]
-        costs.append(min(totals))
-        begins.append(options[totals.index(costs[-1])])
-    calls, end = [], len(order)
-    while end:
-        calls.append(order[begins[end] : end])
-        end = begins[end]
-    yield from reversed(calls)
 
 
 def pad_rows(

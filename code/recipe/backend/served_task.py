@@ -57,8 +57,8 @@ class ServedTask(ABC):
         described: dict[str, Any] = {"routes": self.routes, "form": self.form}
         model = self.loaded_model
         if model is not None:
-            described["engine"] = "OpenVINO in int8" if model.engine else "PyTorch"
-        # Packed rows have no padding, and calls in int8 are cut by what padding costs.
+            described["engine"] = "CTranslate2 in int8" if model.engine else "PyTorch"
+        # Neither packed rows nor CTranslate2 compute padding.
         if model is not None and (model.engine or isinstance(model.layout, PackedRows)):
             described["padding"] = False
         if self.max_length < UNBOUNDED:

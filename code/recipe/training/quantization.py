@@ -1,8 +1,9 @@
 """Quantize the encoder of a finished model to int8, and prove what that costs (`quantize=int8`).
 
-NNCF quantizes the encoder as OpenVINO's graph, with the ranges of 300 training texts. The model is
-then evaluated with it as a training evaluates, on the whole evaluation split. Within the bounds of
-`max_score_loss` and `max_flips` the folder `int8` is added to the float weights, else nothing.
+CTranslate2 quantizes the weights of the encoder, and activations while it computes, with a scale
+for each token: nothing is calibrated. The model is then evaluated with it as in a training, on
+the whole evaluation split. Within the bounds of `max_score_loss` and `max_flips` the folder `int8`
+is added to the float weights, else nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipe.backend.engines import graph, int8
-from recipe.backend.engines.graph import Forward
+from recipe.backend.engines import ctranslate, int8
+from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Proof, Trial
 from recipe.backend.rows import TokenRow
 from recipe.backend.saved.origin import Origin
@@ -38,7 +39,7 @@ from recipe.task_table import TASKS, resolve
 from recipe.tasks.base import Task
 from recipe.training import engine
 
-_CALIBRATION, _STORED, _LONGEST_STORED = 300, 32, 128
+_STORED, _LONGEST_STORED = 32, 128
 _LOWER_IS_BETTER = ("loss", "mse")
 _DECISIONS = ("label", "labels", "tags", "answer", "index")
 """Keys of a line of predictions.jsonl that hold the answer."""
@@ -112,7 +113,7 @@ class _Subject:
         model, tokenizer = plan.task.load(Source(name=str(folder), is_local=True))
         self.model: Any = model
         self.encoder: Any = self.model.base_model
-        self.inputs = graph.inputs_of(model, tokenizer)
+        self.inputs = ctranslate.inputs_of(model, tokenizer)
         computation = Computation(
             model=model,
             tokenizer=tokenizer,
@@ -197,34 +198,22 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
             TokenRow(row.ids[:_LONGEST_STORED], row.types and row.types[:_LONGEST_STORED])
             for row in drawn
         ]
-        with subject.drawing(_CALIBRATION) as calibration:
-            order = np.random.default_rng(given.seed).permutation(len(samples["train"]))
-            subject.trainer.compute(order[:_CALIBRATION])
         subject.reset(None)
         float_states = int8.states_of(subject.encoder, stored, subject.inputs)
+        aside = Path(scratch) / int8.FOLDER
         with int8.quiet():
-            converted, names = graph.convert(subject.encoder, subject.inputs)
+            names = ctranslate.convert(subject.encoder, aside, "int8")
         metric = next(name for name in plan.task.about().headline if name in exact.scores)
-        precision = "bf16" if plan.arguments.bf16 else "f32"
-        for keeps_outputs in (False, True):
-            aside = Path(scratch) / f"{keeps_outputs}"
-            aside.mkdir()
-            with int8.quiet():
-                quantized = _quantized(converted, calibration, subject.inputs, keeps_outputs)
-                graph.save(quantized, aside)
-            forward = Forward(aside, subject.inputs, names, precision)
-            subject.reset(forward)
-            cost = _Cost.between(metric, exact, subject.evaluate())
-            if not (excess := cost.excess(given.max_score_loss, given.max_flips)):
-                break
-        else:
+        forward = Forward(aside, names)
+        subject.reset(forward)
+        cost = _Cost.between(metric, exact, subject.evaluate())
+        if excess := cost.excess(given.max_score_loss, given.max_flips):
             return f"not saved: {cost}; {excess}", False
         states = int8.states_of(forward, stored, subject.inputs)
         np.save(aside / int8.STATES, states)
         proof = Proof(
             inputs=subject.inputs,
             outputs=names,
-            precision=precision,
             rows=[row.ids for row in stored],
             types=[row.types for row in stored],
             tolerance=int8.distance(states, float_states),
@@ -250,7 +239,7 @@ def _publish(proof: Proof, aside: Path, folder: Path) -> None:
 
 def _timed(plan: Plan, folder: Path, proof: Proof) -> str:
     """Add the CPU times of a served text to the proof; return them for a reader."""
-    # A new process, since this one has run OpenVINO, and serving tries it in a fork.
+    # A new process, since this one has run CTranslate2, and serving tries it in a fork.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         trial = pool.submit(_serve, str(plan.hyperparameters.task), str(folder)).result()
     if trial is None or not trial.milliseconds:
@@ -269,42 +258,6 @@ def _serve(task: str, folder: str) -> Trial | None:
     loaded = resolve(served.load)(Origin.find(folder, {}), **served.options)
     trial: Trial | None = loaded.loaded_model.trial
     return trial
-
-
-def _quantized(graph: Any, rows: Sequence[TokenRow], inputs: Sequence[str], keeps: bool) -> Any:
-    """Return a graph in int8.
-
-    Args:
-        graph: Of the encoder, in float32.
-        rows: Texts that set the ranges of activations.
-        inputs: What the graph takes.
-        keeps: Whether the second layers of feed-forward blocks stay as they are: their inputs have
-            the widest ranges.
-    """
-    import nncf
-
-    def batch(row: TokenRow) -> dict[str, Any]:
-        types = row.types or [0] * len(row.ids)
-        values = {"input_ids": row.ids, "attention_mask": [1] * len(row.ids), TYPE_IDS: types}
-        return {name: np.asarray([values[name]]) for name in inputs}
-
-    narrowing = []
-    for operation in graph.get_ops() if keeps else ():
-        if operation.get_type_name() == "MatMul":
-            shape = operation.input(1).get_partial_shape()
-            if (
-                shape.is_static
-                and len(shape) == 2
-                and shape[1].get_length() > shape[0].get_length()
-            ):
-                narrowing.append(operation.get_friendly_name())
-    return nncf.quantize(
-        graph.clone(),
-        nncf.Dataset([batch(row) for row in rows]),
-        model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=len(rows),
-        ignored_scope=nncf.IgnoredScope(names=narrowing) if narrowing else None,
-    )
 
 
 @contextlib.contextmanager

@@ -12,15 +12,12 @@ from amphora.common.errors import ConfigError
 from amphora.training import entry_point
 
 
-def quantize(
-    model: Path, data: Path, train: Path, settings: Sequence[str], environ: Mapping[str, str]
-) -> int:
+def quantize(model: Path, data: Path, settings: Sequence[str], environ: Mapping[str, str]) -> int:
     """Evaluate a model in float and in int8, and write its folder `int8` if that is good enough.
 
     Args:
         model: Its folder.
         data: A file or folder of the rows that both are evaluated on.
-        train: The same for the rows that set the ranges of activations.
         settings: More hyperparameters, as NAME=VALUE.
 
     Returns:
@@ -31,7 +28,7 @@ def quantize(
     """
     if wrong := [setting for setting in settings if "=" not in setting]:
         raise ConfigError(f"{wrong[0]!r} is not NAME=VALUE.", "Write for example max_flips=0.02.")
-    for name, path in (("model", model), ("data", data), ("train", train)):
+    for name, path in (("model", model), ("data", data)):
         if not path.exists():
             raise ConfigError(f"--{name} is {str(path)!r}, which does not exist.", "Give a path.")
     arguments = [
@@ -39,18 +36,15 @@ def quantize(
         "--quantize=int8", *(f"--{setting}" for setting in settings),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
-        channels = {}
-        for name, path in (("VALIDATION", data), ("TRAIN", train)):
-            folder = path.resolve()
-            if folder.is_file():
-                folder = Path(scratch) / name.lower()
-                folder.mkdir()
-                (folder / path.name).symlink_to(path.resolve())
-            channels[f"SM_CHANNEL_{name}"] = str(folder)
+        folder = data.resolve()
+        if folder.is_file():
+            folder = Path(scratch) / "data"
+            folder.mkdir()
+            (folder / data.name).symlink_to(data.resolve())
         return subprocess.run(
             [sys.executable, str(entry_point.recipe_dir(environ) / "train.py"), *arguments],
             env={
-                **environ, **channels,
+                **environ, "SM_CHANNEL_VALIDATION": str(folder), "SM_CHANNEL_TRAIN": str(folder),
                 "SAGEMAKER_BASE_DIR": scratch, "SM_MODEL_DIR": str(model.resolve()),
                 "SM_OUTPUT_DATA_DIR": f"{scratch}/output",
             },

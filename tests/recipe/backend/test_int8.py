@@ -1,6 +1,6 @@
 """Encoders in int8: what is written, what of it is served, and what is refused.
 
-What has run OpenVINO cannot be forked, so it runs in processes of its own.
+What has run CTranslate2 cannot be forked, so it runs in processes of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from recipe.backend.engines import int8
-from recipe.backend.padded_rows import cheapest_cuts
 from recipe.errors import ModelError, RecipeError
 from recipe.storage import checksums
 from tests.support import tasks
@@ -47,7 +46,7 @@ models = []
 for folder, _ in plan:
     models.append(inference.model_fn(folder))
     inference.model_warmup_fn(folder, models[-1])
-assert "openvino" not in sys.modules, "what has loaded a model could not be forked any more"
+assert "ctranslate2" not in sys.modules, "what has loaded a model could not be forked any more"
 answers = []
 for model, (_, bodies) in zip(models, plan):
     inference.turns_fn(model, lambda *_, **__: None)
@@ -58,8 +57,42 @@ for model, (_, bodies) in zip(models, plan):
     merged = inference.predict_batch_fn(requests, model)
     answers.append([json.loads(inference.output_fn(one, "application/json")[0]) for one in merged])
 engines = [inference.describe_fn(folder, model)["engine"] for model, (folder, _) in zip(models, plan)]
-print("ANSWERS", json.dumps([answers, [engine == "OpenVINO in int8" for engine in engines]]))
+print("ANSWERS", json.dumps([answers, [engine == "CTranslate2 in int8" for engine in engines]]))
 """
+
+
+# The encoder by CTranslate2 alone, a text at a time, under the head of transformers.
+ALONE = """
+import json, sys
+import ctranslate2, numpy as np, torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+folder, texts = sys.argv[1], json.loads(sys.argv[2])
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+encoder = ctranslate2.Encoder(folder + "/int8", compute_type="int8_float32", intra_threads=1)
+answers = []
+for text in texts:
+    encoded = tokenizer(*text)
+    output = encoder.forward_batch([encoded.input_ids], token_type_ids=[encoded.token_type_ids])
+    vector = torch.tensor(np.array(output.last_hidden_state)).mean(1)
+    with torch.no_grad():
+        scores = model.classifier(torch.tensor(np.array(output.pooler_output))).softmax(1)
+    answers.append([(vector / vector.norm()).tolist()[0], scores.tolist()[0]])
+print("ANSWERS", json.dumps(answers))
+"""
+
+
+def alone(folder: Path, texts: list[Any]) -> list[tuple[list[float], list[float]]]:
+    """Return the normalized vector and the scores of texts, or of pairs."""
+    rows = [text if isinstance(text, list) else [text] for text in texts]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(folder), json.dumps(rows)],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
+    answers: list[tuple[list[float], list[float]]] = json.loads(line.removeprefix("ANSWERS "))
+    return answers
 
 
 def served(folder: Path, plan: Any, **environ: str) -> tuple[Any, list[bool], str]:
@@ -95,23 +128,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def test_texts_share_calls_that_cost_least() -> None:
-    lengths = np.random.default_rng(0).integers(1, 200, 90).tolist()
-
-    def cost(calls: list[list[int]]) -> int:
-        longest = [max(-(-lengths[index] // 8) * 8 for index in call)
-                   for call in calls]  # fmt: skip
-        return sum(32 + length * len(call) for length, call in zip(longest, calls, strict=True))
-
-    calls = list(cheapest_cuts(lengths))
-    assert sorted(index for call in calls for index in call) == list(range(90))
-    order = sorted(range(90), key=lengths.__getitem__)
-    for size in (1, 4, 8, 16, 32):
-        assert cost(calls) < cost([order[start : start + size] for start in range(0, 90, size)])
-    assert list(cheapest_cuts([])) == [] and list(cheapest_cuts([7])) == [[0]]
-    assert max(map(len, cheapest_cuts([5] * 200))) == 32
-
-
 def test_int8_has_to_be_faster_and_nowhere_slower() -> None:
     assert int8.why_slower({"alone": (4.0, 2.0), "together": (2.0, 2.1)}) == ""
     slower = int8.why_slower({"alone": (4.0, 2.0), "together": (2.0, 2.2)})
@@ -133,14 +149,14 @@ def test_a_model_has_its_proof_and_is_served_in_int8(classifier: Job, tmp_path: 
     assert shown in card and shown in classifier.log and shown in report
     body = {"inputs": [*TEXTS, "a", "the film was good " * 8], "parameters": {"top_k": None}}
     (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
-    assert is_int8 and "engine: OpenVINO" in log
-    expected = Handlers(model, AMPHORA_DTYPE="float32").ask(body)
-    exact, quick = (
-        [dict(sorted((label["label"], label["score"]) for label in one)) for one in some]
-        for some in (expected, answers[0])
-    )
-    assert quick != exact, "the answers are those of the float weights"
-    assert_close(quick, exact, 0.1)
+    assert is_int8 and "engine: CTranslate2" in log
+    exact = Handlers(model, AMPHORA_DTYPE="float32").ask(body)
+    assert answers[0] != exact, "the answers are those of the float weights"
+    names = json.loads((model / "config.json").read_text())["id2label"]
+    for answer, (_, scores) in zip(answers[0], alone(model, body["inputs"]), strict=True):
+        expected = {names[str(number)]: score for number, score in enumerate(scores)}
+        assert_close({one["label"]: one["score"] for one in answer},
+                     {one["label"]: expected[one["label"]] for one in answer}, 1e-4)  # fmt: skip
     assert not list(tmp_path.glob("int8-*")), "files were left behind"
 
 
@@ -157,15 +173,18 @@ def test_vectors_and_pairs_are_served_in_int8(tmp_path: Path) -> None:
     plan = [(str(models["sentence-embedding"]), [texts]), (str(models["pairs"]), [pairs])]
     (vectors, labels), are_int8, _ = served(tmp_path, plan)
     assert are_int8 == [True, True]
-    ours = np.array(vectors[0])
-    theirs = np.array(Handlers(models["sentence-embedding"]).ask(texts))
-    cosines = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
-    assert 0.95 < cosines.min() < 1 - 1e-9
-    assert_close(
-        [one["score"] for one in labels[0]],
-        [one["score"] for one in Handlers(models["pairs"], AMPHORA_DTYPE="float32").ask(pairs)],
-        0.1,
+    ours, theirs = (
+        np.array(some) / np.linalg.norm(some, axis=1, keepdims=True)
+        for some in (vectors[0], Handlers(models["sentence-embedding"]).ask(texts))
     )
+    expected = [vector for vector, _ in alone(models["sentence-embedding"], texts["inputs"])]
+    assert_close(ours.tolist(), expected, 1e-4)
+    assert 0.5 < (ours * theirs).sum(1).min() < 1 - 1e-9
+    expected = [
+        max(scores)
+        for _, scores in alone(models["pairs"], [[*pair.values()] for pair in pairs["inputs"]])
+    ]
+    assert_close([one["score"] for one in labels[0]], expected, 1e-4)
 
 
 @pytest.mark.heavy
@@ -205,7 +224,7 @@ def test_float_weights_answer_where_int8_does_not_as_it_was_proved(
     (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
     assert not is_int8 and "stored rows differ by" in log
     assert_close(answers, expected, 0.02)
-    (model / "int8" / "model.xml").write_text("<net/>")  # that of a later OpenVINO
+    (model / "int8" / "model.bin").write_bytes(b"\x63\0\0\0")  # that of a later CTranslate2
     checksums.write(model / "int8")
     (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
     assert not is_int8 and "PyTorch instead of int8: The model cannot be computed" in log
@@ -262,51 +281,47 @@ def test_beyond_the_bounds_nothing_is_saved(classifier: Job, tmp_path: Path) -> 
     assert not (job.base / "model" / "int8").exists()
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("modernbert", "states of 3 texts of up to 30 tokens differ"),
-        ("longformer", "cannot be computed in int8: "),
-        ("fnet", "fnet computes texts of one length at a time"),
-    ],
-)
-def test_a_model_that_cannot_be_quantized_is_refused_before_training(
-    kind: str, reason: str, tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED, kind],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'code'}:{ROOT}", "TMPDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert reason in done.stdout, done.stdout + done.stderr
-
-
-REFUSED = """
-import sys, types
+COMPARED = """
+import types
 import torch, transformers
 torch.set_num_threads(1)
 from recipe.backend.engines import comparison
-from recipe.errors import ModelError, RecipeError
-from recipe.storage import checksums
+from recipe.errors import ModelError
 from tests.support.packed_batches import SMALL, make
-kind = sys.argv[1]
-if kind == "longformer":
-    model = transformers.LongformerForSequenceClassification(transformers.LongformerConfig(
-        **{**SMALL, "attention_window": 8, "max_position_embeddings": 82, "sep_token_id": 3}
-    )).eval()
-elif kind == "fnet":
-    model = transformers.FNetForSequenceClassification(transformers.FNetConfig(
-        vocab_size=60, hidden_size=32, num_hidden_layers=1, intermediate_size=32
-    ))
-else:
-    model = make(kind)
-names = ["input_ids", "attention_mask"]
-try:
-    comparison.check(model, types.SimpleNamespace(model_input_names=names), 78)
-except ModelError as error:
-    print(error)
+models = {kind: make(kind) for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra")}
+models["no pooler"] = transformers.BertForTokenClassification(models["bert"].config)
+models["tanh"] = make("bert", hidden_act="tanh")
+models["decoder"] = make("bert", is_decoder=True)
+models["relative"] = make("bert")
+models["relative"].config.position_embedding_type = "relative_key"
+names = ["input_ids", "attention_mask", "token_type_ids"]
+for kind, model in models.items():
+    try:
+        comparison.check(model.eval(), types.SimpleNamespace(model_input_names=names), 60)
+        print(kind, "is computed")
+    except ModelError as error:
+        print(kind, error)
 """
+
+
+@pytest.mark.heavy
+def test_a_model_is_compared_before_training(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARED],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'code'}:{ROOT}", "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "no pooler"):
+        assert f"{kind} is computed" in lines
+    for kind, reason in (
+        ("electra", "the model is electra, and the encoders known are bert, "),
+        ("tanh", "KeyError: 'tanh'"),
+        ("decoder", "states of 1 texts of up to 2 tokens differ"),
+        ("relative", "position_embedding_type is relative_key"),
+    ):
+        assert any(line.startswith(f"{kind} The model cannot") and reason in line for line in lines)
 
 
 @pytest.mark.parametrize(

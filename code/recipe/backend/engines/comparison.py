@@ -1,8 +1,7 @@
-"""Compares a graph's states with those of the encoder that it was made of."""
+"""Compares the states of a converted encoder with those of PyTorch's."""
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipe.backend.engines import graph, int8
+from recipe.backend.engines import ctranslate, int8
 from recipe.backend.padded_rows import pad_rows
 from recipe.backend.rows import TokenRow
 from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
-from recipe.models import packed_encoders
 
 _REMEDY = "Leave quantize out."
 _LONGEST, _LONGEST_BEYOND = 4096, 1024
@@ -27,28 +25,25 @@ _LONGEST, _LONGEST_BEYOND = 4096, 1024
 
 
 def check(model: Any, tokenizer: Any, longest: int) -> None:
-    """Check, in a fork, that OpenVINO computes the encoder of a model as PyTorch does.
+    """Check, in a fork, that CTranslate2 computes the encoder of a model as PyTorch does.
 
     Raises:
         ModelError: It does not.
     """
-    inputs = graph.inputs_of(model, tokenizer)
+    inputs = ctranslate.inputs_of(model, tokenizer)
+    if why_not := ctranslate.why_unknown(model.config):
+        raise int8.failed(why_not, _REMEDY)
 
     def compare() -> str:
         with int8.quiet(), tempfile.TemporaryDirectory(prefix="int8-") as folder:
-            exact = copy.deepcopy(model.base_model).eval()
-            converted, names = graph.convert(exact, inputs)
-            graph.save(converted, Path(folder))
-            forward = graph.Forward(Path(folder), inputs, names)
+            exact = model.base_model.eval()
+            names = ctranslate.convert(exact, Path(folder) / "encoder")
+            forward = ctranslate.Forward(Path(folder) / "encoder", names, "float32")
             # A request may set another max_length: windows of attention show beyond their width.
             most = max(longest, min(positions_of(model), _LONGEST_BEYOND))
             return fault(exact, forward, names, inputs, most)
 
-    kind = model.config.model_type
-    why_not = f"{kind} computes texts of one length at a time"
-    if kind not in packed_encoders.UNMASKED:
-        why_not = int8.run_forked(compare, _REMEDY)
-    if why_not:
+    if why_not := int8.run_forked(compare, _REMEDY):
         raise int8.failed(why_not, _REMEDY)
 
 
@@ -56,12 +51,12 @@ def check(model: Any, tokenizer: Any, longest: int) -> None:
 def fault(
     exact: Any, forward: Any, names: Sequence[str], inputs: Sequence[str], longest: int
 ) -> str:
-    """Return how a graph's states differ from the encoder's of each text alone; empty if they do
-    not.
+    """Return how the states that `forward` gives differ from those of PyTorch for each text
+    alone; empty if they do not.
 
     Args:
         exact: The encoder in float32.
-        forward: The graph, in float32.
+        forward: The converted encoder, in float32.
         names: Of its outputs.
         inputs: What both take.
         longest: Tokens that the model reads at most.
@@ -86,7 +81,7 @@ def fault(
             pairs = zip(values, expected, strict=True)
             far = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
             return (
-                f"its graph's states of {len(rows)} texts of up to {batch['input_ids'].shape[1]} "
+                f"its states of {len(rows)} texts of up to {batch['input_ids'].shape[1]} "
                 f"tokens differ from PyTorch's by {far:.3g}, where {tolerance:.3g} would be "
                 "rounding"
             )

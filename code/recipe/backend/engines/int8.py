@@ -1,8 +1,8 @@
 """An encoder in int8, in the folder of its model, with the proof of what it costs.
 
-`recipe.training.quantization` writes the folder `int8` of a model: OpenVINO's graph of the encoder
-in int8, 32 rows with the states that it gives them, and proof.json. A CPU uses it if it gives these
-rows the same states and less time than PyTorch, both found out at each start.
+`recipe.training.quantization` writes the folder `int8` of a model: CTranslate2's files of the
+encoder in int8, 32 rows with the states that it gives them, and proof.json. A CPU uses it if it
+gives these rows the same states and takes less time than PyTorch, both tried at each start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import logging
 import multiprocessing
 import os
 import time
@@ -28,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipe.backend.engines.graph import Forward
+from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.padded_rows import pad_rows
 from recipe.backend.rows import TokenRow
 from recipe.errors import ModelError
@@ -49,8 +48,6 @@ class Proof:
 
     inputs: Sequence[str]
     outputs: Sequence[str]
-    precision: str
-    """In which OpenVINO computes what is not quantized: f32 or bf16."""
     rows: Sequence[Sequence[int]]
     """Token ids of rows of the evaluation data, whose states are stored."""
     types: Sequence[Sequence[int] | None]
@@ -129,8 +126,7 @@ class Artefact:
 
     def forward(self, dtype: torch.dtype = torch.float32) -> Forward:
         """Return what computes the encoder."""
-        proof = self.proof
-        return Forward(self.folder, proof.inputs, proof.outputs, proof.precision, dtype)
+        return Forward(self.folder, self.proof.outputs, dtype=dtype)
 
     def try_out(
         self, forward: Forward, model: Any, prepare: Callable[[], tuple[Compute, Compute]]
@@ -163,7 +159,7 @@ class Artefact:
         milliseconds: dict[str, list[float]] = {}
         for how, batches in calls.items():
             least = [float("inf"), float("inf")]
-            for _ in range(1 + _ROUNDS):  # the first one makes kernels
+            for _ in range(1 + _ROUNDS):  # the first one allocates
                 for index, compute in enumerate(computes):
                     if index:
                         forward.replace(model)
@@ -203,9 +199,8 @@ def write(folder: Path, proof: Proof) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Convert and quantize without the warnings of tracing and the progress of NNCF: the outcome is
-    compared, whatever they say."""
-    logging.getLogger("nncf").setLevel(logging.ERROR)
+    """Convert without the warnings and bars of doing so: the outcome is compared, whatever they
+    say."""
     with (
         warnings.catch_warnings(),
         torch.no_grad(),
@@ -218,17 +213,19 @@ def quiet() -> Iterator[None]:
 
 def why_unavailable() -> str:
     """Return which package is missing; empty if none is."""
-    missing = [name for name in ("openvino", "nncf") if util.find_spec(name) is None]
-    return f"the package {' and '.join(missing)} is not installed" if missing else ""
+    missing = util.find_spec("ctranslate2") is None
+    return (
+        "the package ctranslate2 is not installed (it is in the image for CPUs)" if missing else ""
+    )
 
 
 def versions() -> dict[str, str]:
     """Return the versions of what quantizes and computes."""
-    return {name: metadata.version(name) for name in ("openvino", "nncf", "torch", "transformers")}
+    return {name: metadata.version(name) for name in ("ctranslate2", "torch", "transformers")}
 
 
 def processor() -> str:
-    """Return the name of the CPU, and which of its instructions for int8 OpenVINO may use."""
+    """Return the name of the CPU, and which instructions for int8 it has."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     lines = (line.partition(":") for line in text.splitlines())
     values = {name.strip(): value.strip() for name, _, value in lines}
@@ -275,11 +272,9 @@ def run_forked(work: Callable[[], Any], remedy: str = "") -> Any:
         try:
             outcome = "", work()
         except Exception as error:
-            # OpenVINO's first line is a line of its source.
-            text = " ".join(line.strip() for line in str(error).splitlines()[-6:])
-            outcome = f"{type(error).__name__}: {text[:300]}", None
+            outcome = f"{type(error).__name__}: {str(error)[:300]}", None
         sender.send(outcome)
-        # The threads of OpenVINO are not waited for.
+        # The threads of CTranslate2 are not waited for.
         sender.close()
         os._exit(0)
 
@@ -303,6 +298,6 @@ def run_forked(work: Callable[[], Any], remedy: str = "") -> Any:
 
 
 def failed(why: str, remedy: str = "") -> ModelError:
-    """Return the error for a model that OpenVINO cannot compute."""
+    """Return the error for a model that CTranslate2 cannot compute."""
     usual = f"Remove its folder {FOLDER}, or set AMPHORA_DTYPE: then PyTorch computes the model."
     return ModelError(f"The model cannot be computed in int8: {why}.", remedy or usual)
