@@ -58,6 +58,8 @@ def stop(job: Job, line: str, step: int) -> None:
     assert f"A partial model: training stopped after step {step} of {STEPS}" in card
 
 
+# peft asks for it.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_stopped_and_resumed_training_ends_with_the_same_bytes(start: Start) -> None:
     argv = ("--batch_size", str(tasks.BATCH), "--lr", "3e-3")
     whole = start.training("undisturbed", 0.1, *argv).finish()
