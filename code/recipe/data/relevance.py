@@ -99,7 +99,20 @@ def load(
                 "Leave the column out if all texts are relevant, or add rows with other scores.",
             )
         if kind == SCORED and settings.label_column is None:
-            _refuse_entailment(columns, table)
+            numbers = set(pc.unique(pc.list_flatten(table[SCORES])).to_pylist())
+            names = normalized(columns[QUERY]), normalized(columns[TEXT])
+            are_classes = numbers <= {-1.0, 0.0, 1.0, 2.0}
+            is_label = normalized(columns[SCORE]) in ("label", "labels", "class", "y", "goldlabel")
+            twins = [(normalized(first), normalized(second)) for first, second in TWINS]
+            are_three = is_label and names in twins and {0.0, 1.0, 2.0} <= numbers
+            if are_classes and (set(names) == {"premise", "hypothesis"} or are_three):
+                raise DataError(
+                    f"Column {columns[SCORE]!r} next to {columns[QUERY]!r} and {columns[TEXT]!r} "
+                    f"has the numbers {', '.join(f'{number:g}' for number in sorted(numbers))}, "
+                    "which may be classes of entailment (0 is entailment).",
+                    "Give triplets: anchor, positive (entailed) and negative (contradicted). If "
+                    f"higher numbers mean more similar texts, give label_column={columns[SCORE]}.",
+                )
         data_kind, arranged = arrange(kind, table, notes)
         built[split] = held_out.data_set([arranged])
     uses, rule = held_out.assign_groups(built, QUERY, settings)
@@ -115,28 +128,6 @@ def _kind(part: Part, columns: Selection) -> str:
     if SCORE not in columns:
         return PAIRS
     return LISTS if is_list(part.table.schema.field(columns[TEXT]).type) else SCORED
-
-
-def _refuse_entailment(columns: Selection, table: pa.Table) -> None:
-    """Raise DataError if scores may be classes of entailment, whose 0 means entailment.
-
-    They may be if the columns are a premise and a hypothesis, or `sentence1` and `sentence2` with
-    the three labels 0, 1 and 2.
-    """
-    numbers = set(pc.unique(pc.list_flatten(table[SCORES])).to_pylist())
-    names = normalized(columns[QUERY]), normalized(columns[TEXT])
-    are_classes = numbers <= {-1.0, 0.0, 1.0, 2.0}
-    is_label = normalized(columns[SCORE]) in ("label", "labels", "class", "y", "goldlabel")
-    twins = [(normalized(first), normalized(second)) for first, second in TWINS]
-    are_three = is_label and names in twins and {0.0, 1.0, 2.0} <= numbers
-    if are_classes and (set(names) == {"premise", "hypothesis"} or are_three):
-        raise DataError(
-            f"Column {columns[SCORE]!r} next to {columns[QUERY]!r} and {columns[TEXT]!r} has the "
-            f"numbers {', '.join(f'{number:g}' for number in sorted(numbers))}, which may be "
-            "classes of entailment (0 is entailment).",
-            "Give triplets: anchor, positive (entailed) and negative (contradicted). If higher "
-            f"numbers mean more similar texts, give label_column={columns[SCORE]}.",
-        )
 
 
 def table_of(rows: Sequence[Row]) -> pa.Table:

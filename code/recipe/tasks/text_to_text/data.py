@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_names import plain
-from recipe.data.files.part import Part, is_string
+from recipe.data.files.part import is_string
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
@@ -47,7 +47,22 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
     for file in reading.files:
         with problems.noted():
             if settings.text_column is None:
-                _refuse_several_languages(file.part, file.columns[SOURCE])
+                for name in file.part.table.column_names:
+                    is_known = plain(name) in _LANGUAGES and is_string(
+                        file.part.table.schema.field(name).type
+                    )
+                    if (
+                        is_known
+                        and len(codes := file.part.distinct(name, _MOST_LANGUAGES) or ["many"]) != 1
+                    ):
+                        raise DataError(
+                            f"{file.part.path} has rows of several languages by column {name!r} "
+                            f"({', '.join(map(str, codes[:3]))} ...), but only one direction is "
+                            "trained.",
+                            "Keep the rows of one direction, with source_lang and target_lang "
+                            "if the model needs them; or give "
+                            f"text_column={file.columns[SOURCE]} if the texts name the language.",
+                        )
             built.setdefault(file.split, []).append(_texts(file, notes))
     problems.check()
     sets = {split: held_out.data_set(tables) for split, tables in built.items()}
@@ -61,19 +76,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
         describe_files(reading.files_of(split), f"{len(rows)} rows") for split, rows in sets.items()
     ]
     return TextPairs(**uses, notes=[*notes, *findings, rule])
-
-
-def _refuse_several_languages(part: Part, source: str) -> None:
-    """Raise DataError if rows have several languages: a job learns one direction."""
-    for name in part.table.column_names:
-        is_known = plain(name) in _LANGUAGES and is_string(part.table.schema.field(name).type)
-        if is_known and len(codes := part.distinct(name, _MOST_LANGUAGES) or ["many"]) != 1:
-            raise DataError(
-                f"{part.path} has rows of several languages by column {name!r} "
-                f"({', '.join(map(str, codes[:3]))} ...), but only one direction is trained.",
-                "Keep the rows of one direction, with source_lang and target_lang if the model "
-                f"needs them; or give text_column={source} if the texts name the language.",
-            )
 
 
 def _texts(file: Read, notes: list[str]) -> pa.Table:

@@ -187,24 +187,21 @@ class Pool:
                 self._keepers.append(asyncio.create_task(self._keep(other)))
             try:
                 self._dispatcher.dispatch()
-                await self._listen(connection)
+                with contextlib.suppress(EOFError, ConnectionError):
+                    while True:
+                        message, body = await messages.read(connection.reader)
+                        if isinstance(message, Begun):
+                            connection.begun = message.batch
+                        elif isinstance(message, State):
+                            self._dispatcher.note(connection, message)
+                        else:
+                            connection.watch()
+                            await self._deliver(connection, message, body)
             finally:
                 self._lose(connection)
             self._metrics.restarts.inc()
             if time.monotonic() - connection.born < _JUST_STARTED_SECONDS:
                 await asyncio.sleep(_RESTART_PAUSE)
-
-    async def _listen(self, connection: WorkerConnection) -> None:
-        with contextlib.suppress(EOFError, ConnectionError):
-            while True:
-                message, body = await messages.read(connection.reader)
-                if isinstance(message, Begun):
-                    connection.begun = message.batch
-                elif isinstance(message, State):
-                    self._dispatcher.note(connection, message)
-                else:
-                    connection.watch()
-                    await self._deliver(connection, message, body)
 
     async def _deliver(
         self, connection: WorkerConnection, message: Answer | Chunk | Error, body: bytes
