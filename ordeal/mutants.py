@@ -382,7 +382,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ordeal.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=210)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--budget", type=float, default=45, help="seconds of tests of a mutant")
+    parser.add_argument("--budget", type=float, default=20, help="seconds of tests of a mutant")
     parser.add_argument("--only", default="", help="numbers of mutants")
     parser.add_argument("--tests", nargs="*", help="to record; with --only, to run")
     arguments = parser.parse_args()

@@ -203,6 +203,7 @@ def test_v3_names_and_channels_a_shell_can_export(tree: Tree) -> None:
     assert actual["SM_OUTPUT_FAILURE"] == str(tree.base / "output" / "failure")
     assert (actual["SM_HOST_COUNT"], actual["SM_CURRENT_HOST_RANK"]) == ("1", "0")
     assert (actual["SM_MASTER_ADDR"], actual["SM_MASTER_PORT"]) == ("algo-1", "7777")
+    assert actual["MASTER_ADDR"] == "127.0.0.1"
 
 
 def test_what_linux_cannot_pass_on_is_found(tree: Tree) -> None:

@@ -65,6 +65,16 @@ def _outcome(folder: Path, more: dict[str, Any]) -> Any:
     return splits.labels, rows, splits.notes
 
 
+def test_batches_come_with_the_numbers_of_their_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "_ROWS_AT_ONCE", 2)
+    read = part.Part(path=Path("a"), format="parquet", table=pa.table({"a": range(5)}))
+    assert [(first, rows.num_rows) for first, rows in read.batches(["a"])] == [
+        (0, 2),
+        (2, 2),
+        (4, 1),
+    ]
+
+
 @pytest.mark.parametrize("start", range(4))
 def test_labels_read_in_pieces_are_those_read_at_once(
     start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

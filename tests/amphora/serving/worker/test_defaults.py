@@ -257,6 +257,8 @@ CONTEXT = """
         context.metrics.add_counter("seen", 1)
         context.metrics.add_metric("other", 2, "MB", 0, dimensions=[])
         context.set_response_header(0, "X-One", "1\\r\\nX-Two: 2")
+        for name in ("Content-Length", "Transfer-Encoding", "Connection"):
+            context.set_response_header(0, name, "1")  # only the server sets these
         processor.add_response_property("x-three", "3")
         context.set_response_status(201, "made")
         context.set_response_content_type(0, "application/vnd.mine+json")
