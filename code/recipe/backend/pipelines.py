@@ -146,7 +146,16 @@ class Foreign(ServedTask):
             raise BadRequest(request.faults[min(request.faults)])
         inputs = list(request.inputs) if request.raw is None else request.raw
         if isinstance(inputs, dict) and self.task not in _WORDS:
-            inputs, request = self._drop_parameters(inputs, request)
+            if unknown := sorted(set(inputs) - MEDIA_PARTS):
+                raise BadRequest(
+                    f"An input has the unknown parts {', '.join(map(repr, unknown))}. Send "
+                    'parameters next to it: {"inputs": ..., "parameters": {...}}.'
+                )
+            moved = {name: inputs[name] for name in inputs if name in self.parameters}
+            request = replace(request, parameters={**moved, **request.parameters})
+            inputs = {name: value for name, value in inputs.items() if name not in moved}
+            if len(inputs) == 1 and set(inputs) <= {"image", "images", "audio", "video", "videos"}:
+                (inputs,) = inputs.values()
         inputs = self._read(inputs, request.content_type)
         for name in request.parameters:
             if name not in self.parameters:
@@ -157,25 +166,6 @@ class Foreign(ServedTask):
         _hold(request.parameters, count := len(request.inputs))
         kept = Inputs(request.inputs, request.faults)
         return Prepared(request=request, inputs=kept, sizes=[1] * count, work=inputs)
-
-    def _drop_parameters(self, inputs: dict[str, Any], request: Request) -> tuple[Any, Request]:
-        """Return an input of several parts without the pipeline's parameters, and the request with
-        them. Of the input only the image or audio is returned if nothing else is left.
-
-        Raises:
-            BadRequest: The input has an unknown part, which the pipeline would ignore.
-        """
-        if unknown := sorted(set(inputs) - MEDIA_PARTS):
-            raise BadRequest(
-                f"An input has the unknown parts {', '.join(map(repr, unknown))}. Send parameters "
-                'next to it: {"inputs": ..., "parameters": {...}}.'
-            )
-        moved = {name: inputs[name] for name in inputs if name in self.parameters}
-        request = replace(request, parameters={**moved, **request.parameters})
-        rest = {name: value for name, value in inputs.items() if name not in moved}
-        if len(rest) == 1 and set(rest) <= {"image", "images", "audio", "video", "videos"}:
-            return next(iter(rest.values())), request
-        return rest, request
 
     def _read(self, inputs: Any, content_type: str) -> Any:
         """Return the pipeline's inputs, with decoded images and audio in place of their bytes."""

@@ -41,34 +41,29 @@ def _extract(archive: Path, written_at: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="model-"))
     try:
         with tarfile.open(archive) as tar:
-            _extract_members(tar, folder)
+            # The library's own filters came with Python 3.11.4, and were leaky until 3.11.13.
+            tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+            free = shutil.disk_usage(folder).free
+            size = 0
+            for count, member in enumerate(tar):
+                size += member.size
+                if count >= _MOST_MEMBERS or size > free:
+                    raise tarfile.TarError(
+                        f"it holds more than {_MOST_MEMBERS} files, or more than the "
+                        f"{free / 1e6:.0f} MB that are free"
+                    )
+                if not (member.isreg() or member.isdir()):
+                    raise tarfile.TarError(
+                        f"{member.name!r} is not a file or folder; tar czhf packs the "
+                        "targets of links"
+                    )
+                path = PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts:
+                    raise tarfile.TarError(f"{member.name!r} lies outside the archive")
+                tar.extract(member, folder, set_attrs=False)
     except _BROKEN as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise ModelError(
             f"{archive} cannot be unpacked: {error}.", "Check that the upload is complete."
         ) from error
     return folder
-
-
-def _extract_members(tar: tarfile.TarFile, folder: Path) -> None:
-    """Extract all members; raise tarfile.TarError if one leads elsewhere, or all would fill the
-    disk."""
-    # The library's own filters came with Python 3.11.4, and were leaky until 3.11.13.
-    tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
-    free = shutil.disk_usage(folder).free
-    size = 0
-    for count, member in enumerate(tar):
-        size += member.size
-        if count >= _MOST_MEMBERS or size > free:
-            raise tarfile.TarError(
-                f"it holds more than {_MOST_MEMBERS} files, or more than the {free / 1e6:.0f} MB "
-                "that are free"
-            )
-        if not (member.isreg() or member.isdir()):
-            raise tarfile.TarError(
-                f"{member.name!r} is not a file or folder; tar czhf packs the targets of links"
-            )
-        path = PurePosixPath(member.name)
-        if path.is_absolute() or ".." in path.parts:
-            raise tarfile.TarError(f"{member.name!r} lies outside the archive")
-        tar.extract(member, folder, set_attrs=False)
