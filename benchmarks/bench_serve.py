@@ -1,8 +1,9 @@
 """`amphora serve` compared with other servers, which take turns.
 
     .venv/bin/python benchmarks/bench_serve.py
-        [--workload classification|embeddings] [--peers infinity,openvino] [--clients 32,8,1]
-        [--engines torch,int8] [--rounds 1] [--seconds 4] [--texts FILE] [--model FOLDER]
+        [--workload classification|embeddings] [--peers infinity,hf-serve,openvino]
+        [--clients 32,8,1] [--engines torch,int8] [--rounds 1] [--seconds 4] [--texts FILE]
+        [--model FOLDER]
 
 Without --model, MiniLM-L6 is served, with a new head of two labels for classification; without
 --texts, sentences of 6 to 28 words. Each peer is installed below build/peers the first time;

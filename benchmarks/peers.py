@@ -1,7 +1,8 @@
-"""Servers that are maintained today: infinity-emb, and LitServe over OpenVINO.
+"""Servers that are maintained today: infinity-emb, hf-serve, and LitServe over OpenVINO.
 
 Each is set up as its documentation recommends for small models on a CPU: concurrent requests are
-batched, 2 workers of 1 thread (infinity-emb has one process), weights in bfloat16.
+batched (hf-serve batches none), 2 workers of 1 thread (infinity-emb and hf-serve have one process),
+weights in bfloat16.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,19 +87,25 @@ class Peer:
     requirements: tuple[str, ...]
     prepare: Callable[[Server, Path, Path, str], Server]
     """Completes a server: (the server, its environment's bin, the model, the task)."""
+    python: str = sys.executable
+    bare: tuple[str, ...] = ()
+    """Requirements that are installed without their own."""
 
     def server(self, root: Path, folder: Path, model: Path, task: str) -> Server:
         """Return a server whose files are in `folder`; its environment is installed below `root`.
 
         The environment does not see this Python's packages, which could change its figures.
         """
-        key = repr((os.path.realpath(sys.executable), self.requirements)).encode()
+        key = repr((os.path.realpath(self.python), self.requirements)).encode()
         made = root / f"{self.name.split()[0].lower()}-{hashlib.sha256(key).hexdigest()[:12]}"
         tools = made / "bin"
         if not (made / ".made").is_file():
             print(f"Installing {self.name} into {made}.", file=sys.stderr)
-            venv.create(made, clear=True, with_pip=True)
-            run([str(tools / "python"), "-m", "pip", "install", "--quiet", *self.requirements])
+            run([self.python, "-m", "venv", "--clear", str(made)])
+            install = [str(tools / "python"), "-m", "pip", "install", "--quiet"]
+            run([*install, *self.requirements])
+            if self.bare:
+                run([*install, "--no-deps", *self.bare])
             (made / ".made").touch()
         (folder / "tmp").mkdir(parents=True)
         environ = {
@@ -144,9 +150,30 @@ def _infinity(server: Server, tools: Path, model: Path, task: str) -> Server:
     return server
 
 
+def _hf_serve(server: Server, tools: Path, model: Path, task: str) -> Server:
+    name = "text-classification" if task == "classification" else "sentence-embeddings"
+    server.command = [
+        str(tools / "hf-serve"), "--model-dir", str(model), "--task", name, "--cloud", "sagemaker",
+        "--dtype", usual_precision(), "--host", "127.0.0.1", "--port", str(server.port),
+    ]  # fmt: skip
+    server.path = "/invocations"
+    if task == "classification":
+        # It takes one text a request.
+        server.body = lambda texts: {"inputs": texts[0]}
+        server.values = lambda answer: [max(answer, key=lambda label: label["score"])]
+    return server
+
+
 TORCH = "torch==2.13.0"
+# hf-serve does not start by Python 3.11, and wants torchvision and others for images and sound.
+HF_SERVE = (
+    TORCH, "transformers==5.24.0", "sentence-transformers==6.2.0", "accelerate", "peft",
+    "fastapi", "uvicorn", "prometheus-client", "requests", "pandas", "pillow", "pydub",
+    "python-magic", "python-multipart",
+)  # fmt: skip
 PEERS = {
     "infinity": Peer("infinity-emb", (TORCH, "infinity-emb[server,torch]==0.0.78"), _infinity),
+    "hf-serve": Peer("hf-serve", HF_SERVE, _hf_serve, "python3.12", ("hf-serve==0.2.0",)),
     "openvino": Peer(
         "LitServe with OpenVINO",
         (TORCH, "transformers==5.24.0", "litserve==0.2.19", "openvino==2026.4.1"),
