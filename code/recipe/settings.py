@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from recipe.option_fields import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Effect, option
+from recipe.option_fields import ABOVE_0, AT_LEAST_1, BUDGET, NOT_BELOW_0, SHARE, Effect, option
 from recipe.task_table import TASKS
 
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
@@ -119,10 +119,10 @@ class JobSettings:
         None,
         "Budget of the job in minutes: it trains as many of its steps as fit, with the learning "
         "rate's schedule made for them.",
-        valid=ABOVE_0,
+        valid=BUDGET,
     )
     max_price: float | None = option(
-        None, "The same as a price of all instances; needs price_per_hour.", valid=ABOVE_0
+        None, "The same as a price of all instances; needs price_per_hour.", valid=BUDGET
     )
     push_to_hub: bool = option(
         False, "Push the saved model to the Hugging Face hub after training.", effect=Effect.NONE

@@ -112,13 +112,14 @@ class Resumable(XlaTrainer):
                     name: (checkpoint.path / name).read_bytes() for name in names if is_first
                 }
                 self.restore(everyones(kept_files)[0])
-        if checkpoint is not None and checkpoint.finished and not self.is_fsdp_enabled:
-            self._take_over(checkpoint)
+        if checkpoint is not None and checkpoint.finished:
             say(
-                f"this job was finished before, at step {self.state.global_step}: nothing is "
+                f"this job was finished before, at step {self.before.global_step}: nothing is "
                 "trained. To train again, use an empty checkpoints folder"
             )
-            return {}
+            if not self.is_fsdp_enabled:
+                self._take_over(checkpoint)
+                return {}
         try:
             trained: TrainOutput = super().train(
                 resume_from_checkpoint=None if checkpoint is None else str(checkpoint.path)

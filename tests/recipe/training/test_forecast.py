@@ -194,6 +194,7 @@ def test_the_forecast_is_right_and_logged_once_or_corrected_once(
         (["--max_minutes", "-3"], "max_minutes has value -3.0"),
         (["--max_minutes", "nan"], "max_minutes has value nan"),
         (["--max_minutes", "inf"], "max_minutes has value inf"),
+        (["--max_minutes", "1e308"], "at most 1e9"),
         (["--max_price", "0", "--price_per_hour", "1"], "max_price has value 0.0"),
         (["--max_price", "2"], "max_price=2 needs the price of an instance. Give price_per_hour"),
         (["--max_price", "2", "--price_per_hour", "0"], "needs the price of an instance"),
