@@ -78,26 +78,11 @@ def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterato
         return
     count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
     pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
-    args = plan.arguments
-    at_once = (
-        args.per_device_train_batch_size * plan.device.processes * args.gradient_accumulation_steps
-    )
-    steps_of_epoch = math.ceil(round(rows * pieces) / at_once)
-    steps = (
-        args.max_steps if args.max_steps > 0 else math.ceil(steps_of_epoch * args.num_train_epochs)
-    )
+    steps_of_epoch, steps, at_once = _steps(round(rows * pieces), plan)
     detail = f"{steps_of_epoch} an epoch, {steps} in all, {at_once} samples a step"
     yield Finding(level=OK, what="steps", detail=detail)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
-    folder = Path(datasets.config.HF_DATASETS_CACHE)
-    needed, free = 4 * (sum(cut) / count * rows) + 8 * rows, atomic.free_bytes(folder)
-    if needed > free:
-        level = ERROR if needed > _DOUBT * free else WARNING
-        detail = (
-            f"the tokens of {rows} rows take about {needed / 1e9:.2f} GB in {folder}, and "
-            f"{free / 1e9:.2f} GB are free: use a larger volume"
-        )
-        yield Finding(level=level, what="disk", detail=detail)
+    yield from _room(sum(cut) / count * rows, rows)
     # Enough rows for a few batches, so that packing fills them as with all the data.
     size = plan.arguments.per_device_train_batch_size
     wanted = max(len(drawn) if lengths else 0, 4 * size, tried * at_once)
@@ -113,6 +98,30 @@ def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterato
     # Steps are those of the sample.
     yield from (decision for decision in table.rows if decision.what != "steps")
     yield finding
+
+
+def _steps(rows: int, plan: Plan) -> tuple[int, int, int]:
+    """Return the steps of an epoch, those of the job, and the samples of a step."""
+    args = plan.arguments
+    at_once = (
+        args.per_device_train_batch_size * plan.device.processes * args.gradient_accumulation_steps
+    )
+    per_epoch = math.ceil(rows / at_once)
+    total = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
+    return per_epoch, total, at_once
+
+
+def _room(tokens: float, rows: int) -> Iterator[Finding]:
+    """Yield a finding if the tokens may not fit on the disk."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE)
+    needed, free = 4 * tokens + 8 * rows, atomic.free_bytes(folder)
+    if needed > free:
+        level = ERROR if needed > _DOUBT * free else WARNING
+        detail = (
+            f"the tokens of {rows} rows take about {needed / 1e9:.2f} GB in {folder}, and "
+            f"{free / 1e9:.2f} GB are free: use a larger volume"
+        )
+        yield Finding(level=level, what="disk", detail=detail)
 
 
 def _trial(

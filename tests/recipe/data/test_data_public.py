@@ -84,20 +84,20 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
         "SST-2/test.tsv": lines("{n}\twas number {n}", header="index\tsentence"),
         "SST-2/original/datasetSentences.txt": "sentence_index\tsentence\n1\tA sentence .\n",
         "SST-2/original/README.txt": "Stanford Sentiment Treebank V1.0"},
-     {}, (12, 6, 0), ["0", "1"], ["test.tsv has no column label", "datasetSentences.txt"]),
+     {}, (12, 6, 0), ["0", "1"], ["test.tsv has no value in 'label'", "datasetSentences.txt"]),
     ("CoLA of GLUE", {
         "CoLA/train.tsv": lines("gj04\t{c}\t\tSentence number {n} , it goes .", count=40),
         "CoLA/dev.tsv": lines("gj04\t{c}\t\tAnother one {n} is held .", count=8),
         "CoLA/test.tsv": lines("{n}\tBill whistled {n} .", header="index\tsentence"),
         "CoLA/original/raw/in_domain_train.tsv": lines("gj04\t{c}\t\tSentence {n} , raw .")},
      {"text_column": "column_3", "label_column": "column_1"},
-     (40, 8, 0), ["0", "1"], ["test.tsv has no column column_1", "original/raw"]),
+     (40, 8, 0), ["0", "1"], ["test.tsv has no value in 'column_1'", "original/raw"]),
     ("Kaggle's disaster tweets", {
         "train.csv": lines("{n},fire,Paris,tweet {n} on it,{c}",
                            header="id,keyword,location,text,target"),
         "test.csv": lines("{n},flood,Rome,tweet {n} on that", header="id,keyword,location,text"),
         "sample_submission.csv": lines("{n},0", header="id,target")},
-     {}, (11, 1, 0), ["0", "1"], ["sample_submission.csv", "test.csv has no column target"]),
+     {}, (11, 1, 0), ["0", "1"], ["sample_submission.csv", "test.csv has no value in 'target'"]),
     ("Kaggle's Jigsaw", {
         "train.csv": lines("{n},comment {n} here,{c},{d},0", header=JIGSAW)
                      + lines("{n},comment y{n} here,1,0,1"),
