@@ -5,7 +5,7 @@
 #   make test-heavy    the tests that take many seconds
 #   make test-long     those that take minutes: more processes, more tasks, full disks
 #   make test-versions the recipe under older versions of transformers
-#   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 5 GB)
+#   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 5.5 GB)
 #   make test-vllm    decoders served by vLLM's CPU build, in an environment of its own (build/vllm, 3.5 GB)
 #   make test-docker   build the images on stand-in bases, and run them
 #   make docs          the documentation site, in build/site; a warning or a broken link fails it
@@ -82,8 +82,9 @@ test-xla: .venv-xla/.made
 	$(XLA) -m pytest -m "xla and not long" -n 2 --dist loadfile tests/xla
 
 # As an image of the XLA stack, from its lock, but without optimum-neuron, which needs torch 2.8 and
-# torch-neuronx. torch from the package index does not load without the CUDA libraries that it brings:
-# one at a time, since a wheel takes its room twice, and only what the loader asks for.
+# torch-neuronx. torch from the package index does not load without CUDA libraries. They are installed
+# one at a time, since pip keeps each wheel until its files are unpacked, and without those that
+# loading torch does not need.
 .venv-xla/.made: container/locks/neuron-xla.txt container/locks/dev.txt container/pyproject.toml
 	$(PYTHON) -m venv .venv-xla
 	$(XLA_PIP) install --quiet --no-compile sympy networkx

@@ -193,7 +193,10 @@ def main() -> None:
         else:
             save_model(options.workload, base / "model")
         reference = Reference(base / "model", options.workload)
-        servers = make_servers(base, options)
+        try:
+            servers = make_servers(base, options)
+        except FileNotFoundError as error:
+            arguments.error(str(error))
         ways = {
             server.name: partial(measure, server, requests, options, reference)
             for server in servers

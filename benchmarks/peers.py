@@ -1,14 +1,15 @@
 """Servers that are maintained today: infinity-emb, hf-serve, and LitServe over OpenVINO.
 
 Each is set up as its documentation recommends for small models on a CPU: concurrent requests are
-batched (hf-serve batches none), 2 workers of 1 thread (infinity-emb and hf-serve have one process),
-weights in bfloat16.
+batched, 2 workers of 1 thread, weights in bfloat16. infinity-emb and hf-serve have one process, and
+hf-serve does not batch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,19 +90,22 @@ class Peer:
     """Completes a server: (the server, its environment's bin, the model, the task)."""
     python: str = sys.executable
     bare: tuple[str, ...] = ()
-    """Requirements that are installed without their own."""
+    """Requirements that are installed without their dependencies."""
 
     def server(self, root: Path, folder: Path, model: Path, task: str) -> Server:
         """Return a server whose files are in `folder`; its environment is installed below `root`.
 
         The environment does not see this Python's packages, which could change its figures.
         """
-        key = repr((os.path.realpath(self.python), self.requirements)).encode()
+        python = shutil.which(self.python)
+        if python is None:
+            raise FileNotFoundError(f"{self.name} needs {self.python}: leave it out of --peers.")
+        key = repr((os.path.realpath(python), self.requirements)).encode()
         made = root / f"{self.name.split()[0].lower()}-{hashlib.sha256(key).hexdigest()[:12]}"
         tools = made / "bin"
         if not (made / ".made").is_file():
             print(f"Installing {self.name} into {made}.", file=sys.stderr)
-            run([self.python, "-m", "venv", "--clear", str(made)])
+            run([python, "-m", "venv", "--clear", str(made)])
             install = [str(tools / "python"), "-m", "pip", "install", "--quiet"]
             run([*install, *self.requirements])
             if self.bare:
@@ -165,7 +169,8 @@ def _hf_serve(server: Server, tools: Path, model: Path, task: str) -> Server:
 
 
 TORCH = "torch==2.13.0"
-# hf-serve does not start by Python 3.11, and wants torchvision and others for images and sound.
+# hf-serve does not start on Python 3.11. It is installed without torchvision and other packages for
+# images and sound.
 HF_SERVE = (
     TORCH, "transformers==5.24.0", "sentence-transformers==6.2.0", "accelerate", "peft",
     "fastapi", "uvicorn", "prometheus-client", "requests", "pandas", "pillow", "pydub",

@@ -107,7 +107,7 @@ def kill_and_resume(stage: Stage) -> Values:
 
 
 def several_processes(stage: Stage, backend: str, processes: int) -> Values:
-    """Check sums over processes. NCCL needs a GPU for each process; gloo lets them share one."""
+    """Check all-reduce of several processes; NCCL needs one GPU per process, gloo does not."""
     if backend == "nccl" and stage.device.type != "cuda":
         return {"not here": "NCCL needs a CUDA device"}
     program = (

@@ -62,7 +62,7 @@ class LoadedModel:
     engine: Forward | None = None
     """The encoder in int8 as CTranslate2 computes it; None: PyTorch computes it."""
     trial: Trial | None = None
-    """How the encoder in int8 did on this host, if the model has one."""
+    """The outcome of trying the encoder in int8 on this host, if the model has one."""
 
     @property
     def columns(self) -> tuple[str, ...]:

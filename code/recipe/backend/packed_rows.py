@@ -126,7 +126,7 @@ class PackedRows:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         if real < len(ids):
             starts = np.append(starts, len(ids))
-        # Positions restart for each text, and for the padding.
+        # Position ids restart at the first token of each text, and of the padding.
         first = self.family.first_position(model.config)
         positions = np.full(len(ids), first, dtype=np.int64)
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)

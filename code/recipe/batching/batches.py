@@ -212,8 +212,7 @@ class Training:
         return self.at_once or self.size * self.world.processes * self.accumulation
 
     def steps(self) -> int:
-        """Return the optimizer steps of an epoch, by the host with the most rows for each of its
-        processes."""
+        """Return the steps of an epoch, of the host that has the most rows per process."""
         shards = self.samples.shards
         if shards is None:
             return -(-len(self.samples) // self.samples_of_a_step)

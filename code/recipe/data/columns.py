@@ -16,18 +16,23 @@ from dataclasses import dataclass
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.column_refusals import (
+from recipe.data.column_settings import (
     NOTHING,
+    SETTINGS,
     ColumnsError,
+    check_named,
     examples,
+    ignored_columns,
     languages,
+    named_columns,
     naming_lines,
     quoted,
     several_candidates,
+    split_names,
     takes_pairs,
 )
 from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
-from recipe.errors import DataError, did_you_mean
+from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import (
     IDENTIFIERS,
@@ -191,76 +196,6 @@ def _same_columns(part: Part, training: Selection) -> Selection:
     return dataclasses.replace(training, columns=columns)
 
 
-def check_named(part: Part, settings: DataSettings) -> None:
-    """Check that the columns exist that hyperparameters name, all at once.
-
-    Raises:
-        DataError: one or more do not.
-    """
-    names = part.table.column_names
-    requested = {key: _split(part, value) for key in SETTINGS
-                 if (value := getattr(settings, key))}  # fmt: skip
-    requested["columns"] = list(named_columns(settings).values())
-    requested["ignore_columns"] = ignored_columns(settings)
-    wrong = {
-        name: key
-        for key, columns in requested.items()
-        for name in columns
-        # A column of records is named without its fields.
-        if not any(column == name or column.startswith(f"{name}.") for column in names)
-    }
-    if wrong:
-        values = ", ".join(f"{key} has value {name!r}" for name, key in wrong.items())
-        meant = " ".join(dict.fromkeys(filter(None, (did_you_mean(name, names) for name in wrong))))
-        raise DataError(
-            f"{values}, but {part.path} has the columns {', '.join(names)}.",
-            meant or f"Name one of them in {' and '.join(dict.fromkeys(wrong.values()))}.",
-        )
-
-
-def _split(part: Part, value: str) -> list[str]:
-    """Return the columns that a value names: one whose name has commas, or several."""
-    if value in part.table.column_names:
-        return [value]
-    return [name.strip() for name in value.split(",") if name.strip()]
-
-
-def all_named_columns(settings: DataSettings) -> set[str]:
-    """Return the columns that any hyperparameter names."""
-    values = [getattr(settings, key) or "" for key in SETTINGS]
-    names = {name.strip() for value in values for name in (value, *value.split(","))}
-    return (names | set(named_columns(settings).values())) - {""}
-
-
-def ignored_columns(settings: DataSettings) -> list[str]:
-    """Return the columns that the hyperparameter ignore_columns names."""
-    value = settings.ignore_columns or ""
-    return [name.strip() for name in value.split(",") if name.strip()]
-
-
-def named_columns(settings: DataSettings) -> dict[str, str]:
-    """Return the columns that the hyperparameter `columns` names, by their roles.
-
-    Raises:
-        DataError: its value is not `role:column,role:column`.
-    """
-    pairs = [pair.partition(":") for pair in (settings.columns or "").split(",") if pair.strip()]
-    if any(not (role.strip() and column.strip()) for role, _, column in pairs):
-        raise DataError(
-            f"Hyperparameter columns has value {settings.columns!r}.",
-            "Give roles and their columns, such as columns=question:frage,context:kontext.",
-        )
-    return {role.strip(): column.strip() for role, _, column in pairs}
-
-
-SETTINGS = tuple(
-    item.name
-    for item in dataclasses.fields(DataSettings)
-    if item.name.endswith(("_column", "_columns")) and item.name != "ignore_columns"
-)
-"""The hyperparameters that name the column of a role."""
-
-
 def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -> _Match | None:
     """Return the columns that can have each role of a form: those that hyperparameters name, or
     those with known names; None if hyperparameters name columns of roles that it does not have."""
@@ -318,7 +253,7 @@ def _given(part: Part, form: Form, settings: DataSettings) -> dict[str, list[str
             continue
         if key not in roles:
             return None
-        names = _split(part, value)
+        names = split_names(part, value)
         if key == "text_column" and len(names) == 2 and pair is not None:
             given[pair] = [names.pop()]
         if len(names) > 1 and not form[roles[key]].is_list:

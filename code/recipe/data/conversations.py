@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipe.data.column_refusals import NOTHING
+from recipe.data.column_settings import NOTHING
 from recipe.data.columns import SCRIPT
 from recipe.data.files.part import Part
 from recipe.errors import DataError, listed

@@ -17,7 +17,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
 from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of
-from recipe.data.columns import Selection, all_named_columns, select
+from recipe.data.column_settings import all_named_columns
+from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.layout import channels as layout_of_channels
@@ -92,7 +93,7 @@ def read_columns(
     data decides.
 
     Args:
-        notes: Receives a sentence for each thing that is left out.
+        notes: A sentence is added for each file or row that is left out.
         units: By default each file is a part.
         check: Raises DataError for a part that cannot be read, before its columns are chosen.
 

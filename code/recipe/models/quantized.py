@@ -14,8 +14,7 @@ from recipe.errors import HyperparameterError, ModelError
 from recipe.runtime.device import Device
 
 BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight: 4 bits, an 8-bit scale for each 64 weights, and 4 bytes for each 256
-scales."""
+"""Bytes per weight: 4 bits, 8 bits of scale per 64 weights, and 4 bytes per 256 scales."""
 _REFUSED = "Hyperparameter load_in_4bit has value True, but"
 _REMEDY = "Leave it out: lora_r alone trains with little memory."
 

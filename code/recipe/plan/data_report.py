@@ -173,7 +173,7 @@ def _chained(column: pa.Array, seeds: Hashes) -> Hashes:
     if not (is_string(kind) or is_binary(kind) or is_fixed):
         cells = ((column[a:b].to_pylist(), seed) for a, b, seed in _spans(bounds, seeds))
         return np.array([_digest(repr(cell).encode(), seed) for cell, seed in cells], np.uint64)
-    if is_fixed and not is_nested and kind.bit_width <= 64:  # without a Python object for each cell
+    if is_fixed and not is_nested and kind.bit_width <= 64:  # faster than one object for each cell
         bits = np.frombuffer(column.buffers()[1] or b"", f"u{kind.bit_width // 8}")
         mixed = (bits[column.offset :][: len(column)] ^ seeds) * np.uint64(0x9E3779B97F4A7C15)
         return np.asarray(mixed ^ (mixed >> np.uint64(29)))

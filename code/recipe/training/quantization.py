@@ -138,7 +138,7 @@ class _Subject:
         return _Evaluation(scores, outcome.predictions, decisions)
 
     def reset(self, forward: Forward | None) -> None:
-        """Compute the encoder by `forward`; None: as its class does, and the task no batches."""
+        """Compute the encoder by `forward`, or by its own class if that is None."""
         for module in (self.model, self.encoder):
             vars(module).pop("forward", None)
         if forward is not None:
@@ -146,9 +146,8 @@ class _Subject:
             self._task.objective.prepare(self.model, packed=False)
 
     @contextlib.contextmanager
-    def drawing(self, most: int) -> Iterator[list[TokenRow]]:
-        """Yield the rows of tokens that the encoder is called with in the block, at most so many,
-        drawn at random."""
+    def drawing(self) -> Iterator[list[TokenRow]]:
+        """Yield a list that receives a random sample of the encoder's inputs in the block."""
         rows: list[TokenRow] = []
         random, seen = np.random.default_rng(0), 0
         names = list(inspect.signature(type(self.encoder).forward).parameters)[1:]
@@ -159,9 +158,9 @@ class _Subject:
             types = inputs.get(TYPE_IDS)
             for number, mask in enumerate(inputs["attention_mask"].bool()):
                 seen += 1
-                index = len(rows) if len(rows) < most else int(random.integers(seen))
-                # Of a batch, the last places may hold no text.
-                if index < most and mask.any():
+                index = len(rows) if len(rows) < _STORED else int(random.integers(seen))
+                # The last rows of a batch may be all padding.
+                if index < _STORED and mask.any():
                     ids = inputs["input_ids"][number][mask].tolist()
                     some = None if types is None else types[number][mask].tolist()
                     rows[index : index + 1] = [TokenRow(ids, some)]
@@ -177,12 +176,12 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
     """Write the folder `int8` of a finished model, if it is within the bounds.
 
     Args:
-        plan: Of the job, whose task evaluates.
-        samples: Of training and evaluation.
-        folder: The model's.
+        plan: The job's plan, whose task evaluates.
+        samples: The samples of training and evaluation.
+        folder: The model's folder.
 
     Returns:
-        How it did, for a reader, and whether it was written.
+        The scores and the changed answers as a sentence, and whether the folder was written.
 
     Raises:
         OutputError: It cannot be written.
@@ -192,7 +191,7 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
         plan.task.hyperparameters = dataclasses.replace(given, lora_r=None)
         plan.task.data = dataclasses.replace(plan.task.data, test=None)
         subject = _Subject(plan, samples, folder)
-        with subject.drawing(_STORED) as drawn:
+        with subject.drawing() as drawn:
             exact = subject.evaluate()
         stored = [
             TokenRow(row.ids[:_LONGEST_STORED], row.types and row.types[:_LONGEST_STORED])

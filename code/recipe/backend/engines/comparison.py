@@ -51,15 +51,15 @@ def check(model: Any, tokenizer: Any, longest: int) -> None:
 def fault(
     exact: Any, forward: Any, names: Sequence[str], inputs: Sequence[str], longest: int
 ) -> str:
-    """Return how the states that `forward` gives differ from those of PyTorch for each text
-    alone; empty if they do not.
+    """Describe how the states of `forward` differ from those that PyTorch computes for each text
+    on its own; "" if they are close.
 
     Args:
         exact: The encoder in float32.
         forward: The converted encoder, in float32.
-        names: Of its outputs.
-        inputs: What both take.
-        longest: Tokens that the model reads at most.
+        names: The names of its outputs.
+        inputs: The inputs of both.
+        longest: The most tokens that the model reads.
     """
     pad = int(exact.config.pad_token_id or 0)
 
@@ -68,7 +68,7 @@ def fault(
         return {name: batch[name] for name in inputs if name in batch}
 
     for rows in _drawn(longest, exact.config, TYPE_IDS in inputs):
-        # What a text's neighbours are must not change its answer.
+        # The other texts of a batch must not change the answer.
         alone = [
             _values(exact(**batch_of([row], len(row.ids))), names, [row])  # each output of a row
             for row in rows
@@ -89,8 +89,8 @@ def fault(
 
 
 def _drawn(longest: int, config: Any, has_types: bool) -> Iterator[list[TokenRow]]:
-    """Yield texts of random tokens: one and several, short ones and as long as the model reads, of
-    one length and of several; with the types of pairs, where it takes them, and without."""
+    """Yield batches of random tokens: of one and of several texts, of equal and different lengths
+    up to the longest that the model reads, with and without the token types of pairs."""
     random = np.random.default_rng(0)
     pad, most = int(config.pad_token_id or 0), min(longest, _LONGEST)
     for lengths in (

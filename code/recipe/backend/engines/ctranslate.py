@@ -1,8 +1,8 @@
-"""An encoder's forward as CTranslate2 computes it on a CPU.
+"""Compute an encoder by CTranslate2 on a CPU.
 
-It replaces the encoder inside a model (`base_model`); its head stays PyTorch's. The package is
-imported only where it computes: it starts threads, and what runs threads cannot be forked into
-workers.
+`Forward` replaces the forward of a model's encoder (`base_model`); PyTorch computes the head. The
+package is imported only where it computes, since it starts threads: a process with threads cannot
+be forked into workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from recipe.data.column_names import TYPE_IDS
 
 CALL_TOKENS = 1024
-"""The most tokens of a call. Of more, attention's scores leave the caches (docs/LAB.md)."""
+"""The most tokens of a call; more make each token slower (docs/LAB.md)."""
 _FAMILIES = ("bert", "camembert", "distilbert", "roberta", "xlm-roberta")
 _INPUTS = ("input_ids", "attention_mask", TYPE_IDS)
 _FILES = ("model.bin", "config.json", "vocabulary.json")
@@ -42,8 +42,8 @@ def why_unknown(config: Any) -> str:
 
 
 def inputs_of(model: Any, tokenizer: Any) -> list[str]:
-    """Return what the encoder of a model takes of `input_ids`, `attention_mask` and, if the
-    tokenizer makes them, `token_type_ids`."""
+    """Return the encoder's inputs: of `input_ids`, `attention_mask` and, if the tokenizer makes
+    them, `token_type_ids`."""
     taken = inspect.signature(type(model.base_model).forward).parameters
     untyped = {TYPE_IDS} - set(tokenizer.model_input_names)
     return [name for name in _INPUTS if name in taken and name not in untyped]
@@ -55,13 +55,14 @@ def convert(encoder: Any, folder: Path, quantization: str | None = None) -> tupl
     Args:
         encoder: In float32, on the CPU.
         folder: Does not exist.
-        quantization: int8; None: its weights stay as they are.
+        quantization: int8, or None to keep the precision of the weights.
     """
     from ctranslate2.converters import TransformersConverter
 
     encoder = copy.deepcopy(encoder)
     has_pooler = getattr(encoder, "pooler", None) is not None
-    # The converter asks BERT for both, and transformers 5 knows of absolute positions only.
+    # The converter reads both of a BERT. transformers 5 dropped position_embedding_type, since all
+    # its positions are absolute; models without a pooler get one that is not used.
     encoder.config.position_embedding_type = "absolute"
     if encoder.config.model_type == "bert" and not has_pooler:
         width = encoder.config.hidden_size
@@ -70,13 +71,13 @@ def convert(encoder: Any, folder: Path, quantization: str | None = None) -> tupl
 
     class Converter(TransformersConverter):  # type: ignore[misc]
         def load_model(self, *_: Any, **__: Any) -> Any:
-            # Of XLM-RoBERTa it reads a classifier.
+            # For XLM-RoBERTa the converter expects the model around the encoder.
             is_inside = encoder.config.model_type == "xlm-roberta"
             inside = SimpleNamespace(config=encoder.config, roberta=encoder)
             return inside if is_inside else encoder
 
         def load_tokenizer(self, *_: Any, **__: Any) -> Any:
-            # Texts are given as ids.
+            # Only the size of the vocabulary matters: texts are given as token ids.
             return SimpleNamespace(get_vocab=lambda: numbers, unk_token="0")
 
     with tempfile.TemporaryDirectory(prefix="int8-") as scratch:
@@ -99,7 +100,7 @@ class Forward:
         """
         Args:
             folder: Where `convert` has written the files; it may be deleted afterwards.
-            names: Of its outputs.
+            names: The names of its outputs.
             compute_type: One of CTranslate2's.
             dtype: The type of its outputs.
         """
@@ -141,13 +142,13 @@ class Forward:
         token_type_ids: Tensor | None = None,
         **options: Any,
     ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        """Return of the encoder's output what heads read.
+        """Compute the encoder's outputs that heads read.
 
         Args:
             input_ids: [texts, tokens].
-            attention_mask: Alike, with padding at the end; None for texts without padding.
-            token_type_ids: Alike; None for texts that are not pairs.
-            options: Only that a dict is to be returned.
+            attention_mask: [texts, tokens], with padding at the end; None without padding.
+            token_type_ids: [texts, tokens]; None for single texts.
+            options: Others must be None or False, except `return_dict`.
 
         Raises:
             TypeError: Other inputs or outputs are requested.
@@ -160,7 +161,7 @@ class Forward:
             raise TypeError("CTranslate2's encoder takes padding only at the end.")
         if self._process != os.getpid():
             self._load()
-        # A row of padding alone has an answer that nobody reads.
+        # The outputs of a row that is all padding are not read.
         lengths = mask.sum(1).clamp(min=1).tolist()
 
         def rows_of(values: Tensor) -> list[list[int]]:

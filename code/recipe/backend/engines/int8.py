@@ -44,7 +44,7 @@ Compute = Callable[[Sequence[TokenRow]], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What proof.json says of an encoder in int8."""
+    """The content of proof.json."""
 
     inputs: Sequence[str]
     outputs: Sequence[str]
@@ -79,10 +79,10 @@ class Proof:
 
 @dataclass(frozen=True)
 class Trial:
-    """How an encoder in int8 did on this host."""
+    """The outcome of trying an encoder in int8 on this host."""
 
     why_not: str
-    """Why PyTorch computes the model instead; empty if it does not."""
+    """The reason to compute by PyTorch instead; empty if there is none."""
     milliseconds: Mapping[str, Sequence[float]]
     """As in `Proof`."""
 
@@ -199,8 +199,7 @@ def write(folder: Path, proof: Proof) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Convert without the warnings and bars of doing so: the outcome is compared, whatever they
-    say."""
+    """Suppress the warnings and progress bars of a conversion, whose outcome is compared."""
     with (
         warnings.catch_warnings(),
         torch.no_grad(),

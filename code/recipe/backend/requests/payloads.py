@@ -322,8 +322,8 @@ class Answers(list[Any]):
 
 
 def restore_records(prediction: Any, prepared: Prepared) -> Any:
-    """Return `prediction` with an entry for each record: an error for an invalid record, a list for
-    a record with a list of inputs."""
+    """Return one entry per record: the prediction, an error if the record is invalid, or a list if
+    its inputs are a list."""
     faults, groups = prepared.inputs.faults, prepared.request.groups
     if not isinstance(prediction, Answers) or not (faults or groups):
         return prediction

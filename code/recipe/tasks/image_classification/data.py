@@ -12,7 +12,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
 from recipe.data.column_names import LABEL, split_of
-from recipe.data.columns import Selection, all_named_columns, select
+from recipe.data.column_settings import all_named_columns
+from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
 from recipe.data.files.part import Part, is_binary
