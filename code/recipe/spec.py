@@ -246,9 +246,10 @@ CONTEXT, LEARNED_PARTS = "what the model would see with the text", "which part o
 TEXTS_OF_SAMPLES = frozenset({
     *("text", "sentence", "content", "tweet", "comment", "body", "message", "document", "article"),
     *("description", "question", "query", "utterance", "headline", "post", "statement", "context"),
-    *("passage", "paragraph", "snippet", "turn", "history", "schema", "knowledge"),
+    *("passage", "paragraph", "snippet", "turn", "history", "schema", "knowledge", "answer"),
+    "reply",
 })  # fmt: skip
-"""Last words of names of texts that belong to a sample whatever stands before: `parent_comment`."""
+"""Nouns at the end of names of texts that belong to a sample, such as `parent_comment`."""
 PARTS_OF_SAMPLES: Mapping[str, str] = {
     name: why
     for why, names in {
@@ -265,7 +266,7 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
             *("chat_template_kwargs", "tool_calls", "function_call", "position_ids"),
             *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
             *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),
-            *("role", "parent_id", "completions", "distractor", "correct_answer"),
+            *("role", "parent_id", "completions", "distractor", "correct_answer", "selftext"),
         ),
         LEARNED_PARTS: (
             *("train", "train_detail", "loss_mask", "assistant_masks", "completion_mask"),

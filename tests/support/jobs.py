@@ -154,10 +154,10 @@ class Job:
         self.base.mkdir(parents=True, exist_ok=True)
         given = arguments.parse(_words(*self.argv, *argv), folders)
         # What a training sets for itself (where trackers keep their files) ends with it.
-        write = report.write_report if has_report else lambda *_: None
+        mock_or_real = report.write_report if has_report else lambda *_: None
         with (
             mock.patch.dict(os.environ, self.environ),
-            mock.patch.object(report, "write_report", write),
+            mock.patch.object(report, "write_report", mock_or_real),
         ):
             return training.run(given, folders, dict(os.environ))
 

@@ -111,7 +111,7 @@ def check_lists(parts: Sequence[tuple[Part, str]], row_count: int) -> None:
 
     Raises:
         DataError: they are pairs of ascending numbers, as starts and ends are, a truth value for
-            each part of a text, or classes of one row each.
+            each part of a text, or classes that no two lists share.
     """
     rows = [row for part, name in parts for row in part.table[name].to_pylist() if row]
     if not rows:
@@ -124,9 +124,9 @@ def check_lists(parts: Sequence[tuple[Part, str]], row_count: int) -> None:
     elif (
         len({str(item) for row in rows for item in row})
         == sum(map(len, rows))
-        >= max(row_count, _FEW_ROWS)
+        >= max(row_count // 2, _FEW_ROWS)
     ):
-        what = "another class in each row"
+        what = "classes that no two lists share"
     else:
         return
     raise DataError(

@@ -48,12 +48,13 @@ from recipe.task_table import TASKS, names_of_samples
 
 _SHARED = ("text_column", "text_pair_column", "label_column")
 """Hyperparameters that name columns of several tasks."""
-_WORDS = re.compile(r"[\s_.-]+|(?<=[a-z])(?=[A-Z])")
+_WORDS = re.compile(r"[\s_.-]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _DERIVED = {
-    *("label", "annot", "clean", "cleaned", "processed", "normalized", "original"),
+    *("label", "annot", "clean", "cleaned", "processed", "preprocessed", "normalized", "tidy"),
+    *("lemmatized", "tokenized", "raw", "meta", "user"),
     *("num", "n", "number", "total", "count", "is", "has"),
 }
-"""First words of names of columns that repeat or count others."""
+"""Words in names of columns that repeat, count or describe others."""
 _MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
 """Kinds of columns that are always known by name."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
@@ -92,24 +93,30 @@ class Selection:
             f"{role} {' and '.join(map(repr, names))}" for role, names in self.columns.items()
         )
 
-    def lacking(self, part: Part, none: Collection[str] = ()) -> Sequence[str]:
+    def lacking(
+        self, part: Part, none: Collection[str] = (), has_empty: bool = False
+    ) -> Sequence[str]:
         """Return the columns of inputs, or those of targets, if a file has no value in them.
 
         Unlabelled test data lacks the targets, and a file of its labels the inputs.
 
         Args:
-            none: Labels that stand for no label.
+            none: Labels that mean "no label".
+            has_empty: Whether an empty list is a target, as of a text without entities.
         """
         columns = self.form.columns
         for is_target in (True, False):
-            names = {
-                name: none if is_target and column.kind is not Kind.TEXT else ()
+            names: dict[str, tuple[Collection[str], bool]] = {
+                name: (
+                    none if is_target and column.kind is not Kind.TEXT else (),
+                    is_target and has_empty,
+                )
                 for column in columns
                 if column.is_target is is_target and column.is_content
                 for name in self.columns.get(column.role, ())
             }
             present = [name for name in names if name in part.table.column_names]
-            if names and not any(_has_values(part, name, names[name]) for name in present):
+            if names and not any(_has_values(part, name, *names[name]) for name in present):
                 return list(names)
         return ()
 
@@ -416,11 +423,11 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
         return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
-    *qualifiers, noun = _WORDS.split(name.strip())
+    *qualifiers, noun = filter(None, _WORDS.split(name.strip().rstrip("0123456789")))
     is_texts = is_string(kind := part.table.schema.field(name).type) or (
         is_list(kind) and is_string(kind.value_type)
     )
-    if is_texts and qualifiers and noun.lower().removesuffix("s") in TEXTS_OF_SAMPLES:
+    if is_texts and qualifiers and _singular(noun.lower()) in TEXTS_OF_SAMPLES:
         return not _DERIVED & set(map(str.lower, qualifiers))
     others = {normalized(other) for other in part.table.column_names}
     return any(
@@ -429,10 +436,14 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
     )
 
 
-def _has_values(part: Part, name: str, none: Collection[str] = ()) -> bool:
+def _singular(noun: str) -> str:
+    return f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
+
+
+def _has_values(part: Part, name: str, none: Collection[str] = (), has_empty: bool = False) -> bool:
     cells = (cell for _, batch in part.batches([name]) for cell in batch[name].to_pylist())
     return any(
-        any(item != UNTAGGED for item in cell)
+        any(item != UNTAGGED for item in cell) or (has_empty and not cell)
         if isinstance(cell, list)
         else (cell.strip() if isinstance(cell, str) else cell) not in NOTHING
         and str(cell).strip() not in none

@@ -138,8 +138,8 @@ def read_columns(
     return Reading(files=files, columns=training, hosts=hosts, sharded=layout.sharded)
 
 
-_NO_LABEL = {"-1", "-1.0", "nan"}
-"""What stands for no label if all rows of a file have it."""
+_NO_LABEL = {"-1", "-1.0"}
+"""Labels that mean "no label" if all rows of a file have them, unless problem_type is given."""
 
 
 def is_labelled(
@@ -150,11 +150,11 @@ def is_labelled(
     training: Selection | None,
     notes: list[str],
 ) -> bool:
-    """Return whether a file has what the task learns, as all but test data must.
+    """Return whether a file has values to learn, which only test data may lack.
 
     Args:
         training: The columns of the training data.
-        notes: Gets a sentence about a file that has not, and is left out.
+        notes: A sentence is added about a file that is left out.
 
     Raises:
         DataError: It is validation data, or rows to predict.
@@ -168,16 +168,19 @@ def is_labelled(
             if training and {*columns.names} < {*training.names}:
                 columns = training  # Of pairs with a score, those without are unlabelled.
     missing = {value.strip() for value in (settings.missing_labels or "").split(",")} - {""}
-    lacking = columns.lacking(part, _NO_LABEL | missing) if columns else ()
-    if columns is None or not lacking:
+    none = {"nan"} if settings.problem_type else {"nan", *_NO_LABEL}
+    lacks = functools.partial(Selection.lacking, columns, part, has_empty=split != "test")
+    lacking = lacks(none | missing) if columns else ()
+    if not lacking:
         return True
     what = f"{part.path} has no value in {' and '.join(map(repr, lacking))}"
-    is_given = missing and not columns.lacking(part, _NO_LABEL - missing)
-    if not is_given and (split != "test" or settings.predicts):
+    is_missing = missing and not lacks(none - missing)
+    if settings.predicts if split == "test" else not is_missing:
         raise DataError(
             f"{what}, so that none of its rows can be scored; its columns are "
             f"{', '.join(part.table.column_names)}.",
-            "Give values, or leave the file out; requests to the trained model label its rows.",
+            "Give values under the same column names, or leave the file out; requests to the "
+            "trained model label its rows.",
         )
     notes.append(f"{what} and is not used.")
     return False

@@ -14,7 +14,7 @@ NOISE = "import sys\nfor n in range(60): print('ERROR harmless', n, 'RuntimeErro
 GLOO = "import sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
 # Two ranks of which one notices, as by gloo, that the other has gone. They print exceptions and end as
 # with torch, whose import takes seconds.
-PEERS = (
+MOCK_PEERS = (
     "import atexit, contextlib, io, os, socket, sys, time\n"
     "rank, wire = os.environ['RANK'], socket.socket(socket.AF_UNIX)\n"
     "def lose_peer():\n    wire.recv(1); atexit.register(time.sleep, 1)\n"
@@ -181,7 +181,7 @@ CASES = {
         "import sys\nsys.excepthook = lambda *_: print('hidden')\nraise LookupError('not lost')",
         1, ("script.py:3",), "LookupError: not lost",
     ),
-    "rank of mp.spawn": Case(
+    "rank of mp.start_processes": Case(
         "import torch.multiprocessing as mp\ndef work(rank): raise ValueError(f'rank {rank} of spawn')\n"
         "mp.start_processes(work, nprocs=1, start_method='fork')",
         1, (), "ValueError: rank 0 of spawn",
@@ -215,19 +215,19 @@ CASES = {
         hyperparameters=tuple((f"hp{n:02}", "x" * (100_000 + n)) for n in range(90)),
     ),
     "one rank raises": Case(
-        PEERS + "if rank == '1': raise ValueError('only rank 1')\nlose_peer()",
-        1, ("rank 1", "script.py:14"), "ValueError: only rank 1", processes="2",
+        GLOO + "if rank == 1: raise ValueError('only rank 1')\ndist.all_reduce(torch.ones(1))",
+        1, ("rank 1", "script.py:4"), "ValueError: only rank 1", processes="2",
     ),
     "one rank exits with words": Case(
-        PEERS + "if rank == '0': raise SystemExit('no data')\nlose_peer()",
+        MOCK_PEERS + "if rank == '0': raise SystemExit('no data')\nlose_peer()",
         1, ("1 and no exception.\nno data\n(exit code 1, rank 0)",), "The script ended with", processes="2",
     ),
     "one rank leaves at once": Case(
-        PEERS + "if rank == '1': print('no data', file=sys.stderr); os._exit(7)\nlose_peer()",
+        MOCK_PEERS + "if rank == '1': print('no data', file=sys.stderr); os._exit(7)\nlose_peer()",
         7, ("7 and no exception.\nno data\n(exit code 7, rank 1)",), "The script ended with", processes="2",
     ),
     "one rank is killed": Case(
-        PEERS + "if rank == '0': os.kill(os.getpid(), 9)\nlose_peer()",
+        MOCK_PEERS + "if rank == '0': os.kill(os.getpid(), 9)\nlose_peer()",
         137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", processes="2",
     ),
     "collective that times out": Case(

@@ -69,7 +69,8 @@ def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tied", "accumulate"), [(False, 3), pytest.param(True, 1, marks=pytest.mark.heavy)]
+    ("tied", "accumulate"),
+    [(False, 3), *(pytest.param(tied, 1, marks=pytest.mark.heavy) for tied in (False, True))],
 )
 def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> None:
     run_processes(process, (str(tmp_path), tied, accumulate), 2)

@@ -213,6 +213,39 @@ def test_validation_data_without_what_is_learned_is_refused(
         assert 0 < len(task.data.evaluation) < 24
 
 
+@pytest.mark.parametrize(
+    ("rows", "found", "argv"),
+    [
+        (NUMBERED, {"label": -1.0}, ("text-classification", "--problem_type", "regression")),
+        (CLASSED, {"label": "-1"}, ("text-classification", "--problem_type", "single_label_classification")),
+        ([{"text": "Ada ran", "entities": [{"start": 0, "end": 3, "label": "PER"}]}] * 12,
+         {"entities": []}, ("token-classification",)),
+    ],
+)  # fmt: skip
+def test_labels_that_only_look_like_none_are_evaluated_on(
+    rows: list[dict[str, Any]], found: dict[str, Any], argv: tuple[str, ...], tmp_path: Path
+) -> None:
+    rows = [*rows, *({**rows[0], "label": "-1"} for _ in range("single_label" in argv[-1]))]
+    channels = {
+        "train": write(tmp_path / "train", rows),
+        "validation": write(tmp_path / "validation", [{**row, **found} for row in rows[:5]]),
+    }
+    task = task_table.load(argv[0])(channels, parse(["--task", *argv]))
+    assert len(task.data.evaluation) == 5
+
+
+def test_labels_that_are_none_by_name_cannot_be_predicted_for(tmp_path: Path) -> None:
+    hidden = [{**row, "label": "NA"} for row in CLASSED]
+    channels = {
+        "train": write(tmp_path / "train", CLASSED),
+        "test": write(tmp_path / "test", hidden, "test"),
+    }
+    given = ["--task", "text-classification", "--missing_labels", "NA"]
+    assert task_table.load("text-classification")(channels, parse(given)).data.test is None
+    with refused(RecipeError, "/test/", "has no value", "leave the file out"):
+        task_table.load("text-classification")(channels, parse([*given, "--do_predict", "True"]))
+
+
 @pytest.mark.parametrize("task", ["reranking", "sentence-embedding"])
 def test_test_data_of_another_form_is_evaluated_on(task: str, tmp_path: Path) -> None:
     lists = [{"query": f"q {n}", "documents": ["good", "bad"], "labels": [1, 0]} for n in range(12)]

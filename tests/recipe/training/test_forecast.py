@@ -102,12 +102,12 @@ def test_a_budget_holds_and_the_learning_rate_ends_with_it(
     trainer.train()
     # `writing` has the last save.
     spent = trainer.now + WRITING + REPORT - SAVE * (strategy != "no")
-    assert 600 - 35 <= spent <= 604, spent  # an epoch's evaluation more would not fit
+    assert 600 - 35 <= spent <= 600 + 2 * SECONDS, spent  # an epoch's evaluation more would not fit
     rates, steps = trainer.rates(), trainer.state.global_step
     assert steps == len(rates) < 50 * STEPS_OF_EPOCH
     peak = rates.index(max(rates))
     assert 0.05 * steps <= peak <= 0.2 * steps
-    assert 0.8 < max(rates) <= 1.0 and rates[-1] < 0.08
+    assert 0.8 < max(rates) <= 1.0 and rates[-1] < 0.04 * SECONDS
     after_first = rates[max(peak, 12) :]
     assert all(a > b for a, b in itertools.pairwise(after_first))
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]

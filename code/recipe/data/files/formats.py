@@ -433,12 +433,14 @@ FORMATS: Sequence[Format] = (
 
 
 def _decimals(numbers: pa.Array) -> pa.Array:
-    """Return floats of 16 or 32 bits as the shortest decimals that are read as these: a class or a
-    text 3.1 would else be 3.0999999."""
+    """Return floats of 16 or 32 bits as the shortest decimals that round to them: a class 3.1 would
+    become 3.0999999. Whole numbers stay as they are."""
+    exact = pc.cast(numbers, pa.float64())
     if pa.types.is_float16(numbers.type):
         texts = numbers.to_numpy(zero_copy_only=False).astype(str)
         numbers = pa.array(texts, mask=numbers.is_null().to_numpy(zero_copy_only=False))
-    return pc.cast(pc.cast(numbers, pa.string()), pa.float64())
+    shortest = pc.cast(pc.cast(numbers, pa.string()), pa.float64())
+    return pc.if_else(pc.equal(pc.floor(exact), exact), exact, shortest)
 
 
 def _flat(part: Part) -> Part:

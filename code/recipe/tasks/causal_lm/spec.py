@@ -29,8 +29,8 @@ _COMPLETION = Column(
     setting="completion_column",
     is_target=True,
 )
-_TOPICS = ("category", "topic")
-"""Names of columns that sort samples and are not learned."""
+_TOPICS = ("category", "topic", "original_question")
+"""Names of columns that describe samples and are not learned (MetaMath has the last one)."""
 ALPACA = Form((
     replace(_PROMPT, names=("instruction",), setting=""),
     Column(role="input", names=("input",), kind=Kind.TEXT),

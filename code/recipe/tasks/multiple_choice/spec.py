@@ -53,7 +53,7 @@ SPECS = (
             Form((_CONTEXT, _QUESTION, _LETTERED, _ANSWER)),
             Form(
                 (_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER),
-                extras=("ctx_a", "ctx_b", "activity_label"),  # HellaSwag's ctx is both
+                extras=("ctx_a", "ctx_b", "activity_label", "subject"),  # HellaSwag's, MMLU's
             ),
         ),
         models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},

@@ -25,7 +25,7 @@ _TAGS = Column(
 )
 _LAYERS = ("upos", "pos_tags", "pos", "chunk_tags", "xpos")
 """Columns of other tags, which may exist in addition to entities."""
-_REPEATED = ("text", "sentence", "lemmas", "head", "langs")
+_REPEATED = ("text", "raw_text", "full_text", "sentence", "lemmas", "head", "langs")
 _SPANS = Column(
     role="tags",
     names=("entities", "spans", "annotations"),
