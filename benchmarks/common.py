@@ -106,6 +106,12 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str
     return done.stdout
 
 
+def python_path() -> str:
+    """Return PYTHONPATH with the package `amphora` first."""
+    others = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([str(ROOT / "container"), *filter(None, [others])])
+
+
 def free_port() -> int:
     """Return a port on which no process listens now."""
     with socket.socket() as probe:
@@ -263,7 +269,7 @@ def amphora_server(
     """Return `amphora serve` over base/model."""
     port = free_port()
     variables = {
-        "PYTHONPATH": str(ROOT / "container"),
+        "PYTHONPATH": python_path(),
         "AMPHORA_CODE_DIR": str(CODE),
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_BIND_TO_PORT": str(port),

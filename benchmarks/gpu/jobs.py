@@ -18,13 +18,13 @@ import torch
 import transformers
 from stage import (
     CODE,
-    ROOT,
     CommandError,
     Failed,
     Stage,
     Values,
     amphora_server,
     find_minilm,
+    python_path,
     run,
 )
 
@@ -233,7 +233,7 @@ def end_to_end(stage: Stage) -> Values:
         values = {"model_name_or_path": str(find_minilm(stage)), "epochs": "5", "lr": "2e-4"}
         values["batch_size"] = "8"
         (config / "hyperparameters.json").write_text(json.dumps(values))
-        job.environ |= {"PYTHONPATH": str(ROOT / "container"), "AMPHORA_CODE_DIR": str(CODE)}
+        job.environ |= {"PYTHONPATH": python_path(), "AMPHORA_CODE_DIR": str(CODE)}
         devices = {}
         for command in ("doctor", "train"):
             log = run([sys.executable, "-m", "amphora", command], job.environ)

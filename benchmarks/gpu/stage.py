@@ -38,6 +38,9 @@ from common import (
     amphora_server as amphora_server,
 )
 from common import (
+    python_path as python_path,
+)
+from common import (
     run as run,
 )
 from common import (

@@ -211,11 +211,12 @@ def wait_until_healthy(address: str, container: str, docker: Docker, seconds: fl
     until(is_healthy, seconds, lambda: docker("logs", container).stdout)
 
 
+LocalMode = tuple[dict[str, str], Recorder]
+"""The variables for an SDK's process, and what it sends to AWS or elsewhere."""
+
+
 @pytest.fixture(scope="session")
-def local_mode(
-    docker: Docker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[dict[str, str], Recorder]]:
-    """The variables for an SDK's process, and what it sends to AWS or elsewhere."""
+def local_mode(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMode]:
     bin_folder = ready("compose.sh", DOCKER=docker.client)
     recorder = Recorder()
     server = recorder.start()
@@ -226,13 +227,17 @@ def local_mode(
     docker("network", "rm", "sagemaker-local", check=False)
 
 
-@pytest.fixture
-def sdk(
-    request: pytest.FixtureRequest, local_mode: tuple[dict[str, str], Recorder], tmp_path: Path
-) -> Iterator[Sdk]:
-    """The SDK that the module names in SDK; at the end nothing may have been asked of AWS."""
-    name, programs = request.module.SDK
+@contextlib.contextmanager
+def start_sdk(name: str, programs: str, local_mode: LocalMode, folder: Path) -> Iterator[Sdk]:
+    """An SDK that writes into a folder; at the end nothing may have been asked of AWS."""
     environ, recorder = local_mode
     recorder.seen.clear()
-    yield Sdk(sdk_python(name), programs, tmp_path, environ | {"TMPDIR": str(tmp_path)})
+    yield Sdk(sdk_python(name), programs, folder, environ | {"TMPDIR": str(folder)})
     assert recorder.seen == []
+
+
+@pytest.fixture
+def sdk(request: pytest.FixtureRequest, local_mode: LocalMode, tmp_path: Path) -> Iterator[Sdk]:
+    """The SDK that the module names in SDK."""
+    with start_sdk(*request.module.SDK, local_mode, tmp_path) as sdk:
+        yield sdk

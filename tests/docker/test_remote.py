@@ -2,6 +2,7 @@
 
 import ast
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,7 @@ import transformers
 
 from tests.docker.conftest import Docker
 from tests.examples.aws import Aws
-from tests.examples.conftest import Run, aws, run  # noqa: F401, fixtures
-from tests.support.sdk_environments import sdk_python
+from tests.examples.conftest import Run, aws, boto3, run, sdk2  # noqa: F401, fixtures
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 PROGRAM = Path(__file__).parent / "remote_sdk2.py"
@@ -22,10 +22,10 @@ def test_a_remote_function_runs_in_the_image(
     cpu_image: str,
     aws: Aws,  # noqa: F811
     run: Run,  # noqa: F811
+    sdk2: Mapping[str, str],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    python = sdk_python("sdk2")
-    submitted = run(PROGRAM, "submit", cpu_image, ROLE, python=python)
+    submitted = run(PROGRAM, "submit", cpu_image, ROLE, preloaded=sdk2)
     assert submitted.returncode == 0, submitted.stderr
     job = aws.request_of("CreateTrainingJob")
     for channel in job["InputDataConfig"]:
@@ -54,7 +54,7 @@ def test_a_remote_function_runs_in_the_image(
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     aws.before, aws.requests = aws.requests, []
-    outcome = run(PROGRAM, "result", job["TrainingJobName"], python=python)
+    outcome = run(PROGRAM, "result", job["TrainingJobName"], preloaded=sdk2)
     assert outcome.returncode == 0, outcome.stderr
     result = ast.literal_eval(outcome.stdout.splitlines()[-1])
     # The client has no transformers: the function ran beside the image's own.

@@ -5,13 +5,14 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docker.conftest import ROOT
+from tests.docker.conftest import ROOT, LocalMode, start_sdk
 from tests.docker.material import BAD, GOOD, LEARNS
-from tests.docker.sdk import Sdk
+from tests.docker.sdk import Outcome, Sdk
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
@@ -39,40 +40,40 @@ def metric_definitions() -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def archives() -> dict[str, str]:
-    """What the first test made, for those that serve it."""
-    return {}
+def fitted(
+    local_mode: LocalMode,
+    cpu_image: str,
+    inputs: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Outcome]:
+    """The outcome of a training by the recipe; its value is the model's archive."""
+    with start_sdk(*SDK, local_mode, tmp_path_factory.mktemp("fitted")) as sdk:
+        yield sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
+                  hyperparameters=LEARNS, metric_definitions=metric_definitions())  # fmt: skip
 
 
-def test_a_generic_estimator_runs_the_recipe(
-    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path, archives: dict[str, str]
-) -> None:
+def test_a_generic_estimator_runs_the_recipe(fitted: Outcome) -> None:
     definitions = metric_definitions()
-    outcome = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
-               hyperparameters=LEARNS, metric_definitions=definitions)  # fmt: skip
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= members(outcome.value)
-    results = {one["Name"]: re.findall(one["Regex"], outcome.output) for one in definitions}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= members(fitted.value)
+    results = {one["Name"]: re.findall(one["Regex"], fitted.output) for one in definitions}
     assert [float(value) for value in results["eval_accuracy"]][-1] == 1
     for name in ("loss", "learning_rate", "eval_loss", "train_samples_per_second"):
         assert results[name], f"{name} matches nothing"
         assert all(float(value) >= 0 for value in results[name])
-    archives["model"] = outcome.value
 
 
-def test_deploy_and_predict(sdk: Sdk, cpu_image: str, archives: dict[str, str]) -> None:
-    answers = sdk("deploy_and_predict", image=cpu_image, archive=archives["model"],
+def test_deploy_and_predict(sdk: Sdk, cpu_image: str, fitted: Outcome) -> None:
+    answers = sdk("deploy_and_predict", image=cpu_image, archive=fitted.value,
                   port=free_port(), texts=[GOOD, BAD]).value  # fmt: skip
     assert ["1" in str(one["label"]) for one in answers] == [True, False]
 
 
-def test_batch_transform(
-    sdk: Sdk, cpu_image: str, archives: dict[str, str], tmp_path: Path
-) -> None:
+def test_batch_transform(sdk: Sdk, cpu_image: str, fitted: Outcome, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.mkdir()
     texts = [GOOD, BAD, GOOD]
     (lines / "a.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
-    answers = sdk("transform", image=cpu_image, archive=archives["model"], port=free_port(),
+    answers = sdk("transform", image=cpu_image, archive=fitted.value, port=free_port(),
                   lines=lines, output=tmp_path / "out").value  # fmt: skip
     outcome = [json.loads(line) for line in answers if line]
     assert ["1" in json.dumps(one["label"]) for one in outcome] == [True, False, True]

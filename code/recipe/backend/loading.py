@@ -228,7 +228,8 @@ def _quantized(
     """Return the model with its encoder in int8 if that answers here as it was proved, in less
     time; else with `float_layout`. A log line says which."""
     forward = artefact.forward(loaded.model.dtype)
-    quick = replace(loaded, padded=replace(loaded.padded, call_tokens=CALL_TOKENS))
+    tokens = min(CALL_TOKENS, loaded.padded.call_tokens)
+    quick = replace(loaded, padded=replace(loaded.padded, call_tokens=tokens))
 
     def prepare() -> tuple[Compute, Compute]:
         exact = float_layout()

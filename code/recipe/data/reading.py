@@ -122,20 +122,25 @@ def read_columns(
                     continue
                 columns = select(part, spec, settings, training)
                 training = training or columns
-                for column in columns.form.columns:
-                    for name in columns.columns.get(column.role, ()):
-                        if column.kind is Kind.TEXT and name in part.mixed:
-                            raise DataError(
-                                f"{part.mixed[name]} has a list or a record in column {name!r}, "
-                                "unlike other rows.",
-                                "Give texts.",
-                            )
-                        if column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target:
-                            values.check_no_files(part, name)
+                _check_inputs(part, columns)
                 files.append(Read(split=split, part=part, columns=columns))
         problems.check()
     assert training is not None  # `read_parts` checks that
     return Reading(files=files, columns=training, hosts=hosts, sharded=layout.sharded)
+
+
+def _check_inputs(part: Part, columns: Selection) -> None:
+    """Raise DataError if inputs are lists in a few rows, or the names of files."""
+    for column in columns.form.columns:
+        for name in columns.columns.get(column.role, ()):
+            if column.kind is Kind.TEXT and name in part.mixed:
+                raise DataError(
+                    f"{part.mixed[name]} has a list or a record in column {name!r}, unlike other "
+                    "rows.",
+                    "Give texts.",
+                )
+            if column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target:
+                values.check_no_files(part, name)
 
 
 _NO_LABEL = {"-1", "-1.0"}
@@ -169,9 +174,10 @@ def is_labelled(
                 columns = training  # Of pairs with a score, those without are unlabelled.
     missing = {value.strip() for value in (settings.missing_labels or "").split(",")} - {""}
     none = {"nan"} if settings.problem_type else {"nan", *_NO_LABEL}
-    lacks = functools.partial(Selection.lacking, columns, part, has_empty=split != "test")
-    lacking = lacks(none | missing) if columns else ()
-    if not lacking:
+    if columns is None:
+        return True
+    lacks = functools.partial(columns.lacking, part, has_empty=split != "test")
+    if not (lacking := lacks(none | missing)):
         return True
     what = f"{part.path} has no value in {' and '.join(map(repr, lacking))}"
     is_missing = missing and not lacks(none - missing)

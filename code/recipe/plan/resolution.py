@@ -222,7 +222,7 @@ def load(plan: Plan, table: Table) -> Loaded:
     where = "from a folder" if plan.source.is_local else "from the Hugging Face hub"
     table.add("model", f"{plan.source.name}, {parameters / 1e6:.1f} M parameters", where)
     if given.quantize:
-        comparison.check(model, tokenizer, max_length)
+        comparison.check(lora.bare(model), tokenizer, max_length)
     if max_length:
         is_split = task.pieces(max_length + 1, max_length) > 1
         how = "split into pieces of" if is_split else "truncated to"

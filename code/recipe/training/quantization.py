@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import multiprocessing
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,20 +150,21 @@ class _Subject:
     def drawing(self) -> Iterator[list[TokenRow]]:
         """Yield a list that receives a random sample of the encoder's inputs in the block."""
         rows: list[TokenRow] = []
-        random, seen = np.random.default_rng(0), 0
+        random, seen = np.random.default_rng(0), set[int]()
         names = list(inspect.signature(type(self.encoder).forward).parameters)[1:]
 
         def record(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-            nonlocal seen
             inputs = dict(zip(names, args, strict=False)) | dict(options)
             types = inputs.get(TYPE_IDS)
             for number, mask in enumerate(inputs["attention_mask"].bool()):
-                seen += 1
-                index = len(rows) if len(rows) < _STORED else int(random.integers(seen))
-                # The last rows of a batch may be all padding.
-                if index < _STORED and mask.any():
-                    ids = inputs["input_ids"][number][mask].tolist()
-                    some = None if types is None else types[number][mask].tolist()
+                ids = inputs["input_ids"][number][mask].tolist()
+                some = None if types is None else types[number][mask].tolist()
+                # The last batch is filled by padding or by copies of a row.
+                if not ids or (key := hash((*ids, None, *(some or ())))) in seen:
+                    continue
+                seen.add(key)
+                index = len(rows) if len(rows) < _STORED else int(random.integers(len(seen)))
+                if index < _STORED:
                     rows[index : index + 1] = [TokenRow(ids, some)]
 
         hook = self.encoder.register_forward_pre_hook(record, with_kwargs=True)
@@ -249,7 +251,8 @@ def _timed(plan: Plan, folder: Path, proof: Proof) -> str:
 
 
 def _serve(task: str, folder: str) -> Trial | None:
-    """Load the model as a server does; return how its encoder in int8 did."""
+    """Load the model as a server does; return the trial of its encoder in int8."""
+    os.environ.pop("AMPHORA_DTYPE", None)  # which would turn int8 off
     torch.set_num_threads(1)
     quieten(bars=False)
     # Rankings are served as classifications.

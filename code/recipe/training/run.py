@@ -219,8 +219,9 @@ def _quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path, table: T
         shutil.rmtree(folder / int8.FOLDER, ignore_errors=True)
         detail, is_written = f"not saved: {type(error).__name__}: {error}", False
     if not (is_written or trains):
+        kept = f" Its earlier {int8.FOLDER} is kept." if (folder / int8.FOLDER).is_dir() else ""
         raise ModelError(
-            f"The model in {folder} is not quantized: {detail}.",
+            f"The model in {folder} is not quantized: {detail}.{kept}",
             "Raise max_score_loss or max_flips if you accept that.",
         )
     table.append(Finding(level=OK if is_written else WARNING, what="int8", detail=detail))

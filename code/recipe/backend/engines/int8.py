@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipe.backend.engines.ctranslate import Forward
+from recipe.backend.engines.ctranslate import FILES, Forward
 from recipe.backend.padded_rows import pad_rows
 from recipe.backend.rows import TokenRow
 from recipe.errors import ModelError
@@ -116,11 +116,14 @@ class Artefact:
             try:
                 proof = Proof(**json.loads((folder / PROOF).read_text()))
                 states = np.load(folder / STATES)
+                for name in FILES:
+                    (folder / name).stat()
             except (OSError, ValueError, TypeError) as error:
                 name = PROOF if not isinstance(error, OSError) else error.filename
                 raise ModelError(
                     f"{folder} cannot be read: {name}: {error}.",
-                    "Copy the folder again, or remove it: then PyTorch computes the model.",
+                    "Copy the folder again, make it again by `amphora quantize`, or remove it: "
+                    "then PyTorch computes the model.",
                 ) from error
         return cls(folder, proof, states)
 
@@ -184,9 +187,15 @@ def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
 
 
 def weights_of(model: Path) -> str:
-    """Return a digest of all files of weights in a model's folder: an int8 of others is stale."""
-    patterns = ("*.safetensors", "*/*.safetensors", "pytorch_model*.bin", "*/pytorch_model*.bin")
-    files = sorted(file for pattern in patterns for file in model.glob(pattern))
+    """Return a digest of the weights and configurations in a model's folder: an int8 of others is
+    stale."""
+    names = ("*.safetensors", "pytorch_model*.bin", "config.json")
+    files = sorted(
+        file
+        for name in names
+        for file in (*model.glob(name), *model.glob(f"*/{name}"))
+        if file.parent.name != FOLDER
+    )
     sums = "".join(checksums.digest(file) for file in files)
     return hashlib.sha256(sums.encode()).hexdigest()
 
@@ -298,5 +307,4 @@ def run_forked(work: Callable[[], Any], remedy: str = "") -> Any:
 
 def failed(why: str, remedy: str = "") -> ModelError:
     """Return the error for a model that CTranslate2 cannot compute."""
-    usual = f"Remove its folder {FOLDER}, or set AMPHORA_DTYPE: then PyTorch computes the model."
-    return ModelError(f"The model cannot be computed in int8: {why}.", remedy or usual)
+    return ModelError(f"The model cannot be computed in int8: {why}.", remedy)
