@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,8 @@ WORDS = (
     "film", "was", "the", "a", "good", "bad", "great", "awful", "plot", "cast", "music", "long",
     "short",
 )  # fmt: skip
+SHOWN = re.compile(r"device|precision |trial|forecast")
+"""Lines of a log that a check's record keeps."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 DECODER = (
     *("--task", "causal-lm", "--text_column", "text", "--batch_size", "8", "--epochs", "2"),
@@ -225,7 +228,7 @@ def save_decoder(folder: Path) -> None:
 
 
 def end_to_end(stage: Stage) -> Values:
-    """Run `amphora doctor`, `train` and `serve`; check that the model has learned."""
+    """Run `amphora doctor`, also with steps, `train` and `serve`; check that it has learned."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), stage, 160)
         config = job.base / "input" / "config"
@@ -235,9 +238,9 @@ def end_to_end(stage: Stage) -> Values:
         (config / "hyperparameters.json").write_text(json.dumps(values))
         job.environ |= {"PYTHONPATH": python_path(), "AMPHORA_CODE_DIR": str(CODE)}
         devices = {}
-        for command in ("doctor", "train"):
-            log = run([sys.executable, "-m", "amphora", command], job.environ)
-            devices[command] = [line for line in log.splitlines() if "device" in line][:3]
+        for command in ("doctor", "doctor --steps 10", "train"):
+            log = run([sys.executable, "-m", "amphora", *command.split()], job.environ)
+            devices[command] = [line for line in log.splitlines() if SHOWN.search(line)][:6]
         with amphora_server(job.base, 1) as server:
             body = {"inputs": ["a good film", "a long plot"]}
             server.start(body)

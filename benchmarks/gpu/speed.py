@@ -28,8 +28,7 @@ from stage import (
     wait,
 )
 
-import datasets  # isort: skip
-import numpy as np
+import numpy as np  # isort: skip
 import torch
 from transformers import (
     AutoConfig,
@@ -115,8 +114,10 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
             )
             trainer: Trainer = engine.build(computation, {"train": samples, "evaluation": samples})
         else:
-            rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
-            split = datasets.Dataset.from_dict({"input_ids": rows, "labels": labels.tolist()})
+            split: Any = [
+                {"input_ids": ids[a:b].tolist(), "labels": int(label)}
+                for (a, b), label in zip(itertools.pairwise(starts), labels, strict=True)
+            ]
             padding: dict[str, Any] = {"padding": "max_length", "max_length": PADDED}
             if way == "HF grouped by length":
                 padding = {"padding": True, "pad_to_multiple_of": 8}
@@ -188,10 +189,11 @@ def decoder(stage: Stage, rate: float) -> Values:
                 )
                 trainer: Trainer = engine.build(computation, ready)
             else:
-                rows = [ids[a:b].tolist() for a, b in itertools.pairwise(starts)]
+                rows: Any = [
+                    {"input_ids": ids[a:b].tolist()} for a, b in itertools.pairwise(starts)
+                ]
                 trainer = Trainer(
-                    model=model, args=args,
-                    train_dataset=datasets.Dataset.from_dict({"input_ids": rows}),
+                    model=model, args=args, train_dataset=rows,
                     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
                 )  # fmt: skip
             warm_up = min(2, steps - 1)

@@ -214,7 +214,7 @@ def test_validation_data_without_what_is_learned_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("rows", "error", "argv"),
+    ("rows", "hidden", "argv"),
     [
         (NUMBERED, {"label": -1.0}, ("text-classification", "--problem_type", "regression")),
         (CLASSED, {"label": "-1"}, ("text-classification", "--problem_type", "single_label_classification")),
@@ -223,12 +223,12 @@ def test_validation_data_without_what_is_learned_is_refused(
     ],
 )  # fmt: skip
 def test_labels_that_only_look_like_none_are_evaluated_on(
-    rows: list[dict[str, Any]], error: dict[str, Any], argv: tuple[str, ...], tmp_path: Path
+    rows: list[dict[str, Any]], hidden: dict[str, Any], argv: tuple[str, ...], tmp_path: Path
 ) -> None:
     rows = [*rows, *({**rows[0], "label": "-1"} for _ in range("single_label" in argv[-1]))]
     channels = {
         "train": write(tmp_path / "train", rows),
-        "validation": write(tmp_path / "validation", [{**row, **error} for row in rows[:5]]),
+        "validation": write(tmp_path / "validation", [{**row, **hidden} for row in rows[:5]]),
     }
     task = task_table.load(argv[0])(channels, parse(["--task", *argv]))
     assert len(task.data.evaluation) == 5
