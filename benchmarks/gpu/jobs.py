@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -150,6 +151,13 @@ def two_on_one(stage: Stage) -> Values:
     return results
 
 
+def first_bytes(text: str) -> float:
+    """Return the first size in a text, in bytes."""
+    size = re.search(r"([\d.]+) ([kMG])B", text)
+    assert size, text
+    return float(size[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[size[2]]
+
+
 def memory_estimate(stage: Stage, size: int) -> Values:
     """Check that doctor's estimate of memory is within 15 % of torch's peak."""
     arguments = ["--model_name_or_path", str(find_minilm(stage)), "--max_steps", "3"]
@@ -163,7 +171,7 @@ def memory_estimate(stage: Stage, size: int) -> Values:
     if stage.device.type != "cuda":
         return {"estimate": detail}
     peak = next(line for line in log.splitlines() if line.startswith("device memory:"))
-    estimated, used = (float(text.split(" GB")[0].split()[-1]) for text in (detail, peak))
+    estimated, used = map(first_bytes, (detail, peak))
     if abs(estimated / used - 1) > 0.15:
         raise Failed("more than 15 % from what torch reports", estimate=detail, peak=peak)
     return {"estimate": detail, "peak": peak}
@@ -171,11 +179,13 @@ def memory_estimate(stage: Stage, size: int) -> Values:
 
 def sharded_decoder(stage: Stage) -> Values:
     """Check that a decoder learns under FSDP2, in the device's default precision."""
-    processes = 2 if stage.device.type == "cpu" else torch.cuda.device_count()
+    processes = max(2, torch.cuda.device_count())
+    # NCCL wants a GPU for each process.
+    backend = ["--ddp_backend", "gloo"] if torch.cuda.device_count() == 1 else []
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), stage, 96)
         save_decoder(job.base / "decoder")
-        more = ["--lr", "5e-3", "--fsdp", "full_shard", "--logging_steps", 4]
+        more = ["--lr", "5e-3", "--fsdp", "full_shard", "--logging_steps", 4, *backend]
         job.train(*DECODER, job.base / "decoder", *more, processes=processes)
         metrics = job.metrics()
     if not metrics["eval_loss"] < 5.0:
@@ -186,6 +196,8 @@ def sharded_decoder(stage: Stage) -> Values:
 def four_bits(stage: Stage) -> Values:
     """Adapters on weights of 4 bits learn what they learn on whole weights, in less memory; a CPU
     refuses."""
+    if stage.device.type == "cuda" and not importlib.util.find_spec("bitsandbytes"):
+        return {"not here": "bitsandbytes is not installed"}
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "decoder"

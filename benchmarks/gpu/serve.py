@@ -139,7 +139,8 @@ def full(stage: Stage, base: Path) -> Values:
         after = len(server.request({"inputs": TEXTS}))
     # What torch has kept for itself may be enough: then nothing was full.
     if status not in (200, 507) or after != len(TEXTS):
-        raise Failed("a full device", status=status, answered_after=after)
+        log = (base / "amphora.log").read_text()[-3000:]
+        raise Failed("a full device", status=status, answered_after=after, log=log)
     return {"status": status, "answered after": after}
 
 
@@ -211,10 +212,10 @@ def main() -> None:
         rates: dict[str, int] = {}
         for workers in (1,) if stage.smoke else (1, 2, 3):
             run = functools.partial(classification, stage, base, workers, rates)
-            stage.check(f"classification, {workers} worker(s)", 50, run)
+            stage.check(f"classification {workers} worker(s)", 50, run)
         if not stage.smoke:
             run = functools.partial(classification, stage, base, 1, rates, AMPHORA_PACKING="0")
-            stage.check("classification, padded", 50, run)
+            stage.check("classification padded", 50, run)
         stage.check("workers", 0, lambda: workers_chosen(rates))
         stage.check("long lists", 30, lambda: long_lists(stage, base))
         stage.check("packing", 60, lambda: serving_rows.packing(stage, base / "model"))

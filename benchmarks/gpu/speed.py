@@ -221,7 +221,7 @@ def main() -> None:
     for name in ("MiniLM",) if stage.smoke else ("MiniLM", "BERT-base", "ModernBERT-base"):
         for size in sizes:
             stage.check(
-                f"{name}, batch {size}",
+                f"{name} {size}",
                 35,
                 partial(encoders, stage, rates, name, size),
             )

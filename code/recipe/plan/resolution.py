@@ -160,6 +160,12 @@ def _host(
         world,
         environ,
     )
+    if passed.get("fsdp") and world.processes == 1:
+        # The Trainer would refuse it.
+        passed = {name: value for name, value in passed.items() if not name.startswith("fsdp")}
+        hyperparameters = dataclasses.replace(hyperparameters, passed=passed)
+        note = "fsdp has no effect with one process"
+        shared = dataclasses.replace(shared, notes=(*shared.notes, note))
     if hyperparameters.load_in_4bit:
         is_sharded = bool(passed.get("fsdp") or shared.arguments.get("fsdp"))
         is_compiled = hyperparameters.compile or bool(passed.get("torch_compile"))

@@ -52,6 +52,15 @@ def test_mp_parameters_ask_for_fsdp2(written: str) -> None:
     assert alone.notes == ("mp_parameters (partitions, ddp) has no effect with one process",)
 
 
+def test_fsdp_of_one_process_shards_nothing(
+    tmp_path: Path, tiny_model: Path, preloaded: dict[str, str]
+) -> None:
+    channels = write_data(tmp_path / "in", 20)
+    arguments = ["--model_id", str(tiny_model), "--max_steps", "2", "--fsdp", "full_shard"]
+    job = Job(tmp_path, channels, arguments, {**preloaded, **QUICK}).finish()
+    assert "fsdp has no effect with one process" in job.log
+
+
 @pytest.mark.parametrize("written", ["", "{}"])
 def test_empty_mp_parameters_ask_for_nothing(written: str) -> None:
     hyperparameters = parse(["--mp_parameters", written])

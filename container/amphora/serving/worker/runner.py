@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,6 +27,10 @@ _RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "con
 # Exceptions of sagemaker_inference and of the image's handlers, recognised by name.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _FULL = 507
+_NO_MEMORY = re.compile(
+    r"CUDA (driver )?error: out of memory|_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
+)
+"""What CUDA and its libraries say, of which torch makes a RuntimeError."""
 """A multi-model endpoint unloads other models and asks again."""
 _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
 
@@ -226,8 +231,10 @@ def _free_device(error: BaseException) -> None:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Return whether a device is out of memory, by the name of torch's exception."""
+    """Return whether a device is out of memory, by the name of torch's exception or its text."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
+        return True
     return "OutOfMemoryError" in kinds or getattr(error, "status_code", None) == _FULL
 
 

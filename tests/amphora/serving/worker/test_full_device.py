@@ -40,9 +40,22 @@ def made(tmp_path: Path, code: str = CODE_OF_USER) -> tuple[ModelRunner, Any]:
     return loaded, item
 
 
-def test_a_request_that_does_not_fit_is_507_and_the_next_one_is_answered(tmp_path: Path) -> None:
-    loaded, item = made(tmp_path)
-    with pytest.raises(Fault, match="out of memory") as caught:
+TORCH = 'OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")'
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TORCH,
+        'RuntimeError("CUDA error: out of memory\\nCompile with `TORCH_USE_CUDA_DSA`")',
+        'RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")',
+    ],
+)
+def test_a_request_that_does_not_fit_is_507_and_the_next_one_is_answered(
+    error: str, tmp_path: Path
+) -> None:
+    loaded, item = made(tmp_path, CODE_OF_USER.replace(TORCH, error))
+    with pytest.raises(Fault, match=r"out of memory|ALLOC_FAILED") as caught:
         loaded.answer(item("huge"))
     assert (caught.value.status, caught.value.code) == (507, "out_of_memory")
     # Though the error is kept, what the call had taken is free.
