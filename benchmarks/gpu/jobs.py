@@ -179,13 +179,13 @@ def memory_estimate(stage: Stage, size: int) -> Values:
 
 def sharded_decoder(stage: Stage) -> Values:
     """Check that a decoder learns under FSDP2, in the device's default precision."""
-    processes = max(2, torch.cuda.device_count())
-    # NCCL wants a GPU for each process.
-    backend = ["--ddp_backend", "gloo"] if torch.cuda.device_count() == 1 else []
+    processes = 2 if stage.device.type == "cpu" else torch.cuda.device_count()
+    if processes == 1:
+        return {"not here": "one GPU: nothing to shard, and gloo's FSDP2 ends by signal 11 on it"}
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), stage, 96)
         save_decoder(job.base / "decoder")
-        more = ["--lr", "5e-3", "--fsdp", "full_shard", "--logging_steps", 4, *backend]
+        more = ["--lr", "5e-3", "--fsdp", "full_shard", "--logging_steps", 4]
         job.train(*DECODER, job.base / "decoder", *more, processes=processes)
         metrics = job.metrics()
     if not metrics["eval_loss"] < 5.0:

@@ -175,8 +175,8 @@ def decoder(stage: Stage, rate: float) -> Values:
     learned[starts[:-1]] = False
     documents = Documents(ids, starts, (lengths - 1).astype(np.int64), learned)
     tokenizer = AutoTokenizer.from_pretrained(find_minilm(stage))
-    results = {}
-    for way in ("HF grouped by length", "recipe"):
+    results: dict[str, Any] = {}
+    for way in ("recipe", "HF grouped by length"):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         grouping = "random" if way == "recipe" else "group_by_length"
@@ -197,7 +197,13 @@ def decoder(stage: Stage, rate: float) -> Values:
                     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
                 )  # fmt: skip
             warm_up = min(2, steps - 1)
-            seconds = seconds_of_steps(stage, trainer, warm_up)
+            try:
+                seconds = seconds_of_steps(stage, trainer, warm_up)
+            except torch.OutOfMemoryError as error:
+                results[way] = {"out of memory": str(error).partition(". GPU")[0]}
+                del model, trainer
+                torch.cuda.empty_cache()
+                continue
         tokens = float(lengths.mean()) * size * (steps - warm_up) / seconds
         share = 6 * model.num_parameters(exclude_embeddings=True) * tokens / rate
         results[way] = {"tokens/s": round(tokens), "share of the matrix rate": f"{share:.1%}"}

@@ -26,6 +26,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 _BLOCK = 512
 """Granularity of CUDA allocations, in bytes."""
+LIBRARIES = 64 << 20
+"""What cuBLAS and cuBLASLt keep of a GPU's memory, as seen on an H200."""
 _STATE_BYTES = {"adafactor": 0, "sgd": 0, "lion": 4, "8bit": 2, "rmsprop": 4, "adagrad": 4}
 """Bytes of optimizer state for each trained number, by a part of its name; others have Adam's 8."""
 _IN_FLOAT32 = frozenset(

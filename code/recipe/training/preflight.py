@@ -226,6 +226,9 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
                 stack.enter_context(flat_attention.force_flash_attention())
                 stack.enter_context(packed_decoders.parts_as_on(args.device))
             estimate = memory_estimate.estimate_step(model, batch, task.objective.losses, setting)
+        if setting.on_gpu:
+            step = estimate.step + memory_estimate.LIBRARIES
+            estimate = dataclasses.replace(estimate, step=step)
     except Exception as error:
         # Data-dependent shapes or operators without a meta kernel: the job itself may be fine.
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -131,11 +131,10 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def test_int8_has_to_be_faster_and_nowhere_slower() -> None:
-    assert int8.why_slower({"alone": (4.0, 2.0), "together": (2.0, 2.1)}) == ""
-    slower = int8.why_slower({"alone": (4.0, 2.0), "together": (2.0, 2.2)})
-    assert slower == "PyTorch is faster for texts together on this processor"
+def test_int8_has_to_be_faster_for_texts_alone_and_together_in_all() -> None:
+    assert int8.why_slower({"alone": (7.1, 2.5), "together": (1.8, 2.6)}) == ""
     assert "as fast" in int8.why_slower({"alone": (4.0, 4.0), "together": (2.0, 2.0)})
+    assert "as fast" in int8.why_slower({"alone": (4.0, 3.0), "together": (2.0, 3.5)})
 
 
 @pytest.mark.heavy

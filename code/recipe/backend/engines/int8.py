@@ -37,7 +37,7 @@ FOLDER, PROOF, STATES = "int8", "proof.json", "states.npy"
 ALONE = 8
 """How many of the stored rows are timed one by one."""
 _SECONDS = 240.0
-_ROUNDS, _NOISE = 2, 0.05
+_ROUNDS = 2
 Floats = npt.NDArray[np.float32]
 Compute = Callable[[Sequence[TokenRow]], object]
 
@@ -177,11 +177,8 @@ class Artefact:
 
 
 def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
-    """Return that PyTorch takes less time, of times as in `Proof`; empty if int8 does, and is
-    nowhere slower by more than a measurement's noise."""
-    for how, (exact, quick) in milliseconds.items():
-        if quick > (1 + _NOISE) * exact:
-            return f"PyTorch is faster for texts {how} on this processor"
+    """Return that PyTorch takes no more time, of times as in `Proof`, alone and together; empty if
+    int8 takes less."""
     exact, quick = (sum(times) for times in zip(*milliseconds.values(), strict=True))
     return "" if quick < exact else "PyTorch is as fast on this processor"
 
