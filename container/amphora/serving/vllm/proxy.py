@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,7 +240,7 @@ class VllmServer:
             kind = kind if events is None else events.content_type
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(messages.CHUNKS_AHEAD)
             last = b""
-            async for data in response.content.iter_any():
+            async for data in _first_event_whole(response.content):
                 if events is not None:
                     data = events.read(data)
                 last = last[-len(_BROKEN) :] + data
@@ -285,6 +285,20 @@ class VllmServer:
                 task.cancel()
         body, kind = translation.written(answers, call.accept)
         _settle(call, kind, body)
+
+
+async def _first_event_whole(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield what comes, the first event in one piece: an error in it decides the status."""
+    head: bytes | None = b""
+    async for data in content.iter_any():
+        if head is not None:
+            head += data
+            if b"\n\n" not in head:
+                continue
+            data, head = head, None
+        yield data
+    if head:
+        yield head
 
 
 def _settle(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -286,6 +287,19 @@ def test_a_stream_that_begins_with_an_error_is_one(server: Running, name: str) -
     reply = server.http.post("/invocations", json={name: "broken at once", "stream": True})
     assert reply.status_code == 500
     assert "the engine has failed" in reply.text
+
+
+def test_a_stream_that_begins_with_an_error_in_halves_is_one(server: Running) -> None:
+    may_end = server.log_path.with_name("recorded.read")
+    may_end.unlink(missing_ok=True)
+    recorded = server.log_path.with_name("recorded")
+    body = {"prompt": "broken at once, in halves", "stream": True}
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(server.http.post, "/v1/completions", json=body)
+        until(lambda: recorded.exists() and "in halves" in recorded.read_text())
+        may_end.touch()
+        assert reply.result().status_code == 500
+    may_end.unlink()
 
 
 @pytest.mark.parametrize("name", ["prompt", "inputs"])
