@@ -423,7 +423,8 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
         return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
-    *qualifiers, noun = filter(None, _WORDS.split(name.strip().rstrip("0123456789")))
+    # A column may have no name.
+    *qualifiers, noun = list(filter(None, _WORDS.split(name.strip().rstrip("0123456789")))) or [""]
     is_texts = is_string(kind := part.table.schema.field(name).type) or (
         is_list(kind) and is_string(kind.value_type)
     )

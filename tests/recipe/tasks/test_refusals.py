@@ -234,6 +234,15 @@ def test_labels_that_only_look_like_none_are_evaluated_on(
     assert len(task.data.evaluation) == 5
 
 
+def test_a_column_without_a_name_is_read_as_one_without_a_role(tmp_path: Path) -> None:
+    rows = [{**row, "": ["a"], "12": "b"} for row in CLASSED]
+    channels = {"train": write(tmp_path / "train", rows)}
+    task = task_table.load("text-classification")(
+        channels, parse(["--task", "text-classification"])
+    )
+    assert task.data.text_columns == ("text",)
+
+
 def test_labels_that_are_none_by_name_cannot_be_predicted_for(tmp_path: Path) -> None:
     hidden = [{**row, "label": "NA"} for row in CLASSED]
     channels = {
