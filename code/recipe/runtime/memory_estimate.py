@@ -229,8 +229,8 @@ def _sums_of_flash_attention(query: Tensor, starts: Tensor) -> int:
         starts: [samples + 1].
     """
     tokens, heads, width = query.shape
-    places = tokens + 128 * (len(starts) - 1)
-    return 4 * places * heads * (-(-width // 32) * 32 + 1)
+    padded = tokens + 128 * (len(starts) - 1)
+    return 4 * padded * heads * (-(-width // 32) * 32 + 1)
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
