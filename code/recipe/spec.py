@@ -247,9 +247,11 @@ TEXTS_OF_SAMPLES = frozenset({
     *("text", "sentence", "content", "tweet", "comment", "body", "message", "document", "article"),
     *("description", "question", "query", "utterance", "headline", "post", "statement", "context"),
     *("passage", "paragraph", "snippet", "turn", "history", "schema", "knowledge", "answer"),
-    *("reply", "title", "subject", "caption", "abstract"),
+    "reply",
 })  # fmt: skip
 """Nouns at the end of names of texts that belong to a sample, such as `parent_comment`."""
+HEADS_OF_TEXTS = frozenset({"title", "subject", "caption", "abstract"})
+"""Nouns at the end of names of parts of another text: `review_title` beside `review_body`."""
 PARTS_OF_SAMPLES: Mapping[str, str] = {
     name: why
     for why, names in {

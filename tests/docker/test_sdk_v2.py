@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,11 +44,11 @@ def fitted(
     cpu_image: str,
     inputs: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Outcome]:
+) -> Outcome:
     """The outcome of a training by the recipe; its value is the model's archive."""
     with start_sdk(*SDK, local_mode, tmp_path_factory.mktemp("fitted")) as sdk:
-        yield sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
-                  hyperparameters=LEARNS, metric_definitions=metric_definitions())  # fmt: skip
+        return sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
+                   hyperparameters=LEARNS, metric_definitions=metric_definitions())  # fmt: skip
 
 
 def test_a_generic_estimator_runs_the_recipe(fitted: Outcome) -> None:

@@ -215,7 +215,7 @@ def _int8_fault(artefact: Artefact, kind: str, environ: Mapping[str, str]) -> st
     if why_not := why_unavailable():
         return why_not
     if weights_of(artefact.folder.parent) != artefact.proof.weights:
-        return "it was made of other weights; `amphora quantize` makes it again"
+        return "it was made of other weights or settings; `amphora quantize` makes it again"
     return ""
 
 

@@ -35,6 +35,7 @@ from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import (
+    HEADS_OF_TEXTS,
     IDENTIFIERS,
     TEXTS_OF_SAMPLES,
     Column,
@@ -51,7 +52,7 @@ _SHARED = ("text_column", "text_pair_column", "label_column")
 _WORDS = re.compile(r"[\s_.-]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _DERIVED = {
     *("label", "annot", "clean", "cleaned", "processed", "preprocessed", "normalized", "tidy"),
-    *("lemmatized", "tokenized", "raw", "meta", "user"),
+    *("lemmatized", "tokenized", "raw", "meta"),
     *("num", "n", "number", "total", "count", "is", "has"),
 }
 """Words in names of columns that repeat, count or describe others."""
@@ -423,13 +424,18 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
         return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
-    # A column may have no name.
-    *qualifiers, noun = list(filter(None, _WORDS.split(name.strip().rstrip("0123456789")))) or [""]
+    *qualifiers, noun = _words_of(name)
     is_texts = is_string(kind := part.table.schema.field(name).type) or (
         is_list(kind) and is_string(kind.value_type)
     )
-    if is_texts and qualifiers and _singular(noun.lower()) in TEXTS_OF_SAMPLES:
-        return not _DERIVED & set(map(str.lower, qualifiers))
+    is_of_text = noun in HEADS_OF_TEXTS and any(
+        words[:-1] == qualifiers and words[-1] in TEXTS_OF_SAMPLES
+        for words in map(_words_of, part.table.column_names)
+    )
+    if is_texts and qualifiers and (noun in TEXTS_OF_SAMPLES or is_of_text):
+        is_about_users = [*qualifiers, noun] == ["user", "description"]
+        is_target = is_target_named and known_names.single.get(noun, False)
+        return not (is_about_users or is_target or _DERIVED & {*qualifiers})
     others = {normalized(other) for other in part.table.column_names}
     return any(
         keys & pair and pair - keys <= others and not (is_target_named and keys & targets)
@@ -437,8 +443,11 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
     )
 
 
-def _singular(noun: str) -> str:
-    return f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
+def _words_of(name: str) -> list[str]:
+    """Return the words of a column's name, the last one in the singular; [""] without any."""
+    words = [word.lower() for word in _WORDS.split(name.strip().rstrip("0123456789")) if word]
+    *qualifiers, noun = words or [""]
+    return [*qualifiers, f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")]
 
 
 def _has_values(part: Part, name: str, none: Collection[str] = (), has_empty: bool = False) -> bool:

@@ -243,9 +243,6 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
-        if func is _FLASH_BACKWARD:
-            query, starts = args[1], args[6]
-            self.peak = max(self.peak, self.now + _sums_of_flash_attention(query, starts))
         inputs = {id(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
         for tensor in _tensors(outputs):
             storage = tensor.untyped_storage()
@@ -257,6 +254,9 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.now += size
             self.peak = max(self.peak, self.now)
             weakref.finalize(storage, self._free, size)
+        if func is _FLASH_BACKWARD:
+            query, starts = args[1], args[6]
+            self.peak = max(self.peak, self.now + _sums_of_flash_attention(query, starts))
         return outputs
 
     def _free(self, size: int) -> None:

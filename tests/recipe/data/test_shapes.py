@@ -275,7 +275,7 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
     shape("amazon reviews multi", "masked", lambda n:{"review_id":f"en_{n}","stars":1+n%5,"review_body":s(30),"review_title":s(4),"language":"en","product_category":o("home","wireless")},
           "? task=text-classification ignore_columns=review_title > text-classification text=review_body label=stars"),
     shape("liar", "masked", lambda n:{"id":f"{n}.json","label":n%6,"statement":s(),"subject":o("taxes","health"),"speaker":o("a","b"),"job_title":s(2),"state_info":o("Texas","Ohio"),"party_affiliation":o("republican","democrat"),"barely_true_counts":n%9,"context":s(4)},
-          "? task=text-classification ignore_columns=subject,job_title,context > text-classification text=statement label=label"),
+          "? task=text-classification ignore_columns=subject,context > text-classification text=statement label=label"),
     shape("hate speech", "masked", lambda n:{"count":3,"hate_speech":n%2,"offensive_language":n%4,"neither":n%3,"class":n%3,"tweet":s()},
           "text-classification text=tweet label=class"),
     shape("toxic sbic", "masked", lambda n:{"whoTarget":o("1.0","0.0"),"intentYN":o("1.0","0.0"),"sexYN":o("1.0","0.0"),"offensiveYN":o("1.0","0.5"),"post":s(),"targetMinority":o("","women"),"dataSource":o("reddit","twitter")},

@@ -293,7 +293,7 @@ async def _first_event_whole(content: aiohttp.StreamReader) -> AsyncIterator[byt
     async for data in content.iter_any():
         if head is not None:
             head += data
-            if b"\n\n" not in head:
+            if b"\n\n" not in head and len(head) < 1 << 16:
                 continue
             data, head = head, None
         yield data

@@ -27,11 +27,11 @@ _RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "con
 # Exceptions of sagemaker_inference and of the image's handlers, recognised by name.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _FULL = 507
+"""A multi-model endpoint unloads other models and asks again."""
 _NO_MEMORY = re.compile(
     r"CUDA (driver )?error: out of memory|_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
 )
 """What CUDA and its libraries say, of which torch makes a RuntimeError."""
-"""A multi-model endpoint unloads other models and asks again."""
 _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
 
 
