@@ -138,7 +138,7 @@ def encoders(stage: Stage, rates: list[float], name: str, size: int) -> Values:
     steps = 3 if stage.smoke else {32: 60, 256: 30}.get(size, 15)
     ways = ["HF padded to 128", "HF grouped by length", "recipe", "recipe, compiled"]
     if stage.smoke or size > 32:
-        ways.remove("recipe, compiled")  # what it saves is the time of small steps
+        ways.remove("recipe, compiled")  # to compile takes longer than these steps
     trainings = {way: partial(train, stage, way, name, size, steps) for way in ways}
     results = take_turns(trainings, 1 if stage.smoke else 2)
     best = {way: max(speed for speed, _ in speeds) for way, speeds in results.items()}

@@ -1,8 +1,8 @@
 """Store the weights of linear layers in oneDNN's layout, for serving on a CPU.
 
 In bfloat16, PyTorch passes plain weights to oneDNN, which reorders them in every call: a quarter to
-a half of the time with the few tokens of a serving batch. In float32, PyTorch calls
-MKL, which takes up to three times as long on processors other than Intel's.
+a half of the time with the few tokens of a serving batch. In float32, PyTorch calls MKL, which
+takes up to three times as long on processors other than Intel's.
 
 This module reorders the weights once, by the operators that torch.compile's CPU backend uses. The
 results are bitwise equal in bfloat16, and differ by the order of sums in float32. A GELU that

@@ -220,9 +220,9 @@ def _units(model: Any) -> tuple[int, int]:
 _FLASH_BACKWARD = torch.ops.aten._flash_attention_backward.default
 
 
-def _sums_of_flash_attention(query: Tensor, starts: Tensor) -> int:
-    """Return the bytes of float32 sums that the backward pass of flash attention over one row
-    allocates: 128 more places for each sample.
+def _flash_backward_buffers(query: Tensor, starts: Tensor) -> int:
+    """Return the bytes of the float32 buffers that flash attention allocates in its backward pass
+    over one row of samples. Each sample adds 128 tokens to their length.
 
     Args:
         query: [tokens, heads, width].
@@ -256,7 +256,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weakref.finalize(storage, self._free, size)
         if func is _FLASH_BACKWARD:
             query, starts = args[1], args[6]
-            self.peak = max(self.peak, self.now + _sums_of_flash_attention(query, starts))
+            self.peak = max(self.peak, self.now + _flash_backward_buffers(query, starts))
         return outputs
 
     def _free(self, size: int) -> None:

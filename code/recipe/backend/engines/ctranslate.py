@@ -42,7 +42,8 @@ def why_unknown(config: Any) -> str:
         return (
             f"the model is {config.model_type}, and the encoders known are {', '.join(_FAMILIES)}"
         )
-    if "bert" != config.model_type != "distilbert" and config.pad_token_id is None:
+    # RoBERTa's families count positions from it.
+    if config.model_type not in ("bert", "distilbert") and config.pad_token_id is None:
         return "its configuration has no pad_token_id"
     positions = getattr(config, "position_embedding_type", None) or "absolute"
     return "" if positions == "absolute" else f"position_embedding_type is {positions}"

@@ -2,8 +2,8 @@
 
 `recipe.training.quantization` writes the folder `int8` of a model: CTranslate2's files of the
 encoder in int8, 32 rows with the states that it gives them, and proof.json. A CPU uses it if it
-gives these rows the same states and takes less time than PyTorch, for a text
-alone and in a call of many in sum, both tried at each start.
+gives these rows the same states, and if a text alone and a text in a call of many together take
+less time than by PyTorch. Both are tried at each start.
 """
 
 from __future__ import annotations
@@ -178,8 +178,11 @@ class Artefact:
 
 
 def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
-    """Return that PyTorch takes no more time, of times as in `Proof`, alone and together; empty if
-    int8 takes less."""
+    """Return that int8 does not save time; empty if it does.
+
+    Args:
+        milliseconds: As in `Proof`. The sum over texts alone and together decides.
+    """
     exact, quick = (sum(times) for times in zip(*milliseconds.values(), strict=True))
     return "" if quick < exact else "PyTorch is as fast on this processor"
 
