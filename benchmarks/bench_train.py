@@ -36,7 +36,6 @@ import torch
 from transformers import DataCollatorWithPadding, Trainer
 
 from recipe import arguments, compat
-from recipe.batching.batches import Samples
 from recipe.data import classification
 from recipe.models import cpu_kernels, pretrained
 from recipe.plan.worlds import Computation
@@ -124,23 +123,24 @@ def load(model: str, data: Path) -> tuple[Any, Any, Any]:
     splits = classification.load(channels, options)
     source = pretrained.find(model, channels)
     loaded, tokenizer = pretrained.load(source, splits.labels, options)
-    return loaded, tokenizer, texts.tokenise(splits.train, tokenizer, PADDED)
+    return loaded, tokenizer, texts.samples(splits.train, tokenizer, PADDED)
 
 
 def train(variant: Variant, model: str, data: Path) -> Speed:
     """Train a copy of the model for the steps of a round."""
-    loaded, tokenizer, rows = load(model, data)
+    loaded, tokenizer, samples = load(model, data)
     with tempfile.TemporaryDirectory() as folder:
         args = training_arguments(folder, BATCH, variant.steps, bf16=variant.bf16)
         if variant.is_recipe:
             cpu_kernels.keep_memory()
-            samples = Samples.from_dataset(rows)
             computation = Computation(
                 model=copy.deepcopy(loaded), tokenizer=tokenizer, arguments=args,
                 objective=CLASSES, packing=True,
             )  # fmt: skip
             trainer: Trainer = engine.build(computation, {"train": samples, "evaluation": samples})
         else:
+            ids = [samples.tokens(row) for row in range(len(samples))]
+            rows = datasets.Dataset.from_dict({"input_ids": ids, "label": samples.labels})
             collator = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=PADDED)
             trainer = Trainer(
                 model=copy.deepcopy(loaded), args=args, train_dataset=rows, data_collator=collator
@@ -149,7 +149,7 @@ def train(variant: Variant, model: str, data: Path) -> Speed:
         trainer.train()
         seconds = time.process_time() - started
     speed = variant.steps * BATCH / seconds
-    length = statistics.mean(map(len, rows["input_ids"]))
+    length = float(samples.lengths.mean())
     return Speed(speed, 6 * loaded.num_parameters(exclude_embeddings=True) * length * speed)
 
 

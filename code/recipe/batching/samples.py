@@ -10,24 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import datasets
 import numpy as np
 
 from recipe.batching.packing import Rows
-from recipe.console import say
-from recipe.data.column_names import LABEL, TOKEN_IDS, TYPE_IDS
-from recipe.data.values import column as column
-
-_AT_ONCE = 10_000
-_WORTH_A_FILE = 1 << 26  # bytes
-_SPARE = 1 << 30
 
 
 class Exchange(Protocol):
@@ -82,14 +71,6 @@ class Samples:
     """The rows of each host, if the data is sharded over hosts."""
     first: int = field(default=0, kw_only=True)
     """The number of this host's first row."""
-
-    @classmethod
-    def from_dataset(cls, split: datasets.Dataset) -> Samples:
-        """Return the samples of a data set with the columns `input_ids` and `label`, and maybe
-        `token_type_ids`."""
-        token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
-        types = ragged(split, TYPE_IDS, np.int8)[0] if TYPE_IDS in split.column_names else None
-        return cls(token_ids, starts, column(split, LABEL), types=types)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -189,52 +170,3 @@ def sharded(
         first=starts[host],
     )
     return whole, rows
-
-
-def ragged(split: datasets.Dataset, name: str, kind: Any) -> tuple[Rows, Rows]:
-    """Return the concatenated items of a column of lists, and the start of each list with the end
-    of the last one.
-
-    The items of a large data set in files are written to a file next to them, which all processes
-    of a host map and a restarted job finds. Without disk space they are kept in memory, which a log
-    line reports.
-    """
-    counts = [np.zeros(1, dtype=np.int64)]
-    if not len(split):  # which `datasets` does not map: it may lack the column
-        return np.empty(0, dtype=kind), counts[0]
-    column_ = split.select_columns([name]).with_format("arrow")
-    for table in column_.iter(_AT_ONCE):
-        counts += [np.diff(chunk.offsets.to_numpy()) for chunk in table[name].chunks]
-    starts = np.cumsum(np.concatenate(counts))
-
-    def items() -> Iterator[Rows]:
-        for table in column_.iter(_AT_ONCE):
-            for chunk in table[name].chunks:
-                yield chunk.flatten().to_numpy(zero_copy_only=False).astype(kind)
-
-    needed = int(starts[-1]) * np.dtype(kind).itemsize
-    if not split.cache_files or needed < _WORTH_A_FILE:
-        return np.concatenate([np.empty(0, dtype=kind), *items()]), starts
-    folder = Path(split.cache_files[0]["filename"]).parent
-    path = folder / f"{split._fingerprint}.{name}.npy"
-    if not path.exists():
-        free = shutil.disk_usage(folder).free
-        if free < needed + _SPARE:
-            say(
-                f"{needed / 1e9:.1f} GB of tokens are kept in memory: {folder} has "
-                f"{free / 1e9:.1f} GB free (HF_DATASETS_CACHE names another folder)"
-            )
-            return np.concatenate(list(items())), starts
-        aside = path.with_name(f"{path.name}.{os.getpid()}")
-        try:
-            shape = (int(starts[-1]),)
-            kept = np.lib.format.open_memmap(aside, mode="w+", dtype=kind, shape=shape)
-            end = 0
-            for part in items():
-                kept[end : end + len(part)] = part
-                end += len(part)
-            kept.flush()
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-    return np.load(path, mmap_mode="r"), starts

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -23,8 +22,6 @@ _MARK = ".writer"
 _SILENT_SECONDS = 3600.0
 """Longest time without a change for a folder that is being written: rows are flushed every few
 seconds."""
-_WITHOUT_MARK = re.compile(r"[0-9a-f]{32}\.(\w{8}|\d+)|tmp\w{8}")
-"""Names of files that killed processes of `datasets` leave."""
 
 
 @contextlib.contextmanager
@@ -67,11 +64,6 @@ def sweep(parent: Path) -> None:
                 continue
             shutil.rmtree(folder, ignore_errors=True)
             mark.unlink()
-    for left in parent.iterdir():
-        is_marked = left.with_name(left.name + _MARK).exists()
-        if _WITHOUT_MARK.fullmatch(left.name) and not is_marked and _is_silent(left):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _locked(file: IO[bytes], *, waits: bool) -> bool | None:

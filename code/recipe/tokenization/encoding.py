@@ -113,20 +113,9 @@ def refuse_types(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
         )
 
 
-def encode_alone(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
-) -> tuple[list[list[int]], list[list[int]] | None]:
-    """Return the same as `encode`, and the type of each token if `types_alone`."""
-    if not types_alone(tokenizer):
-        return encode(tokenizer, texts, max_length), None
-    heads = [beginning(tokenizer, text, max_length) for text in texts]
-    encoded = tokenizer(heads, truncation=True, max_length=max_length, return_attention_mask=False)
-    return encoded[TOKEN_IDS], encoded[TYPE_IDS]
-
-
 class Encoder:
-    """Tokenises many texts or pairs into arrays, with the results of `encode_alone` and
-    `encode_pairs`; without `max_length`, without truncation.
+    """Tokenises many texts or pairs into arrays, with the results of `encode` and `encode_pairs`,
+    and types where `types_alone`; without `max_length`, without truncation.
 
     It calls the tokenizers library directly, without offsets and their lists, which takes three
     quarters of the time. If the class of the tokenizer changes the library's results, which a few
@@ -188,19 +177,20 @@ class Encoder:
     def _encode_with_library(
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        if self._max_length is None:
-            encoded = self.tokenizer(
-                list(texts),
-                add_special_tokens=self._with_specials,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )
-            ids: list[list[int]] = encoded[TOKEN_IDS]
-            return ids, None
-        if pairs is None:
-            return encode_alone(self.tokenizer, texts, self._max_length)
-        return encode_pairs(self.tokenizer, texts, pairs, self._max_length)
+        if pairs is not None and self._max_length is not None:
+            return encode_pairs(self.tokenizer, texts, pairs, self._max_length)
+        options: dict[str, Any] = {"add_special_tokens": self._with_specials}
+        if self._max_length is not None:
+            texts = [beginning(self.tokenizer, text, self._max_length) for text in texts]
+            options = {"truncation": True, "max_length": self._max_length}
+        encoded: Any = self.tokenizer(
+            list(texts),
+            return_attention_mask=False,
+            return_token_type_ids=self._is_typed,
+            verbose=False,
+            **options,
+        )
+        return encoded[TOKEN_IDS], encoded[TYPE_IDS] if self._is_typed else None
 
     def _quickly(
         self, texts: Sequence[str], pairs: Sequence[str] | None

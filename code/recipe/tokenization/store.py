@@ -11,6 +11,7 @@ import errno
 import hashlib
 import itertools
 import json
+import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from recipe.errors import OutputError
 from recipe.storage import number_files
 
 Column = npt.NDArray[Any]
+Make = Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]]
 LENGTHS, STARTS = "lengths", "starts"
 _AT_ONCE = 10_000
 _BYTES_AT_ONCE = 1 << 20
@@ -41,9 +43,7 @@ initial uncertainty of the estimated remaining bytes."""
 
 
 def tokens_of(
-    split: datasets.Dataset,
-    key: str,
-    make: Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]],
+    split: datasets.Dataset, key: str, make: Make, processes: int = 1
 ) -> dict[str, Column]:
     """Return the columns that `make` makes of the rows of a data set, mapped from files.
 
@@ -53,6 +53,7 @@ def tokens_of(
         make: Takes the columns of some rows and their numbers, and returns the same columns each
             time: `lengths` [samples], the tokens of each sample, and others with a value for each
             token [tokens] or sample [samples, ...].
+        processes: In how many processes `make` is called; for tokenizers in Python.
 
     Returns:
         The columns; instead of `lengths`, `starts` int64 [samples + 1]: where the tokens of each
@@ -65,29 +66,49 @@ def tokens_of(
     folder = tokens_folder() / key
     if not folder.is_dir():
         with room(folder.parent, len(split)):
-            number_files.write(folder, _parts(split, make))
+            number_files.write(folder, _parts(split, make, processes))
     return number_files.read(folder)
 
 
-def _parts(
-    split: datasets.Dataset,
-    make: Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]],
-) -> Iterator[dict[str, Column]]:
-    row = end = written = 0
+def _parts(split: datasets.Dataset, make: Make, processes: int) -> Iterator[dict[str, Column]]:
+    end = written = 0
     looked_at = _LOOKED_AT
     yield {STARTS: np.zeros(1, np.int64)}
+    with contextlib.ExitStack() as stack:
+        made: Iterator[tuple[int, dict[str, Column]]]
+        if processes > 1:
+            # Forked processes need no pickle of `make`.
+            context = multiprocessing.get_context("fork")
+            pool = stack.enter_context(context.Pool(processes, _inherited.append, (make,)))
+            made = pool.imap(_call_inherited, _batches(split))
+        else:
+            made = ((rows.stop, dict(make(batch, rows))) for batch, rows in _batches(split))
+        for row, columns in made:
+            ends = end + np.cumsum(columns.pop(LENGTHS), dtype=np.int64)
+            yield {**columns, STARTS: ends}
+            written += ends.nbytes + sum(column.nbytes for column in columns.values())
+            if written >= looked_at:
+                looked_at = 2 * written
+                # Later rows may be shorter; the more rows have been read, the less likely that is.
+                left = 1 - row / len(split)
+                check_room(written / row * left * len(split), len(split), 1 + _DOUBT * left)
+            end = int(ends[-1]) if len(ends) else end
+
+
+_inherited: list[Make] = []
+"""What a process that makes tokens calls."""
+
+
+def _call_inherited(batch_and_rows: tuple[dict[str, list[Any]], range]) -> Any:
+    batch, rows = batch_and_rows
+    return rows.stop, dict(_inherited[-1](batch, rows))
+
+
+def _batches(split: datasets.Dataset) -> Iterator[tuple[dict[str, list[Any]], range]]:
+    row = 0
     for table in tables(split):
-        columns = dict(make(table.to_pydict(), range(row, row + table.num_rows)))
-        ends = end + np.cumsum(columns.pop(LENGTHS), dtype=np.int64)
-        yield {**columns, STARTS: ends}
+        yield table.to_pydict(), range(row, row + table.num_rows)
         row += table.num_rows
-        written += ends.nbytes + sum(column.nbytes for column in columns.values())
-        if written >= looked_at:
-            looked_at = 2 * written
-            # Later rows may be shorter; the more rows have been read, the less likely that is.
-            left = 1 - row / len(split)
-            check_room(written / row * left * len(split), len(split), 1 + _DOUBT * left)
-        end = int(ends[-1]) if len(ends) else end
 
 
 def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
@@ -147,15 +168,12 @@ def check_room(needed: float, rows: int, doubt: float) -> None:
 @contextlib.contextmanager
 def room(folder: Path, rows: int) -> Iterator[None]:
     """Raise OutputError with a remedy if the disk is full when the tokens are written."""
-    before = set(folder.iterdir())
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(folder).free / 1e9
-        for half in set(folder.glob("tmp*")) - before:  # which `datasets` leaves there
-            half.unlink()
         raise OutputError(
             f"The tokens of {rows} rows cannot be kept in {folder}, where {free:.1f} GB are "
             f"free: {error}.",

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from recipe.batching.samples import Samples, column
+from recipe.batching.samples import Samples
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
+from recipe.data.values import column
 from recipe.errors import DataError
-from recipe.storage import claims
 from recipe.tokenization import store
-from recipe.tokenization.encoding import (
-    UNCUT,
-    Encoder,
-    encode,
-    encode_alone,
-    encode_pairs,
-)
+from recipe.tokenization.encoding import UNCUT, Encoder
 
 _WORTH_PROCESSES = 10_000
 
@@ -32,15 +26,15 @@ def samples(
     """Return the samples of a data set of `text` and `label`, or of pairs.
 
     Tokens are written to the cache of data sets, some rows at a time: all processes of a host map
-    one file, which a restarted job finds. Tokenizers in Python use `tokenise` instead. Data that
-    came tokenised is only truncated.
+    one file, which a restarted job finds. A tokenizer in Rust uses all cores; one in Python gets a
+    process for each core. Data that came tokenised is only truncated.
 
     Raises:
         DataError: the data came tokenised by another tokenizer.
         OutputError: there is no room for the tokens.
     """
-    if not len(split) or (TEXT in split.column_names and not tokenizer.is_fast):
-        return Samples.from_dataset(tokenise(split, tokenizer, max_length))
+    if not len(split):  # the rows of this host of several
+        return Samples(np.empty(0, np.int32), np.zeros(1, np.int64), column(split, LABEL))
     names = [name for name in (TEXT, PAIR) if name in split.column_names]
     encoder = Encoder(tokenizer, max_length)
 
@@ -64,7 +58,10 @@ def samples(
                 columns[name] = store.flat(kept, kind)
         return columns
 
-    tokens = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
+    in_python = bool(names) and not tokenizer.is_fast and len(split) > _WORTH_PROCESSES
+    processes = len(os.sched_getaffinity(0)) if in_python else 1
+    key = store.key(split, tokenizer, max_length, "store")
+    tokens = store.tokens_of(split, key, make, processes)
     types = tokens.get(TYPE_IDS)
     return Samples(tokens[TOKEN_IDS], tokens[store.STARTS], column(split, LABEL), types=types)
 
@@ -73,70 +70,9 @@ def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list
     """Return the tokens of each text or pair, special tokens included, uncut."""
     if TEXT not in split.column_names:
         return [len(ids) for ids in split[TOKEN_IDS]]
-    texts = list(split[TEXT])
-    if PAIR in split.column_names:
-        ids, _ = encode_pairs(tokenizer, texts, list(split[PAIR]), UNCUT)
-    else:
-        ids = encode(tokenizer, texts, UNCUT)
+    names = [name for name in (TEXT, PAIR) if name in split.column_names]
+    ids, _ = Encoder(tokenizer, UNCUT).rows(*(split[name][:] for name in names))
     return [len(tokens) for tokens in ids]
-
-
-def tokenise(
-    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> datasets.Dataset:
-    """Return a data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
-
-    It has `token_type_ids` if the tokenizer has them: for pairs (`text` and `text_pair`), and for
-    single texts if they are not all 0.
-
-    The first process of a host writes it to the cache of data sets (HF_DATASETS_CACHE), from which
-    the others and a restarted job read. A tokenizer in Rust uses all cores; one in Python gets a
-    process for each core.
-
-    Raises:
-        OutputError: there is no room for the tokens.
-    """
-    if not len(split):  # the rows of this host of several
-        return split
-    in_python = not tokenizer.is_fast and len(split) > _WORTH_PROCESSES
-    texts = [name for name in (TEXT, PAIR) if name in split.column_names]
-
-    def make(batch: Mapping[str, Any]) -> dict[str, Any]:
-        if len(texts) == 1:
-            ids, types = encode_alone(tokenizer, batch[TEXT], max_length)
-        else:
-            ids, types = encode_pairs(tokenizer, batch[TEXT], batch[PAIR], max_length)
-        return {TOKEN_IDS: ids} if types is None else {TOKEN_IDS: ids, TYPE_IDS: types}
-
-    return cached(
-        split,
-        store.key(split, tokenizer, max_length),
-        make,
-        num_proc=len(os.sched_getaffinity(0)) if in_python else None,
-        remove_columns=texts,
-    )
-
-
-def cached(
-    split: datasets.Dataset, key: str, make: Callable[..., Mapping[str, Any]], **options: Any
-) -> datasets.Dataset:
-    """Return the result of `make` for the batches of `split`, from the cache if possible.
-
-    Args:
-        key: The cache key of the result.
-        options: Further arguments of Dataset.map.
-    """
-    folder = store.tokens_folder()
-    claims.sweep(folder)
-    with store.room(folder, len(split)):
-        return split.map(
-            make,
-            batched=True,
-            new_fingerprint=key,
-            cache_file_name=str(folder / f"{key}.arrow"),
-            load_from_cache_file=True,
-            **options,
-        )
 
 
 def check_ids(

@@ -3,19 +3,15 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from recipe.batching import samples as module
 from recipe.batching.batches import Packed, Padded, Training, World, evaluation_batches
 from recipe.batching.document_batches import Documents
 from recipe.batching.packing import Shape
-from recipe.batching.samples import Samples, ragged, sharded
+from recipe.batching.samples import Samples, sharded
 
 # The hosts of six processes, and the rows of each host.
 HOSTS = ("a", "a", "b", "c", "c", "c")
@@ -154,20 +150,6 @@ def test_documents_weigh_the_same_on_every_host() -> None:
     assert isinstance(both[1], Documents)
 
 
-def test_columns_of_lists_are_read_in_batches_of_any_chunks() -> None:
-    lists = [[1, 2], [], [3], [4, 5, 6]] * 7_000
-    table = pa.concat_tables([pa.table({"input_ids": lists[:9_001]}),
-                              pa.table({"input_ids": lists[9_001:]})])  # fmt: skip
-    split = datasets.Dataset(table).add_column("label", list(range(len(lists))))
-    rows = [17, 3, 27_999, 9_000, 9_001]
-    for chosen in (range(len(lists)), rows):
-        samples = Samples.from_dataset(split.select(chosen))
-        assert samples.labels.tolist() == list(chosen)
-        assert [samples.tokens(index).tolist() for index in range(len(samples))] == [
-            lists[row] for row in chosen
-        ]
-
-
 def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
     rows, names = 10_000, [f"algo-{host}" for host in range(64) for _ in range(8)]
     # Every host has the same lengths, in an order of its own, and the last one a tenth fewer rows.
@@ -189,34 +171,3 @@ def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
         tokens = np.asarray([samples.lengths[batch].sum() for batch in batches[: 63 * 8]])
         assert tokens.max() <= 1.02 * tokens.mean()
     assert (seen == 1).all()
-
-
-def test_tokens_of_a_large_set_are_a_file_that_is_mapped_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "_WORTH_A_FILE", 1_000)
-    lists = [[row, row + 1] for row in range(12_000)]
-    made = datasets.Dataset(pa.table({"row": range(len(lists))})).map(
-        lambda batch: {"input_ids": [lists[row] for row in batch["row"]]},
-        batched=True,
-        cache_file_name=str(tmp_path / "tokens.arrow"),
-        new_fingerprint="abc",
-    )
-    items, starts = ragged(made, "input_ids", np.int32)
-    assert isinstance(items, np.memmap)
-    assert items[:4].tolist() == [0, 1, 1, 2]
-    assert starts[-1] == len(items) == 24_000
-    kept = tmp_path / "abc.input_ids.npy"
-    written = kept.stat().st_mtime_ns
-    again, _ = ragged(made, "input_ids", np.int32)
-    assert again.tolist() == items.tolist()
-    assert kept.stat().st_mtime_ns == written
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["abc.input_ids.npy", "tokens.arrow"]
-    kept.unlink()
-    # No disk has room for this.
-    monkeypatch.setattr(module, "_SPARE", 1 << 60)
-    in_memory, _ = ragged(made, "input_ids", np.int32)
-    assert not isinstance(in_memory, np.memmap)
-    assert in_memory.tolist() == again.tolist()
-    assert "are kept in memory" in capsys.readouterr().out
-    assert not kept.exists()

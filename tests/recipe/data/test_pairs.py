@@ -158,7 +158,7 @@ def tokenised(kind: str = "bert", count: int = 5) -> Samples:
     first, second = zip(*pairs, strict=True)
     labels = [number % 3 for number in range(count)]
     rows = datasets.Dataset.from_dict({"text": first, "text_pair": second, "label": labels})
-    return Samples.from_dataset(tokens.tokenise(rows, tokenizer_of(kind), 64))
+    return tokens.samples(rows, tokenizer_of(kind), 64)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "deberta", "padded bert"])
@@ -216,9 +216,7 @@ def test_a_swap_of_columns_is_other_data() -> None:
     rows = {"text": ["w1 w2"], "text_pair": ["w3"], "label": [0]}
     swapped = {"text": ["w3"], "text_pair": ["w1 w2"], "label": [0]}
     one, other = (
-        Samples.from_dataset(
-            tokens.tokenise(datasets.Dataset.from_dict(columns), tokenizer_of("bert"), 32)
-        )
+        tokens.samples(datasets.Dataset.from_dict(columns), tokenizer_of("bert"), 32)
         for columns in (rows, swapped)
     )
     assert one.fingerprint() != other.fingerprint()

@@ -85,9 +85,8 @@ def test_texts_are_cut_and_keep_their_special_tokens(tiny_model: Path) -> None:
     (ids,) = encode(tokenizer, ["the film was good " * 9], max_length=6)
     assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "film", "was", "good", "[SEP]"]
     split = datasets.Dataset.from_dict({"text": ["the film", "good"], "label": [0, 1]})
-    ready = tokens.tokenise(split, tokenizer, 6)
-    assert sorted(ready.column_names) == ["input_ids", "label"]
-    assert list(ready["input_ids"]) == encode(tokenizer, ["the film", "good"], 6)
+    ready = tokens.samples(split, tokenizer, 6)
+    assert [ready.tokens(row).tolist() for row in (0, 1)] == encode(tokenizer, split["text"][:], 6)
 
 
 def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
@@ -100,26 +99,6 @@ def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
         wrong = datasets.Dataset.from_dict({"input_ids": ids, "label": [0] * len(ids)})
         with pytest.raises(DataError, match=says):
             tokens.samples(wrong, tokenizer, 4)
-
-
-def test_tokens_are_cached_for_the_same_texts_tokenizer_and_length(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-
-    def ids(texts: list[str], length: int) -> list[list[int]]:
-        split = datasets.Dataset.from_dict({"text": texts, "label": [0] * len(texts)})
-        return list(tokens.tokenise(split, tokenizer, length)["input_ids"])
-
-    first = ids(["the film", "good"], 8)
-    (kept,) = (tmp_path / "tokens").iterdir()
-    written = kept.stat().st_mtime_ns
-    assert ids(["the film", "good"], 8) == first
-    assert [(path, path.stat().st_mtime_ns) for path in kept.parent.iterdir()] == [(kept, written)]
-    assert ids(["the film", "bad"], 8) != first
-    assert ids(["the film", "good"], 3) != first
-    assert len(list(kept.parent.iterdir())) == 3
 
 
 @pytest.mark.parametrize("what", ["outside", "absolute", "bomb", "link", "missing link"])

@@ -112,18 +112,3 @@ def test_a_disk_without_locks_gives_up_by_time_alone(
         grown_old(tmp_path)
         claims.sweep(tmp_path)
         assert names(tmp_path) == set()
-
-
-def test_folders_without_a_mark_go_when_they_are_old_and_nothing_else_does(tmp_path: Path) -> None:
-    left = [tmp_path / f"{KEY}.ab_12xyz", tmp_path / "tmpab_12xyz"]
-    kept = [tmp_path / name for name in (KEY, f"{KEY}.arrow", f"{KEY}.u8", "of a user")]
-    for path in (left[0], kept[0]):
-        path.mkdir()
-        (path / "ids").write_bytes(b"1")
-    for path in (left[1], *kept[1:]):
-        path.write_bytes(b"1")
-    claims.sweep(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 6
-    grown_old(tmp_path)
-    claims.sweep(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)

@@ -1,7 +1,6 @@
 """A disk without room for rows or tokens, really mounted: an error says so, and nothing half is
 left."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from recipe.data.files import spool
 from recipe.errors import OutputError
-from recipe.tokenization import store, texts
+from recipe.tokenization import store
 from tests.support.mounts import Mount
 
 
@@ -37,25 +36,6 @@ def test_a_store_without_room_is_an_error_and_nothing_of_it_stays(
     assert list((small_disk / "tokens").iterdir()) == []
     few = store.tokens_of(split.select(range(100)), "abc", two_of_each)
     assert len(few["ids"]) == 200 and few[store.STARTS].tolist() == list(range(0, 201, 2))
-
-
-# What `datasets` leaves open when it cannot write.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_tokens_without_room_are_an_error_and_not_found_by_the_next_start(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
-    split = datasets.Dataset.from_dict({"text": ["word"] * 20_000})
-
-    def make(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"input_ids": [list(range(20))] * len(batch["text"])}
-
-    with pytest.raises(OutputError, match=r"tokens of 20000 rows .* HF_DATASETS_CACHE"):
-        texts.cached(split, "abc", make, remove_columns=["text"])
-    assert list((small_disk / "tokens").glob("*.arrow")) == []
-    assert shutil.disk_usage(small_disk).used < 50_000
-    few = texts.cached(split.select(range(100)), "abc", make, remove_columns=["text"])
-    assert len(few) == 100
 
 
 @pytest.mark.parametrize("rows", [1_000, 11_000, 60_000])

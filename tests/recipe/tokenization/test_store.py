@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer
 
-from recipe.batching.samples import Samples
 from recipe.errors import DataError
 from recipe.tokenization import store
 from recipe.tokenization import texts as module
@@ -68,14 +66,32 @@ def test_tokens_are_those_of_the_library(kind: str, pairs: bool, tiny_model: Pat
     split = datasets.Dataset.from_dict(columns).shuffle(seed=0).select(range(90))
     tokenizer = tokenizers(kind, tiny_model)
     actual = module.samples(split, tokenizer, 12)
-    expected = Samples.from_dataset(module.tokenise(split, tokenizers(kind, tiny_model), 12))
-    for name in ("token_ids", "starts", "labels", "types"):
-        one, other = getattr(actual, name), getattr(expected, name)
-        assert (one is None) == (other is None), name
-        if one is not None:
-            assert one.dtype == other.dtype and np.array_equal(one, other), name
-    assert actual.fingerprint() == expected.fingerprint()
-    assert actual.lengths.max() <= 12
+    texts = [split[name][:] for name in ("text", "text_pair") if name in columns]
+    expected = tokenizers(kind, tiny_model)(*texts, truncation=True, max_length=12)
+    rows = range(len(split))
+    assert [actual.tokens(row).tolist() for row in rows] == expected["input_ids"]
+    assert actual.labels.tolist() == split["label"][:]
+    assert (actual.types is not None) == (pairs and "token_type_ids" in expected)
+    if actual.types is not None:
+        types = [actual.types[actual.span(row)].tolist() for row in rows]
+        assert types == expected["token_type_ids"]
+
+
+def test_a_tokenizer_in_python_has_the_same_tokens_in_several_processes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ByT5Tokenizer()
+    texts = [f"the film {index} é" * (index % 5) for index in range(90)]
+    split = datasets.Dataset.from_dict({"text": texts, "label": [0] * 90})
+    one = module.samples(split, tokenizer, 20)
+    (kept,) = cache.iterdir()
+    kept.rename(cache / "other")
+    monkeypatch.setattr(module, "_WORTH_PROCESSES", 10)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert module.samples(split, tokenizer, 20).fingerprint() == one.fingerprint()
+    assert [one.tokens(row).tolist() for row in range(90)] == [
+        tokenizer(text, truncation=True, max_length=20)["input_ids"] for text in texts
+    ]
 
 
 def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> None:
