@@ -96,7 +96,7 @@ def _parts(split: datasets.Dataset, make: Make, processes: int) -> Iterator[dict
 
 
 _inherited: list[Make] = []
-"""What a process that makes tokens calls."""
+"""What a forked process calls."""
 
 
 def _call_inherited(batch_and_rows: tuple[dict[str, list[Any]], range]) -> Any:
