@@ -115,6 +115,7 @@ class Peer:
         environ = {
             "PATH": os.pathsep.join([str(tools), os.environ["PATH"]]), "OMP_NUM_THREADS": "1",
             "TMPDIR": str(folder / "tmp"), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1",
+            "PYTHONPATH": "",
         }  # fmt: skip
         return self.prepare(Server(self.name, [], environ, free_port(), folder), tools, model, task)
 
