@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import BadRequest
 from recipe.console import log
-from recipe.inference.defaults import huggingface, pytorch, serialization
+from recipe.inference.defaults import huggingface, pytorch
 from recipe.inference.defaults.pytorch import load_torchscript
 
 __all__ = ["Defaults", "leads", "load_torchscript", "select_defaults"]
@@ -42,15 +43,8 @@ def leads(model_dir: str) -> bool:
 
 
 def select_defaults(defined: frozenset[str], path: str) -> Defaults:
-    """Return the defaults for a file of handlers.
-
-    Args:
-        defined: The functions that the file defines.
-        path: The path of the file; empty if there is none.
-
-    Raises:
-        ValueError: AMPHORA_HANDLER_DEFAULTS is not one of its values.
-    """
+    """Return the defaults for a file of handlers, by the functions that it defines and its path,
+    which is empty if there is none. Raise ValueError if AMPHORA_HANDLER_DEFAULTS is invalid."""
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if setting not in ("", HUGGING_FACE, PYTORCH):
         raise ValueError(
@@ -74,11 +68,8 @@ class Defaults:
         return huggingface.make_pipeline(model_dir, os.environ)
 
     def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
-        """Return the functions that the file does not define, for its loaded model.
-
-        Raises:
-            ValueError: The model needs a function that the file does not define.
-        """
+        """Return the functions that the file does not define, for its loaded model. Raise
+        ValueError if that needs one of them."""
         missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.defined)
         if "transform_fn" in self.defined or not missing:
             return {}
@@ -119,7 +110,8 @@ class Defaults:
         def output_fn(prediction: Any, accept: str) -> Any:
             # PyTorch's image converts tensors to lists first, so NPY holds float64 or int64.
             if family == PYTORCH and serialization.is_tensor(prediction):
-                prediction = serialization.lists_of_tensor(prediction)
+                array = serialization.array_of_tensor(prediction)
+                prediction = serialization.lists_of_array(array)
             return serialization.encode(prediction, accept)
 
         return {"input_fn": input_fn, "predict_fn": predict, "output_fn": output_fn}

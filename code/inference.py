@@ -33,7 +33,7 @@ with (
     from recipe.backend.saved.origin import Origin
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
-    from recipe.inference.apis import openai_forms, request_reader, tei
+    from recipe.inference.apis import openai, request_reader, tei
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""
@@ -60,7 +60,7 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     """Describe the model, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
-    return {"model": openai_forms.served_name(), "task": task, **model.describe()}
+    return {"model": openai.served_name(), "task": task, **model.describe()}
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
@@ -78,11 +78,8 @@ class Call:
     _prepared: Prepared | None = None
 
     def prepared(self, model: ServedTask) -> Prepared:
-        """Return the request as the model's task, or TEI's /tokenize, prepares it.
-
-        Raises:
-            BadRequest: An input or a parameter is wrong, or the model does not answer the API.
-        """
+        """Return the request as the model's task, or TEI's /tokenize, prepares it. Raise BadRequest
+        if an input or a parameter is wrong, or the model does not answer the API."""
         if self._prepared is None:
             model.refuse_other_apis(self.request)
             tokenizes = self.request.route == routes.TOKENIZE
@@ -108,12 +105,8 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Call:
 
 
 def tokens_fn(data: Call, model: ServedTask) -> list[int]:
-    """Return the number of tokens of each text.
-
-    Raises:
-        BadRequest: A parameter is unknown to the model's task, or the model does not answer the
-            request's API.
-    """
+    """Return the number of tokens of each text. Raise BadRequest if its task does not know a
+    parameter, or the model does not answer the request's API."""
     return list(data.prepared(model).sizes)
 
 
@@ -153,11 +146,8 @@ def _later(prediction: Callable[[], Any], prepared: Prepared) -> Any:
 
 
 def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, str]:
-    """Return the answer as JSON, JSON Lines, CSV or NPY, and its type.
-
-    Raises:
-        UnsupportedContentType: `accept` names another type.
-    """
+    """Return the answer as JSON, JSON Lines, CSV or NPY, and its type. Raise UnsupportedContentType
+    if `accept` names another type."""
     for name in ("truncated", "failed", "unfinished"):
         if context is not None and (positions := getattr(prediction, name, ())):
             header = f"X-Amphora-{name.capitalize()}"

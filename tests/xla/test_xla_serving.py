@@ -138,7 +138,7 @@ def test_pictures_are_refused(tmp_path: Path) -> None:
 def test_a_model_that_looks_at_its_numbers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.backend.static import programs
+    from recipe.backend import programs
 
     # This attention goes on in another way where nothing is padded.
     monkeypatch.setitem(programs.ATTENTION, "attn_implementation", "sdpa")
@@ -150,7 +150,7 @@ def test_a_model_that_looks_at_its_numbers_is_refused(
 def test_a_device_that_answers_otherwise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.backend.static import programs
+    from recipe.backend import programs
 
     def damaged(model: Any, kind: str, reading: Any) -> None:
         right(model, kind, reading)

@@ -47,11 +47,8 @@ class Bound(enum.Enum):
 
 
 def read(environ: Mapping[str, str]) -> None:
-    """Set the bounds of this process.
-
-    Raises:
-        ValueError: Variables are not whole numbers above 0; all of them are named.
-    """
+    """Set the bounds of this process. Raise ValueError with all variables that are not whole
+    numbers above 0."""
     wrong = []
     for bound in Bound:
         text = environ.get(bound.variable, "") or str(bound.usual)
@@ -64,13 +61,8 @@ def read(environ: Mapping[str, str]) -> None:
 
 
 def hold(bound: Bound, figure: int, reason: str = "") -> None:
-    """Raise TooCostly if a request exceeds a bound.
-
-    Args:
-        bound: The kind of cost.
-        figure: The cost of the request, or the part known so far.
-        reason: How the figure was computed, such as "1,000 texts x 500 labels".
-    """
+    """Raise TooCostly if a request's cost, or the part known so far, exceeds a bound. `reason` says
+    how the figure was computed, such as "1,000 texts x 500 labels"."""
     if figure > bound.most:
         why = f" ({reason})" if reason else ""
         raise TooCostly(
@@ -93,22 +85,18 @@ def size_of(text: str) -> int:
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> str:
-    """Return the beginning of a text that determines its first `limit` tokens.
-
-    Raises:
-        TooCostly: This beginning is longer than a text that may be tokenized.
-    """
+    """Return the beginning of a text that determines its first `limit` tokens. Raise TooCostly if
+    it is longer than a text that may be tokenized."""
     head = encoding.beginning(tokenizer, text, limit, Bound.TEXT.most)
     hold_text(head)
     return head
 
 
 def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, shared: int) -> None:
-    """Raise TooCostly for a text that would be read in too many windows.
+    """Raise TooCostly for a text that would be read in too many windows. It is tokenized only if
+    its length does not already exclude this.
 
     Args:
-        tokenizer: The model's tokenizer.
-        text: The text. It is tokenized only if its length does not already exclude this.
         room: Tokens of the text in each window.
         shared: Tokens that a window shares with the one before it.
     """
@@ -126,11 +114,7 @@ def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, share
 
 def pieces(texts: Sequence[Text], prefix: int = 0) -> Iterator[range]:
     """Yield the positions of texts that are tokenized together, with a pause after each piece.
-
-    Args:
-        texts: The texts of a request.
-        prefix: Characters that are tokenized before each text.
-    """
+    `prefix` is the number of characters that are tokenized before each text."""
     start, size = 0, 0
     for index, text in enumerate(texts):
         length = prefix + (len(text) if isinstance(text, str) else sum(map(len, text)))

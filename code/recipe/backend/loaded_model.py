@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.device_copies import PendingCopy
 from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Trial
 from recipe.backend.packed_rows import PackedRows
@@ -90,13 +89,8 @@ class LoadedModel:
                 setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))
 
     def encode(self, request: Request, inputs: Inputs) -> Prepared:
-        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each.
-
-        The parameters `truncation` and `max_length` are applied.
-
-        Raises:
-            BadRequest: A text is too long, and the request forbids truncation.
-        """
+        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each. Raise
+        BadRequest if a text is too long, and the parameter `truncation` forbids to cut it."""
         texts: Sequence[Text] = inputs.values
         read = 0
         limit, side = self.limit(request.parameters), side_of(request.parameters)
@@ -167,12 +161,12 @@ class LoadedModel:
         """Compute the values of each row, in float32 on the CPU, with a pause after each call."""
         results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         ahead = CALLS_AHEAD.get(self.model.device.type, 0)
-        coming: deque[tuple[list[int], PendingCopy]] = deque()
+        coming: deque[tuple[list[int], Callable[[], list[torch.Tensor]]]] = deque()
 
         def take_first() -> None:
-            members, values = coming.popleft()
-            for index, of_row in zip(members, values.wait(), strict=True):
-                results[index] = of_row
+            members, wait = coming.popleft()
+            for index, row_values in zip(members, wait(), strict=True):
+                results[index] = row_values
 
         kept = len(rows)
         if reading is Reading.TOKENS:
@@ -185,7 +179,7 @@ class LoadedModel:
             values = (self.padded if is_even else layout).values(self.model, some, reading)
             width = values.whole.shape[-1]
             bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
-            coming.append((indices, PendingCopy(values)))
+            coming.append((indices, values.copy()))
             # The host prepares the next call while the device computes this one.
             if len(coming) > ahead:
                 take_first()

@@ -25,18 +25,16 @@ from transformers import (
     PreTrainedModel,
 )
 
-from recipe.backend import packed_rows, precision
+from recipe.backend import packed_rows, precision, programs
 from recipe.backend.engines.ctranslate import CALL_TOKENS
 from recipe.backend.engines.int8 import Artefact, Compute, Trial, weights_of, why_unavailable
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
+from recipe.backend.programs import DEVICES, Buckets, Programs
 from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
-from recipe.backend.static import programs as static
-from recipe.backend.static.buckets import Buckets
-from recipe.backend.static.programs import DEVICES, ProgramInputs, Programs
 from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.compat import positions_of
 from recipe.console import log
@@ -47,6 +45,15 @@ from recipe.runtime import blocked_weights
 from recipe.tokenization.encoding import types_alone
 
 _WRITERS = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
+_WITHOUT_SHAPES: Mapping[Any, str] = {
+    **dict.fromkeys(
+        _WRITERS,
+        "it generates text, so its shapes grow with each token (docs/TRAINIUM.md names the vLLM "
+        "image that serves decoders there)",
+    ),
+    AutoModelForMaskedLM: "it fills masks, which needs scores of the whole vocabulary",
+}
+"""Why models cannot be served in fixed shapes."""
 _INPUTS = frozenset({"input_ids", "attention_mask", TYPE_IDS})
 
 
@@ -74,12 +81,16 @@ def load(
         reading = Reading.LABELS if is_labelled else Reading.TOKENS
     kind, name, dtype = precision.chosen(environ)
     gives_way = precision.may_replace(kind, name, environ)
-    if gives_way and architecture is AutoModelForCausalLM and precision.is_published_in(origin):
+    published = origin.config() if gives_way and architecture is AutoModelForCausalLM else None
+    if getattr(published, "dtype", None) in (torch.float16, "float16"):
         name, dtype = "float16", torch.float16
+    source, host = origin, kind
     if kind in DEVICES:
-        _refuse_on_device(kind, architecture)
-    host = "cpu" if kind in DEVICES else kind
-    model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
+        if architecture in _WITHOUT_SHAPES:
+            raise programs.refused(kind, _WITHOUT_SHAPES[architecture])
+        # Other kernels branch on whether the mask excludes any token.
+        source, host = replace(origin, options={**origin.options, **programs.ATTENTION}), "cpu"
+    model = weights.read(source, architecture, dtype).eval().to(host)
     weights.refuse_broken(model, origin)
     if kind not in DEVICES and packed_encoders.minimum_length(model.config) > 1:
         packed_encoders.patch_forward_for_lengths(model)
@@ -99,13 +110,11 @@ def load(
         if kind not in DEVICES:
             if reading is Reading.MEAN:
                 reading = Reading.TOKENS  # the caller computes their means
-            tried = functools.partial(_tried, loaded, reading)
-            model, name = precision.settled(model, origin, architecture, name, environ, tried)
-            loaded = replace(loaded, model=model)
+            loaded, name = precision.settled(loaded, origin, architecture, name, environ, reading)
         loaded = laid_out(loaded, origin, kind, architecture, reading, environ)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    log(f"model: {type(model).__name__} on {kind} in {name} ({versions})")
-    return replace(loaded, model=model)
+    log(f"model: {type(loaded.model).__name__} on {kind} in {name} ({versions})")
+    return loaded
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: Any, max_length: int) -> LoadedModel:
@@ -152,7 +161,24 @@ def laid_out(
     loaded = _with_safe_merging(loaded, reading)
     if loaded.padded.merging != PADDED:
         return loaded
-    float_layout = functools.partial(_packed, loaded, architecture.__name__, reading, environ)
+
+    def float_layout() -> LoadedModel:
+        """Return the model with packed texts and with weights in the layout of the CPU's kernels,
+        if its answers stay the same. Otherwise log the reason."""
+        first, second = loaded.probes()
+        rows = [second, first, first, TokenRow(second.ids[:-1]), second]
+        alone, inputs = loaded.alone(), loaded.padded.inputs
+        packed = packed_rows.checked(
+            loaded.model,
+            PackedRows.from_model(loaded.model, architecture.__name__, inputs, environ),
+            lambda packed: replace(alone, layout=packed).forward(rows, reading),
+        )
+        # Models of unknown families may use the weights of a layer elsewhere.
+        if packed is not None:
+            probes = alone.probes()
+            _use_onednn_layout(loaded.model, environ, lambda: alone.forward(probes, reading))
+        return replace(loaded, layout=packed)
+
     artefact = Artefact.find(origin.location)
     if artefact is None:
         return float_layout()
@@ -160,18 +186,6 @@ def laid_out(
         log(f"engine: PyTorch instead of int8: {why_not}")
         return float_layout()
     return _quantized(loaded, artefact, reading, float_layout)
-
-
-def _refuse_on_device(kind: str, architecture: Any) -> None:
-    """Raise ModelError for models that cannot be served in fixed shapes."""
-    if architecture in _WRITERS:
-        raise static.refused(
-            kind,
-            "it generates text, so its shapes grow with each token (docs/TRAINIUM.md names the "
-            "vLLM image that serves decoders there)",
-        )
-    if architecture is AutoModelForMaskedLM:
-        raise static.refused(kind, "it fills masks, which needs scores of the whole vocabulary")
 
 
 def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
@@ -248,44 +262,14 @@ def _quantized(
     return replace(quick, engine=forward, trial=trial)
 
 
-def _packed(
-    loaded: LoadedModel, architecture: str, reading: OutputKind, environ: Mapping[str, str]
-) -> LoadedModel:
-    """Return the model with packed texts and with weights in the layout of the CPU's kernels, if
-    its answers stay the same. Otherwise log the reason.
-
-    Raises:
-        ValueError: AMPHORA_PACKING is neither 0 nor 1.
-    """
-    first, second = loaded.probes()
-    rows = [second, first, first, TokenRow(second.ids[:-1]), second]
-    alone = loaded.alone()
-    packed = packed_rows.checked(
-        loaded.model,
-        PackedRows.from_model(loaded.model, architecture, loaded.padded.inputs, environ),
-        lambda packed: replace(alone, layout=packed).forward(rows, reading),
-    )
-    # Models of unknown families may use the weights of a layer elsewhere.
-    if packed is not None:
-        _use_onednn_layout(loaded.model, environ, lambda: alone.forward(alone.probes(), reading))
-    return replace(loaded, layout=packed)
-
-
 def _use_onednn_layout(
     model: PreTrainedModel,
     environ: Mapping[str, str],
     answers: Callable[[], Sequence[torch.Tensor]],
 ) -> None:
     """Convert the weights of a model's linear layers to the layout of the CPU's kernels, if it has
-    such kernels and the model's answers stay the same. Otherwise log the reason.
-
-    Args:
-        model: A model in its final precision.
-        environ: AMPHORA_BLOCKED_WEIGHTS.
-        answers: Computes the model's values of a few texts.
-
-    Raises:
-        ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
+    such kernels and the model's answers to a few texts stay the same. Otherwise log the reason.
+    Raise ValueError if AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
     """
     if blocked_weights.why_not(model, model.dtype, environ) is not None:
         return
@@ -302,47 +286,39 @@ def _compile_programs(
 ) -> LoadedModel:
     """Move a model to a device that compiles a program for each shape, and compile all of them.
 
-    Args:
-        loaded: A model that is still on the CPU.
-        kind: The kind of device.
-        reading: The values that will be read.
-        environ: AMPHORA_BUCKETS.
-
     Raises:
         ModelError: The device's answers differ from the CPU's.
         ValueError: AMPHORA_BUCKETS is invalid.
     """
     merged = _with_safe_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
     if merged.padded.merging != PADDED:
-        raise static.refused(kind, f"padding changes its answers ({merged.padded.merging})")
+        raise programs.refused(kind, f"padding changes its answers ({merged.padded.merging})")
     alone = loaded.alone()
-    inputs = ProgramInputs(
+    has_types = TYPE_IDS in loaded.padded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names
+    buckets = Buckets.read(environ, loaded.max_length)
+    call = programs.call_of(loaded.model, loaded.padded.inputs, reading)
+    layout = Programs(
+        compute=programs.compiled(call, kind, len(buckets.shapes)),
+        buckets=buckets,
+        kind=kind,
         pad=loaded.padded.pad,
-        has_types=TYPE_IDS in loaded.padded.inputs
-        and TYPE_IDS in loaded.tokenizer.model_input_names,
+        has_types=has_types,
         per_token=reading is Reading.TOKENS,
         pools=isinstance(reading, Pooling),
     )
-    buckets = Buckets.read(environ, loaded.max_length)
-    call = static.call_of(loaded.model, loaded.padded.inputs, reading)
-    call = static.compiled(call, kind, len(buckets.shapes))
-    programs = Programs(call, inputs, buckets, kind)
-    prove = programs.prepare(
-        loaded.longest(),
-        loaded.probes()[0],
+    probes: dict[int, list[tuple[TokenRow, torch.Tensor]]] = {}
+    for length in {shape.length for shape in buckets.shapes}:
+        rows = [
+            # A row that is too long keeps its last token.
+            row if len(row.ids) <= length else TokenRow([*row.ids[: length - 1], row.ids[-1]])
+            for row in (loaded.longest(), loaded.probes()[0])
+        ]
         # Programs always receive types, and types of 0 change the answers of some models.
-        lambda row: alone.forward([_typed(row) if inputs.has_types else row], reading)[0],
-        loaded.model.dtype,
-    )
-    static.move(loaded.model, kind, reading)
-    prove()
-    return replace(merged, layout=programs)
-
-
-def _tried(loaded: LoadedModel, reading: Reading, with_longest: bool) -> list[torch.Tensor]:
-    """Compute the values of a short text, a longer one, and optionally the longest, each alone."""
-    rows = [*loaded.probes(), *([loaded.longest()] if with_longest else [])]
-    return loaded.alone().forward(rows, reading)
+        answers = alone.forward([_typed(row) if has_types else row for row in rows], reading)
+        probes[length] = list(zip(rows, answers, strict=True))
+    programs.move(loaded.model, kind, reading)
+    layout.compile(probes, loaded.model.dtype)
+    return replace(merged, layout=layout)
 
 
 @torch.inference_mode()

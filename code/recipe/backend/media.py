@@ -27,11 +27,7 @@ _DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
 
 def data_of(value: str, what: str) -> bytes:
     """Return the bytes of base64, with or without the prefix `data:...;base64,`, line breaks and
-    padding, in the alphabet of URLs or the usual one.
-
-    Raises:
-        BadRequest: The value is a URL or a path, or is not base64.
-    """
+    padding, in the alphabet of URLs or the usual one. Raise BadRequest for others, such as URLs."""
     head = _DATA.match(value)
     # A JPEG's base64 begins with a slash, as a path does.
     is_base64 = len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s_-]+", value) is not None
@@ -57,12 +53,8 @@ class Pixels:
         self._count = 0
 
     def take(self, data: bytes) -> None:
-        """Count an image before it is decoded.
-
-        Raises:
-            BadRequest: The data is not an image.
-            TooCostly: The request's images have too many pixels.
-        """
+        """Count an image before it is decoded. Raise BadRequest if it is not an image, and
+        TooCostly if the request's images have too many pixels."""
         from PIL import Image
 
         try:
@@ -75,16 +67,8 @@ class Pixels:
 
 
 def image(value: Any, pixels: Pixels) -> Any:
-    """Return an image in RGB from bytes or base64.
-
-    Args:
-        value: The file.
-        pixels: The pixels of the request's images so far.
-
-    Raises:
-        BadRequest: The value is not an image.
-        TooCostly: The request's images have too many pixels.
-    """
+    """Return an image in RGB from a file's bytes or base64. Raise BadRequest if it is not an image,
+    and TooCostly if the request's images have too many pixels."""
     data = data_of(value, "image") if isinstance(value, str) else value
     if not isinstance(data, bytes):
         raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. Send it as base64.")
@@ -149,11 +133,7 @@ def sound(value: Any, rate: int) -> Any:
 
 def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
     """Return the samples of a WAV file from -1 to 1, the mean of its channels, and its sampling
-    rate.
-
-    Raises:
-        ValueError, struct.error: The file is damaged, or neither PCM nor floats.
-    """
+    rate. Raise ValueError or struct.error if it is damaged, or neither PCM nor floats."""
     wavfile = importlib.import_module("scipy.io.wavfile")
     with warnings.catch_warnings():
         # Chunks of titles and the like, and of files that were written as a stream.

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.backend.device_copies import to_device
 from recipe.backend.rows import (
     OutputKind,
     Pooling,
@@ -26,6 +25,7 @@ from recipe.backend.rows import (
     TokenRow,
     Values,
     kept_positions,
+    to_device,
 )
 from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.console import log
@@ -68,14 +68,12 @@ class PackedRows:
         inputs: frozenset[str],
         environ: Mapping[str, str],
     ) -> PackedRows | None:
-        """Return the layout of a model; None if its family, head or device is not supported, or
-        AMPHORA_PACKING is 0.
+        """Return the layout of a model on its device, in its precision; None if its family, head or
+        device is not supported, or AMPHORA_PACKING is 0.
 
         Args:
-            model: The model on its device, in its precision.
             architecture: The name of the Auto class that loaded it.
             inputs: The inputs of its forward.
-            environ: AMPHORA_PACKING.
 
         Raises:
             ValueError: AMPHORA_PACKING is neither 0 nor 1.
@@ -153,7 +151,6 @@ class PackedRows:
         """Compute the last hidden states [tokens, hidden] of a row.
 
         Args:
-            model: A model on its device.
             parts: int64 tensors on the same device: ids [tokens], positions [tokens], the start of
                 each text and the end of the last [texts + 1], and optionally types [tokens].
             longest: Tokens of the longest text.
@@ -209,12 +206,8 @@ def checked(
     answers: Callable[[PackedRows | None], Sequence[Tensor]],
 ) -> PackedRows | None:
     """Return `packed` if the model's answers stay the same with it and the attention that it needs.
-    Otherwise log the reason, restore the model's attention and return None.
-
-    Args:
-        model: The model.
-        packed: Its layout; None if it cannot be packed.
-        answers: Computes the values of several texts in a layout, or each alone for None.
+    Otherwise log the reason, restore the model's attention and return None. `answers` computes the
+    values of several texts in a layout, or each alone for None.
     """
     if packed is None:
         return None

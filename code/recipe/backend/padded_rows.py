@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.backend.device_copies import to_device
 from recipe.backend.rows import (
     OutputKind,
     Pooling,
@@ -18,6 +17,7 @@ from recipe.backend.rows import (
     TokenRow,
     Values,
     kept_positions,
+    to_device,
 )
 
 BATCH = 32
@@ -86,15 +86,8 @@ class PaddedRows:
 def pad_rows(
     rows: Sequence[TokenRow], longest: int, pad: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """Return a model's inputs: `input_ids`, `attention_mask` and, if a row has types,
-    `token_type_ids`, each [rows, longest], on the device.
-
-    Args:
-        rows: The rows of one call.
-        longest: Tokens of each row of the tensors.
-        pad: The id of the padding token.
-        device: The model's device.
-    """
+    """Return a model's inputs on the device: `input_ids`, padded by `pad`, `attention_mask` and, if
+    a row has types, `token_type_ids`, each [rows, longest]."""
     ids = torch.full((len(rows), longest), pad, dtype=torch.long)
     batch = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}
     if any(row.types for row in rows):
@@ -111,14 +104,8 @@ def pad_rows(
 def values_from_padded(
     reading: OutputKind, output: Any, mask: Tensor, rows: Sequence[TokenRow]
 ) -> Values:
-    """Return the values of each row of a padded batch.
-
-    Args:
-        reading: The values to read.
-        output: The output of a model of transformers.
-        mask: [rows, longest], 1 for tokens and 0 for padding.
-        rows: The rows of the batch, which only values of tokens need.
-    """
+    """Return the values of each row of a padded batch, from a model's output and the batch's
+    attention mask [rows, longest]. Only values of tokens need the rows."""
     if isinstance(reading, Pooling):
         return Values(reading.vectors(output[0], attention_mask=mask))
     if reading is Reading.LABELS:

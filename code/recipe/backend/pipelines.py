@@ -13,7 +13,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.backend import bounds, media, precision, turns
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.answers import json_values
+from recipe.backend.requests import serialization
 from recipe.backend.requests.bodies import MEDIA_PARTS
 from recipe.backend.requests.payloads import (
     Answers,
@@ -156,7 +156,18 @@ class Foreign(ServedTask):
             inputs = {name: value for name, value in inputs.items() if name not in moved}
             if len(inputs) == 1 and set(inputs) <= {"image", "images", "audio", "video", "videos"}:
                 (inputs,) = inputs.values()
-        inputs = self._read(inputs, request.content_type)
+        is_sound, is_words = self.task in _SOUNDS, self.task in _WORDS
+        kind = "audio/" if is_sound else "text" if is_words else "image/"
+        if request.content_type and not request.content_type.startswith(kind):
+            raise NotTakenHere(
+                f"{self.task} does not read {request.content_type}. Send {kind}* or JSON."
+            )
+        if is_sound and isinstance(inputs, list):
+            inputs = [media.sound(value, self.sampling_rate) for value in inputs]
+        elif is_sound:
+            inputs = media.sound(inputs, self.sampling_rate)
+        elif not is_words:
+            inputs = decode_images(inputs, media.Pixels())
         for name in request.parameters:
             if name not in self.parameters:
                 raise BadRequest(
@@ -167,30 +178,12 @@ class Foreign(ServedTask):
         kept = Inputs(request.inputs, request.faults)
         return Prepared(request=request, inputs=kept, sizes=[1] * count, work=inputs)
 
-    def _read(self, inputs: Any, content_type: str) -> Any:
-        """Return the pipeline's inputs, with decoded images and audio in place of their bytes."""
-        reads_sounds, reads_words = self.task in _SOUNDS, self.task in _WORDS
-        if content_type:
-            media_type = "audio/" if reads_sounds else "text" if reads_words else "image/"
-            if not content_type.startswith(media_type):
-                raise NotTakenHere(
-                    f"{self.task} does not read {content_type}. Send {media_type}* or JSON."
-                )
-        if reads_words:
-            return inputs
-        if reads_sounds:
-            rate = self.sampling_rate
-            if isinstance(inputs, list):
-                return [media.sound(value, rate) for value in inputs]
-            return media.sound(inputs, rate)
-        return decode_images(inputs, media.Pixels())
-
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return the pipeline's answer to each request, or an exception in its place."""
         answers: list[Any] = []
         for prepared in requests:
             try:
-                answer = json_values(self.pipeline(prepared.work, **prepared.parameters))
+                answer = self.pipeline(prepared.work, **prepared.parameters)
             except BadRequest as error:
                 answers.append(error)
             except (*_FAULTS, RuntimeError) as error:
@@ -200,6 +193,7 @@ class Foreign(ServedTask):
                 why = f"{type(error).__name__}: {error}"
                 answers.append(BadRequest(f"{self.task} cannot answer this: {why}"))
             else:
+                answer = serialization.plain(answer)
                 # A list that answers a single input is one entry, not one for each input.
                 is_one = prepared.request.single or not isinstance(answer, list)
                 answers.append(Answers([answer], single=True) if is_one else Answers(answer))
@@ -207,12 +201,8 @@ class Foreign(ServedTask):
 
 
 def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
-    """Refuse parameters of a pipeline that make a small request expensive.
-
-    Raises:
-        BadRequest: A parameter is not a number, or a chunk of audio would be below a second.
-        TooCostly: More tokens would be generated than a bound allows.
-    """
+    """Refuse parameters of a pipeline that make a small request expensive: by TooCostly tokens
+    beyond the bound, by BadRequest chunks of audio below a second, and what is not a number."""
     nested = parameters.get("generate_kwargs")
     writing = {**parameters, **(nested if isinstance(nested, dict) else {})}
     counts = {name: writing.get(name) or 1 for name in _COUNTS}
@@ -237,15 +227,9 @@ def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
 
 
 def decode_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
-    """Return `value` with decoded images in place of base64.
-
-    Args:
-        value: A JSON value of any depth, or the bytes of an image.
-        pixels: The pixels of the request's images so far.
-        key: The key of the value in its object. The strings of some keys are texts.
-
-    Raises:
-        BadRequest: An image cannot be read, or is a URL or a path.
+    """Return a JSON value of any depth, or the bytes of an image, with decoded images in place of
+    base64. Raise BadRequest if an image cannot be read, or is a URL or a path. `key` is the key of
+    the value in its object: the strings of some keys are texts.
     """
     if isinstance(value, bytes):
         return media.image(value, pixels)

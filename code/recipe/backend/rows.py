@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +74,34 @@ class Values:
             return list(self.whole)
         return list(torch.split(self.whole, list(self.counts)))
 
+    def copy(self) -> Callable[[], list[Tensor]]:
+        """Begin to copy to the host, in float32. The function that is returned waits for a CUDA
+        device, and returns the values of each row."""
+        whole = self.whole.float()
+        if whole.device.type != "cuda":
+            return Values(whole.cpu(), self.counts).split
+        pinned = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+        pinned.copy_(whole, non_blocking=True)
+        end = torch.cuda.current_stream(whole.device).record_event()
+
+        def wait() -> list[Tensor]:
+            end.synchronize()
+            return Values(pinned, self.counts).split()
+
+        return wait
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device. Copies to CUDA devices are asynchronous: torch does
+    not reuse the pinned memory before the copy is complete."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
 
 def kept_positions(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:
-    """Return the positions of the tokens that rows keep, and how many each row keeps.
-
-    Args:
-        rows: The rows of one call.
-        begins: The position of each row's first token.
-    """
+    """Return the positions of the tokens that the rows of a call keep, and how many each row keeps.
+    Rows begin at the positions `begins`."""
     kept = [range(len(row.ids)) if row.keep is None else row.keep for row in rows]
     positions = [
         begin + np.asarray(tokens, dtype=np.int64)

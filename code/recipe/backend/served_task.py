@@ -80,11 +80,8 @@ class ServedTask(ABC):
 
     @abstractmethod
     def prepare(self, request: Request) -> Prepared:
-        """Read a request's inputs and prepare them for the model.
-
-        Raises:
-            BadRequest: A parameter or an input is not one of the task's.
-        """
+        """Read a request's inputs and prepare them for the model. Raise BadRequest if a parameter
+        or an input is not one of the task's."""
 
     @abstractmethod
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:

@@ -9,13 +9,8 @@ from torch import Tensor
 
 
 def tolerance_of(expected: Sequence[Tensor], dtype: torch.dtype, exact: float = 1e-3) -> float:
-    """Return the difference that rounding may cause.
-
-    Args:
-        expected: The values.
-        dtype: The type in which they were computed.
-        exact: The allowed difference in float32, as a share of the largest value.
-    """
+    """Return the difference that rounding may cause in values computed in `dtype`; `exact` is what
+    float32 may cause, as a share of the largest value."""
     scale = max(float(values.abs().max()) for values in expected)
     return (exact if dtype == torch.float32 else 0.06) * max(scale, 1e-3)
 

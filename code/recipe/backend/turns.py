@@ -33,11 +33,8 @@ def are_taken() -> bool:
 
 
 def pause(until: Until | None = None) -> None:
-    """Let waiting predictions take their turn. Call it between two calls of a model.
-
-    Args:
-        until: A condition for this prediction to continue. It may still be false on return.
-    """
+    """Let waiting predictions take their turn. Call it between two calls of a model. `until` is a
+    condition for this prediction to continue; it may still be false on return."""
     if _pause is not None:
         _pause(until)
 
@@ -49,11 +46,8 @@ class Shared(Generic[Result]):
     """Work that several predictions share: one of them does it, with pauses."""
 
     def __init__(self, work: Callable[[Callable[[], None]], Result]) -> None:
-        """
-        Args:
-            work: Receives a function that pauses. Another prediction starts it again if the one
-                that runs it ends at a pause.
-        """
+        """Take work that receives a function that pauses. Another prediction starts it again if
+        the one that runs it ends at a pause."""
         self._work = work
         self._is_at_work = False
         self._waiting = 0
@@ -91,11 +85,7 @@ class Shared(Generic[Result]):
 
     def _pause(self, ended: list[BaseException]) -> None:
         """Pause. A prediction that ends here first finishes the work if others wait for it, since
-        they would have to start it again.
-
-        Args:
-            ended: Receives the exception that ends the prediction.
-        """
+        they would have to start it again; `ended` receives the exception that ends it."""
         try:
             pause()
         except BaseException as error:

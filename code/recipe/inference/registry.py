@@ -52,19 +52,14 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
         name = chosen(origin, environ)
         log(f"task: {name}")
         if (served := SERVED.get(name)) is None:
-            task: ServedTask = pipelines.Foreign.load(origin, name, environ)
-        else:
-            task = resolve(served.load)(origin, **served.options)
-    return task
+            return pipelines.Foreign.load(origin, name, environ)
+        task: ServedTask = resolve(served.load)(origin, **served.options)
+        return task
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
-    """Return HF_TASK, else the task of the model's head.
-
-    Raises:
-        ModelError: No task uses its head.
-        ValueError: HF_TASK is not a known task.
-    """
+    """Return HF_TASK, else the task of the model's head. Raise ModelError if no task uses the head,
+    and ValueError if HF_TASK is not a known task."""
     name = environ.get("HF_TASK") or task_of(origin)
     name = _SYNONYMS.get(name, name)
     if name.startswith(f"{TRANSLATIONS}_"):
@@ -96,19 +91,14 @@ def check_head(origin: Origin, name: str) -> None:
         if (task := task_of_class(kind)) not in (None, *_VAGUE):
             raise ModelError(
                 f"HF_TASK is {name!r}, but config.json of {origin.location} names {kind}, the "
-                "head of"
-                f" {task}.",
+                f"head of {task}.",
                 f"Leave HF_TASK out, or give {task}.",
             )
 
 
 def task_of(origin: Origin) -> str:
-    """Return the task of a model's class.
-
-    Raises:
-        ModelError: No task uses the class. Without its head, the model's answers would not be what
-            it was trained for.
-    """
+    """Return the task of a model's class. Raise ModelError if no task uses it: without its head,
+    the model's answers would not be what it was trained for."""
     if origin.adapter:
         # The config.json next to an adapter names the class of its base.
         kind = origin.adapter.get("task_type") or ""
@@ -124,9 +114,16 @@ def task_of(origin: Origin) -> str:
         config = origin.config()
         classes = getattr(config, "architectures", None) or []
         claiming = [task for name in classes if (task := task_of_class(name)) is not None]
-        if not claiming and (auto_map := getattr(config, "auto_map", None)):
-            tasks = (_task_of_remote_class(name, auto_map) for name in classes)
-            claiming = [task for task in tasks if task is not None]
+        auto_map = getattr(config, "auto_map", None) or {}
+        # If the code of a class is in the model's folder, its Auto class decides, or the end of
+        # its name, as in Hugging Face's toolkit: MyForSequenceClassification is an
+        # AutoModelForSequenceClassification.
+        for name in classes if auto_map and not claiming else ():
+            names = [auto for auto, path in auto_map.items() if str(path).endswith(f".{name}")]
+            for task, architectures in _candidates():
+                endings = tuple(auto.removeprefix("AutoModel") for auto in architectures)
+                if any(known.endswith(endings) for known in (*names, name)):
+                    claiming.append(task)
         what = f"has {', '.join(classes) or 'no architectures in its config.json'}"
     if not claiming:
         raise ModelError(
@@ -148,20 +145,6 @@ def task_of_class(name: str) -> str | None:
     return FEATURES if reads_texts else "image-feature-extraction"
 
 
-def _task_of_remote_class(name: str, auto_map: Mapping[str, Any]) -> str | None:
-    """Return the task of a class whose code is in the model's folder; None if no task uses it.
-
-    Its Auto class in the auto_map of config.json decides, or the end of its name, as in Hugging
-    Face's toolkit: MyForSequenceClassification is an AutoModelForSequenceClassification.
-    """
-    names = [auto for auto, path in auto_map.items() if str(path).endswith(f".{name}")] + [name]
-    for task, architectures in _candidates():
-        endings = tuple(auto.removeprefix("AutoModel") for auto in architectures)
-        if any(known.endswith(endings) for known in names):
-            return task
-    return None
-
-
 def _candidates() -> list[tuple[str, set[str]]]:
     """Return each task and the Auto classes of its models, in the order of preference."""
     # Tasks of images, audio and tables come first, since some of their classes are also in the
@@ -176,10 +159,7 @@ def _candidates() -> list[tuple[str, set[str]]]:
 
 def _sentence_kind(origin: Origin) -> str:
     """Return the class of a model of sentence-transformers; empty for models of other libraries.
-
-    Raises:
-        ModelError: The class is not supported, or a cross-encoder has several modules.
-    """
+    Raise ModelError if it is not supported, or a cross-encoder has several modules."""
     modules = origin.sentence_modules
     if not modules:
         return ""
@@ -188,8 +168,7 @@ def _sentence_kind(origin: Origin) -> str:
         return kind
     raise ModelError(
         f"{origin.location} is a {kind} of {len(modules)} modules of sentence-transformers, which "
-        "is "
-        "not supported.",
+        "is not supported.",
         "Add an inference.py that loads it.",
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.inference.defaults import huggingface, serialization
+from recipe.backend.requests import serialization
+from recipe.inference.defaults import huggingface
 
 
 def decode(content: str | bytes, content_type: str = "application/json") -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.backend.requests.answers import json_values
 from recipe.backend.requests.payloads import BadRequest
+from recipe.backend.requests.serialization import plain
 from tests.support.images import PICTURE, SIZES, SQUARE, TEXT, made, save_llava
 from tests.support.serving_kit import Handlers, assert_close, tokenizer
 
@@ -107,7 +107,7 @@ def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     assert served.model.task == task  # type: ignore[attr-defined]
     pipeline = made.pipeline(task, model=str(tmp_path), device="cpu")
     for body, call in requested:
-        assert_close(served.ask(body), json_values(call(pipeline)), 1e-5, str(body)[-80:])
+        assert_close(served.ask(body), plain(call(pipeline)), 1e-5, str(body)[-80:])
     for wrong, words in [
         ({"inputs": {"image": TEXT, "treshold": 0.5}}, "unknown parts 'treshold'"),
         ({"image": TEXT, "treshold": 0.5}, "has no parameter 'treshold'"),

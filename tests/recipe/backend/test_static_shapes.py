@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.backend import loading
+from recipe.backend import loading, programs
+from recipe.backend.programs import Bucket, Buckets
 from recipe.backend.requests.payloads import BadRequest
-from recipe.backend.static import programs
-from recipe.backend.static.buckets import Bucket, Buckets
 from recipe.errors import ModelError
 from recipe.runtime import device
 from tests.support.serving_kit import WORDS, Handlers, assert_close, save

@@ -111,7 +111,7 @@ def as_the_toolkit_calls(pipeline: Any, body: Any) -> Any:
 def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) -> None:
     import transformers
 
-    from recipe.backend.requests.answers import json_values
+    from recipe.backend.requests.serialization import plain
 
     task, kind, config, bodies = case
     folder = save(kind, tmp_path / "model", 7, **config)
@@ -121,7 +121,7 @@ def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) 
     make: Any = transformers.pipeline
     reference = make(task, model=str(folder), device="cpu")
     served = Handlers(folder, HF_TASK=task)
-    expected = [json_values(as_the_toolkit_calls(reference, body)) for body in bodies]
+    expected = [plain(as_the_toolkit_calls(reference, body)) for body in bodies]
     merged = served.ask_all(bodies)
     for body, answer, wanted in zip(bodies, merged, expected, strict=True):
         assert_close(answer, wanted, TOLERANCE, f"{body}")

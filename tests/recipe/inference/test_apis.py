@@ -11,7 +11,7 @@ import pytest
 
 from recipe.backend.requests.payloads import BadRequest, Document, UnsupportedContentType
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import openai_forms, request_reader
+from recipe.inference.apis import openai, request_reader
 from recipe.task_table import SERVED, resolve
 from recipe.tasks.sentence_embedding import serve as embedder
 from recipe.tasks.text_classification import serve as classifier
@@ -182,8 +182,8 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     vectors: Any, labels: Any, ranker: Any, tmp_path: Path
 ) -> None:
     environ = {"HF_MODEL_ID": "someone/some-model"}
-    assert openai_forms.served_name(environ) == "someone/some-model"
-    assert openai_forms.served_name({**environ, "AMPHORA_MODEL_NAME": "mine"}) == "mine"
+    assert openai.served_name(environ) == "someone/some-model"
+    assert openai.served_name({**environ, "AMPHORA_MODEL_NAME": "mine"}) == "mine"
     description_text = labels.describe()
     assert (description_text["form"], description_text["routes"]) == (
         "pair",

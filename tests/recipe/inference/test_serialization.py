@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 from scipy import sparse
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.backend.requests import accept
+from recipe.backend.requests import accept, serialization
 from recipe.backend.requests.accept import NotAcceptable
-from recipe.inference.defaults import serialization
-from recipe.inference.defaults.serialization import Unencodable, encode
+from recipe.backend.requests.serialization import Unencodable, encode
 
 JSON, LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT = "application/x-npy", "text/plain"

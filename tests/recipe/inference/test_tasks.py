@@ -295,7 +295,7 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     import transformers
     from PIL import Image
 
-    from recipe.backend.requests.answers import json_values
+    from recipe.backend.requests.serialization import plain
 
     torch.manual_seed(3)
     config = transformers.ViTConfig(
@@ -314,7 +314,7 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     data, text = out.getvalue(), base64.b64encode(out.getvalue()).decode()
     broken = base64.encodebytes(data).decode()
     for_urls = base64.urlsafe_b64encode(data).decode().rstrip("=")
-    one, two = json_values(reference(picture)), json_values(reference(picture, top_k=2))
+    one, two = plain(reference(picture)), plain(reference(picture, top_k=2))
     for body, wanted in [
         ((data, "image/png"), one), ({"inputs": text}, one), ({"inputs": [text, text]}, [one, one]),
         ({"inputs": f"data:image/png;base64,{text}", "top_k": 2}, two),
@@ -354,8 +354,8 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     import torch
     import transformers
 
-    from recipe.backend.requests.answers import json_values
     from recipe.backend.requests.payloads import BadRequest
+    from recipe.backend.requests.serialization import plain
 
     torch.manual_seed(4)
     config = transformers.Wav2Vec2Config(
@@ -371,7 +371,7 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     make: Any = transformers.pipeline
     reference = make("audio-classification", model=str(tmp_path / "w"), device="cpu")
     tone = np.sin(np.arange(4000) / 7).astype(np.float32) * 0.5
-    wanted = json_values(reference({"raw": tone, "sampling_rate": 8000}))
+    wanted = plain(reference({"raw": tone, "sampling_rate": 8000}))
     raw = {"raw": tone.tolist(), "sampling_rate": 8000}
     data = wav(tone, 8000)
     floats = io.BytesIO()

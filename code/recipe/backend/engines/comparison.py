@@ -25,11 +25,8 @@ _LONGEST, _LONGEST_BEYOND = 4096, 1024
 
 
 def check(model: Any, tokenizer: Any, longest: int) -> None:
-    """Check, in a fork, that CTranslate2 computes the encoder of a model as PyTorch does.
-
-    Raises:
-        ModelError: It does not.
-    """
+    """Check, in a fork, that CTranslate2 computes the encoder of a model as PyTorch does. Raise
+    ModelError if it does not."""
     inputs = ctranslate.inputs_of(model, tokenizer)
     if why_not := ctranslate.why_unknown(model.config):
         raise int8.failed(why_not, _REMEDY)
@@ -51,13 +48,13 @@ def check(model: Any, tokenizer: Any, longest: int) -> None:
 def fault(
     exact: Any, forward: Any, names: Sequence[str], inputs: Sequence[str], longest: int
 ) -> str:
-    """Describe how the states of `forward` differ from those that PyTorch computes for each text
-    on its own; "" if they are close.
+    """Describe how the states of a converted encoder, `forward`, differ from those that PyTorch
+    computes for each text on its own; "" if they are close.
 
     Args:
         exact: The encoder in float32.
-        forward: The converted encoder, in float32.
-        names: The names of its outputs.
+        forward: The converted one in float32.
+        names: Its outputs.
         inputs: The inputs of both.
         longest: The most tokens that the model reads.
     """

@@ -105,11 +105,8 @@ class Artefact:
 
     @classmethod
     def find(cls, location: str) -> Artefact | None:
-        """Return the int8 of a model; None if it has none.
-
-        Raises:
-            ModelError: A file is damaged or missing.
-        """
+        """Return the int8 of a model; None if it has none. Raise ModelError if a file is damaged
+        or missing."""
         folder = Path(location) / FOLDER
         if not folder.is_dir():
             return None
@@ -178,11 +175,8 @@ class Artefact:
 
 
 def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
-    """Return that int8 does not save time; empty if it does.
-
-    Args:
-        milliseconds: As in `Proof`. The sum over texts alone and together decides.
-    """
+    """Return that int8 does not save time by `Proof.milliseconds`, whose sum over texts alone and
+    together decides; empty if it does."""
     exact, quick = (sum(times) for times in zip(*milliseconds.values(), strict=True))
     return "" if quick < exact else "PyTorch is as fast on this processor"
 
@@ -243,13 +237,8 @@ def processor() -> str:
 
 
 def states_of(forward: Any, rows: Sequence[TokenRow], inputs: Sequence[str]) -> Floats:
-    """Return [rows, 2 * hidden]: of each row, computed alone, the state of its first token, and
-    the mean over its tokens.
-
-    Args:
-        forward: An encoder, or what replaces one.
-        inputs: What it takes.
-    """
+    """Return [rows, 2 * hidden]: of each row, computed alone by an encoder that takes `inputs`, the
+    state of its first token, and the mean over its tokens."""
     states = []
     for row in rows:
         batch = pad_rows([row], len(row.ids), 0, torch.device("cpu"))
@@ -267,11 +256,8 @@ def distance(states: Floats, expected: Floats) -> float:
 
 
 def run_forked(work: Callable[[], Any], remedy: str = "") -> Any:
-    """Return what `work` returns in a fork of this process, with one thread.
-
-    Raises:
-        ModelError: It failed there, or did not end in time.
-    """
+    """Return what `work` returns in a fork of this process, with one thread. Raise ModelError if
+    it fails there, or does not end in time."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 

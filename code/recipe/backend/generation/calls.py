@@ -62,11 +62,8 @@ def padded(
 
 
 def set_seed(seed: int | None, index: int) -> None:
-    """Seed torch for the inputs of a request from `place` on.
-
-    Inputs of a request that do not fit into one call have different seeds, so that equal ones do
-    not get equal texts.
-    """
+    """Seed torch for the inputs of a request from `index` on: those that do not fit into one call
+    have different seeds, so that equal ones do not get equal texts."""
     if seed is None:
         torch.seed()  # forked workers would otherwise all draw the same
     else:

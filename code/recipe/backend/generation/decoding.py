@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,6 @@ class Writer:
         """
         Args:
             written: An empty completion.
-            tokenizer: The model's tokenizer.
-            prompt: The prompt that the text follows.
             ends: End tokens.
             follows: Whether to decode every token, and not only the whole text.
         """
@@ -83,12 +81,7 @@ class Writer:
         self._start = max(0, self._begin - _CONTEXT)
 
     def take(self, number: int, logprobs: torch.Tensor | None) -> None:
-        """Add a token.
-
-        Args:
-            number: The token's id.
-            logprobs: The log-probabilities of the whole vocabulary, shape (vocabulary,).
-        """
+        """Add a token, by its id and the log-probabilities of all tokens, shape (vocabulary,)."""
         self._ids.append(number)
         written = self.written
         shown = written.text
@@ -126,23 +119,20 @@ class Writer:
         return both[len(before) :]
 
 
+@dataclass(eq=False)
 class Finite(LogitsProcessor):
     """Raises ArithmeticError if the scores of an unfinished text are NaN or infinity."""
 
-    def __init__(self, ends: Iterable[int]) -> None:
-        """
-        Args:
-            ends: End tokens; scores after one of them are ignored.
-        """
-        self._ends = list(ends)
-        self._start: int | None = None
+    ends: list[int]
+    """End tokens; scores after one of them are ignored."""
+    _start: int | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores unchanged; shapes (texts, tokens), (texts, vocabulary)."""
         if self._start is None:
             self._start = input_ids.shape[1]
         new = input_ids[:, self._start :]
-        over = torch.isin(new, torch.tensor(self._ends, device=new.device)).any(-1)
+        over = torch.isin(new, torch.tensor(self.ends, device=new.device)).any(-1)
         best = scores.amax(-1)
         if bool(((best.isnan() | (best == torch.inf)) & ~over).any()):
             raise ArithmeticError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from recipe.backend import turns
@@ -40,15 +39,11 @@ class Piece(Generic[Input]):
     """Inputs of one request that are generated together."""
 
     def __init__(self, inputs: Sequence[Input], alike: Any, most: int) -> None:
-        """
-        Args:
-            inputs: At most `most`.
-            alike: A value that is equal for pieces that may share a group.
-            most: The most inputs of a group.
-        """
         self.inputs = inputs
         self.alike = alike
+        """A value that is equal for pieces that may share a group."""
         self.most = most
+        """The most inputs of a group."""
         self.longest = max(len(one.ids) for one in inputs)
         self.came: int | None = None
         """How many tokens all groups had generated when it began to wait."""
@@ -113,8 +108,7 @@ class Gathering:
             return write(piece.inputs, turns.pause)
 
     def _has_to_wait(self, piece: Piece[Any]) -> bool:
-        """Return whether a group of the same kind runs and the piece has not yet waited long
-        enough."""
+        """Return whether a group of the piece's kind runs and it has not waited long enough."""
         groups = sum(
             alike == piece.alike and longest < _MUCH_LONGER * piece.longest
             for alike, longest in self._running
@@ -137,28 +131,21 @@ class Gathering:
                 count += len(piece.inputs)
         inputs = [one for piece in group for one in piece.inputs]
         kind = first.alike, max(piece.longest for piece in group)
-        work = turns.Shared(partial(self._run, inputs, kind, write))
+
+        def run(pause: Callable[[], None]) -> list[Written]:
+            def step() -> None:
+                self._steps += 1
+                pause()
+
+            self._running.append(kind)
+            try:
+                return write(inputs, step)
+            finally:
+                self._running.remove(kind)
+
+        work = turns.Shared(run)
         start = 0
         for piece in group:
             piece.group = work, start, len(group)
             start += len(piece.inputs)
         self._waiting = [weakref.ref(piece) for piece in waiting if piece.group is None]
-
-    def _run(
-        self,
-        inputs: Sequence[Input],
-        kind: tuple[Any, int],
-        write: Write[Input, Written],
-        pause: Callable[[], None],
-    ) -> list[Written]:
-        """Generate for a group's inputs, and count its tokens."""
-
-        def step() -> None:
-            self._steps += 1
-            pause()
-
-        self._running.append(kind)
-        try:
-            return write(inputs, step)
-        finally:
-            self._running.remove(kind)

@@ -60,30 +60,27 @@ _STOP = Rule(
     ),
     "a text or a list of texts, none of them empty",
 )
+_STOPS = ("stop", "stop_sequences", "stop_sequence")
+_SHARED = (
+    "max_new_tokens", "min_new_tokens", "do_sample", "top_p", "typical_p", "repetition_penalty",
+    "no_repeat_ngram_size", "stream",
+)  # fmt: skip
+"""Parameters with the values that they have for encoder-decoders."""
 _OFF = Rule(lambda value: value is False, "false: it is not supported")
 
 PARAMETERS: Mapping[str, Rule] = {
-    "max_new_tokens": whole(1),
-    "min_new_tokens": whole(0),
-    "do_sample": FLAG,
+    **{name: RULES[name] for name in _SHARED},
     "temperature": number(0),
-    "top_p": number(0, 1, above=True),
     "top_k": whole(0),
-    "typical_p": number(0, 1, above=True),
     "min_p": number(0, 1),
-    "repetition_penalty": RULES["repetition_penalty"],
-    "no_repeat_ngram_size": whole(0),
     "frequency_penalty": number(-2, 2),
     "num_return_sequences": whole(1, MOST_SEQUENCES),
     "seed": whole(-(2**63), 2**64 - 1),
-    "stop": _STOP,
-    "stop_sequences": _STOP,
-    "stop_sequence": _STOP,
+    **dict.fromkeys(_STOPS, _STOP),
     "truncate": whole(1),
     "truncation": FLAG,
     "return_full_text": FLAG,
     "details": FLAG,
-    "stream": FLAG,
     # Clients send these with the values that have no effect.
     "watermark": _OFF,
     "decoder_input_details": _OFF,
@@ -92,19 +89,14 @@ PARAMETERS: Mapping[str, Rule] = {
     "best_of": Rule(lambda value: value == 1, "1: for several texts there is num_return_sequences"),
 }
 """The values that each parameter may have."""
-_STOPS = ("stop", "stop_sequences", "stop_sequence")
 SAMPLING = ("temperature", "top_p", "top_k", "typical_p", "min_p")
 """Parameters of sampling: a request that has one of them asks for sampling."""
 _CHOSEN = (*SAMPLING, "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
 
 def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
-    """Return the settings of a request's `parameters`; those that are None are left out.
-
-    Raises:
-        BadRequest: A parameter is unknown or has a wrong value, or parameters contradict each
-            other; the message names all of them.
-    """
+    """Return the settings of a request's `parameters`; those that are None are left out. Raise
+    BadRequest if some are unknown or wrong, or contradict each other; it names all of them."""
     values = {name: value for name, value in parameters.items() if value is not None}
     if unknown := ", ".join(repr(name) for name in values if name not in PARAMETERS):
         raise BadRequest(

@@ -107,14 +107,8 @@ def write(
     pause: Callable[[], None],
     report: Callable[[Completion], None] | None = None,
 ) -> list[list[Completion]]:
-    """Return the texts of each prompt of one or several pieces.
-
-    Args:
-        loaded: The model.
-        prompts: Prompts that may share a call.
-        pause: Called after each step.
-        report: Called with each text that a token was added to.
-    """
+    """Return the texts of each prompt of pieces that may share a call. Call `pause` after each
+    step, and `report` with each text that a token was added to."""
     settings = prompts[0].settings
     model: Any = loaded.model
     ends = calls.end_ids(model)
@@ -122,15 +116,11 @@ def write(
     end = loaded.tokenizer.eos_token_id
     if end is not None and (prompts[0].is_chat or not ends):
         ends.append(end)
-    texts = [
-        [Completion(prompt.index, index) for index in range(settings.sequences)]
-        for prompt in prompts
-    ]
     follows = report is not None or settings.logprobs
     writers = [
-        Writer(text, loaded.tokenizer, prompt, ends, follows=follows)
-        for prompt, some in zip(prompts, texts, strict=True)
-        for text in some
+        Writer(Completion(prompt.index, index), loaded.tokenizer, prompt, ends, follows=follows)
+        for prompt in prompts
+        for index in range(settings.sequences)
     ]
     inputs = calls.padded(loaded, [prompt.ids for prompt in prompts])
     penalties = Penalties(inputs["input_ids"].shape[1], settings)
@@ -151,7 +141,9 @@ def write(
     for writer in writers:
         if not writer.written.finish:
             writer.finish(STOPPED)  # By the model's own settings.
-    return texts
+    texts = [writer.written for writer in writers]
+    count = settings.sequences
+    return [texts[start : start + count] for start in range(0, len(texts), count)]
 
 
 def events(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Completion]:

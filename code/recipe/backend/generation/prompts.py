@@ -58,11 +58,8 @@ class Prompts:
     """The stop texts of the model's generation_config."""
 
     def prepare(self, request: Request) -> Prepared:
-        """Return a request with its prompts; sizes are the most tokens of each and its text.
-
-        Raises:
-            BadRequest: Parameters or inputs are wrong, or do not fit into the model.
-        """
+        """Return a request with its prompts; sizes are the most tokens of each and its text. Raise
+        BadRequest if parameters or inputs are wrong, or do not fit into the model."""
         settings = request.settings
         if settings is None:
             settings = options.settings_of(request.parameters)
@@ -106,18 +103,9 @@ class Prompts:
         *,
         may_continue: bool,
     ) -> Prompt:
-        """Return a prompt of a request; a truncated prompt adds its index to `cut`.
-
-        Args:
-            source: A text, token ids or a conversation.
-            index: Its position among the inputs.
-            settings: The request's.
-            cut: Positions of prompts that were cut.
-            may_continue: Whether a final message of the assistant is continued.
-
-        Raises:
-            BadRequest: The prompt cannot be read, or does not fit.
-        """
+        """Return the prompt of a text, token ids or a conversation, whose final message of the
+        assistant it may continue; if it is truncated, add its index to `cut`. Raise BadRequest if
+        it cannot be read, or does not fit."""
         tokenizer: Any = self.loaded.tokenizer
         is_chat = not isinstance(source, (str, TokenIds))
         encode = partial(tokenizer, add_special_tokens=not is_chat, verbose=False)
@@ -147,11 +135,8 @@ class Prompts:
         return Prompt(index, ids, settings, new, is_chat, continues)
 
     def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:
-        """Return a conversation as rendered by the chat template.
-
-        Raises:
-            BadRequest: There is no template, or it refuses the messages or ignores one of them.
-        """
+        """Return a conversation as rendered by the chat template. Raise BadRequest if there is
+        none, or it refuses the messages or ignores one of them."""
         if not self.loaded.tokenizer.chat_template:
             raise BadRequest(
                 "The model's tokenizer has no chat template, so a conversation cannot be written as"
@@ -175,11 +160,8 @@ class Prompts:
 
         def is_read(position: int, **otherwise: str) -> bool:
             """Return whether the text changes with a part of a message."""
-            other = [
-                *messages[:position],
-                {**messages[position], **otherwise},
-                *messages[position + 1 :],
-            ]
+            other = [*messages]
+            other[position] = {**messages[position], **otherwise}
             try:
                 return text_of(other) != text
             except (TemplateError, TypeError, ValueError):
@@ -201,13 +183,8 @@ class Prompts:
         return text
 
     def _fit(self, length: int, settings: GenerationSettings, *, is_whole: bool) -> tuple[int, int]:
-        """Return how many tokens of a prompt are kept, and how many may be generated.
-
-        A prompt is never cut below half of the positions.
-
-        Raises:
-            TooLong: They do not fit.
-        """
+        """Return how many tokens of a prompt are kept, never below half of the positions if it is
+        cut, and how many may be generated. Raise TooLong if they do not fit."""
         limit = self.loaded.max_length
         if settings.truncate is not None:
             length, is_whole = min(length, settings.truncate), True
@@ -230,10 +207,7 @@ class Prompts:
 
 def a_prompt(value: Any) -> Any:
     """Return a text, token ids, or a conversation with the contents of its messages as texts.
-
-    Raises:
-        BadRequest: The value is none of these.
-    """
+    Raise BadRequest for other values."""
     if isinstance(value, TokenIds):
         return value
     if not is_conversation(value):

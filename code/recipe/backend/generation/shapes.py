@@ -12,16 +12,17 @@ from recipe.backend.requests.payloads import Answers, Prepared
 
 
 def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return texts, or an iterator over TGI's events, as JSON values.
+    """Return texts, or an iterator over TGI's events, as JSON values, unless the request's own
+    `form` formats its answer.
 
-    A request's own `form` formats its answer. By default a text includes its prompt, as in
-    pipelines, but not with details or in a stream, as in TGI; `return_full_text` overrides that.
+    By default a text includes its prompt, as in pipelines, but not with details or in a stream, as
+    in TGI; `return_full_text` overrides that.
 
     Args:
         answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields
             that of a stream after each token.
-        prepared: The request that is answered.
-        tokenizer: The model's; it names the special tokens, which add nothing to a text.
+        prepared: The request.
+        tokenizer: Names the special tokens, which add nothing to a text.
     """
     if prepared.request.form is not None:
         return answer

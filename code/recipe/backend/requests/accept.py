@@ -17,17 +17,16 @@ class NotAcceptable(TypeError):
 def preferred(
     header: str, offers: Sequence[str], spellings: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the offers that an Accept header allows, best first.
+    """Return the offers that an Accept header allows, best first: by their weight (q), then by
+    their position in the header, then by the server's preference.
+
+    The weight of an exact name precedes that of `text/*`, and that of `text/*` precedes `*/*`. A
+    weight of 0 excludes an offer.
 
     Args:
         header: The header; empty means any type.
         offers: The types that can be written, by the server's preference.
         spellings: Other names of offers.
-
-    Returns:
-        Offers by their weight (q), then by their position in the header, then by their order. The
-        weight of an exact name precedes that of `text/*`, and that of `text/*` precedes `*/*`. A
-        weight of 0 excludes an offer.
     """
     entries = list(_entries(header or ANY, spellings or {}))
     ranked = []

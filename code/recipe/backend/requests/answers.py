@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import itertools
@@ -24,7 +23,6 @@ from recipe.backend.requests.payloads import (
     NPY,
     SPELLINGS,
     TEXT,
-    Answers,
     Document,
     EventStream,
     UnsupportedContentType,
@@ -86,22 +84,6 @@ def _begun(pieces: Iterator[Any]) -> Iterator[Any]:
     return itertools.chain(first, pieces)
 
 
-def json_values(value: Any) -> Any:
-    """Return `value` in types of JSON: lists and numbers for arrays and tensors, and PNG in base64
-    for an image, as Hugging Face's image answers."""
-    if isinstance(value, dict):
-        return {str(name): json_values(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_values(entry) for entry in value]
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if hasattr(value, "save") and hasattr(value, "convert"):
-        out = io.BytesIO()
-        value.save(out, format="PNG")
-        return base64.b64encode(out.getvalue()).decode()
-    return value
-
-
 def _as_json(value: Any) -> str:
     try:
         return "".join(_pieces(value))
@@ -116,7 +98,11 @@ def _pieces(value: Any) -> Iterator[str]:
             yield f"{', ' if index else '{'}{json.dumps(str(name), ensure_ascii=False)}: "
             yield from _pieces(part)
         yield "}"
-    elif isinstance(value, list) and any(map(_holds_list, value)):
+    elif isinstance(value, list) and any(
+        isinstance(inner, list)
+        for part in value
+        for inner in (part.values() if isinstance(part, dict) else [part])
+    ):
         for index, part in enumerate(value):
             yield ", " if index else "["
             yield from _pieces(part)
@@ -133,20 +119,8 @@ def _pieces(value: Any) -> Iterator[str]:
         yield json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _holds_list(value: Any) -> bool:
-    return isinstance(value, list) or (
-        isinstance(value, dict) and any(isinstance(part, list) for part in value.values())
-    )
-
-
 def _is_fault(entry: Any) -> bool:
     return isinstance(entry, dict) and "error" in entry
-
-
-def _json(prediction: Sequence[Any]) -> bytes:
-    if isinstance(prediction, Answers) and prediction.single:
-        return _as_json(prediction.document).encode()
-    return _as_json(list(prediction)).encode()
 
 
 def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
@@ -210,7 +184,9 @@ def _events(pieces: Iterator[Any]) -> Iterator[bytes]:
 
 
 _WRITERS = {
-    JSON: _json,
+    JSON: lambda prediction: _as_json(
+        prediction[0] if getattr(prediction, "single", False) else list(prediction)
+    ).encode(),
     JSON_LINES: lambda prediction: b"".join(_lines(iter(prediction))),
     CSV: _csv,
     NPY: _npy,

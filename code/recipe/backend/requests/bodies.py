@@ -54,9 +54,7 @@ _ESCAPED_HALF = re.compile(rb"\\u[dD]")
 
 def read_request(body: bytes, content_type: str) -> Request:
     """Read the inputs of a JSON, JSON Lines or CSV body, a plain text, an NPY array of texts, or
-    an image or audio file.
-
-    Texts are in UTF-8, or in the charset of the content type.
+    an image or audio file. Texts are in UTF-8, or in the charset of the content type.
 
     Raises:
         BadRequest: The body is not of its type, or has no input. An invalid record of several is
@@ -133,24 +131,20 @@ def parsed(body: bytes) -> Any:
 
 def read_document(document: object) -> Request:
     """Read a JSON document: an input, a list of inputs, or an object with the inputs and their
-    parameters, which are in `parameters` or next to the inputs.
-
-    Raises:
-        BadRequest: It has no inputs, or parameters that contradict each other.
+    parameters, which are in `parameters` or next to the inputs. Raise BadRequest if it has no
+    inputs, or parameters that contradict each other.
     """
     parameters: dict[str, Any] = {}
     inputs: Any = document
     if isinstance(document, dict):
         rest = dict(document)
         nested, options = rest.pop("parameters", None), rest.pop("options", None)
-        form = next((form for form in _FORMS if form <= set(rest)), None)
-        if "inputs" in rest:
-            inputs = rest.pop("inputs")
-        elif form is not None:
+        medium = MEDIA_PARTS if _MEDIA_KEYS & set(rest) else None
+        form = next((form for form in _FORMS if form <= set(rest)), medium)
+        key = next((key for key in _TEXT_KEYS if key in rest), None)
+        if form is not None and key != "inputs":
             inputs = {name: rest.pop(name) for name in list(rest) if name in form}
-        elif _MEDIA_KEYS & set(rest):
-            inputs = {name: rest.pop(name) for name in list(rest) if name in MEDIA_PARTS}
-        elif (key := next((key for key in _TEXT_KEYS if key in rest), None)) is not None:
+        elif key is not None:
             inputs = rest.pop(key)
         else:
             raise BadRequest(
@@ -184,12 +178,7 @@ def read_document(document: object) -> Request:
                 break
             value = inner
         values.append(value)
-    return Request(
-        inputs=values,
-        parameters=parameters,
-        single=not is_list,
-        raw=inputs,
-    )
+    return Request(inputs=values, parameters=parameters, single=not is_list, raw=inputs)
 
 
 def _request_of(
@@ -197,13 +186,7 @@ def _request_of(
     parameters: Mapping[str, Any] | None = None,
     groups: Sequence[int | None] = (),
 ) -> Request:
-    """Return the request of several records.
-
-    Args:
-        records: The inputs of each record, or the error message of an invalid record.
-        parameters: The parameters of all records.
-        groups: See `Request`.
-    """
+    """Return the request of records: of each the inputs, or the error message if it is invalid."""
     texts: list[Any] = []
     faults: dict[int, str] = {}
     for record in records:
@@ -246,20 +229,25 @@ def _read_json_lines(body: bytes) -> Request:
 
 
 def _read_csv(body: bytes, header: Any = None) -> Request:
-    """Read the rows of a CSV body, with or without a header, cut by any delimiter of training data.
+    """Read the rows of a CSV body, cut by any delimiter of training data.
 
     If the model's configuration names the columns that it was trained on, `Request.read_columns`
     reads the rows again by these names. So rows without a known column are refused later, by
-    `Request.read`.
-
-    Args:
-        body: The body.
-        header: The content type's parameter: `present`, `absent`, or None if it has none.
+    `Request.read`. `header` is the content type's parameter: `present`, `absent`, or None.
     """
     if header not in (None, "present", "absent"):
         raise UnsupportedContentType(f"header is {header!r}. Send header=present or header=absent.")
     text = text_of(body)
-    tables = {mark: _rows_of(text, mark) for mark in _DELIMITERS if mark == "," or mark in text}
+    tables: dict[str, list[list[str]]] = {}
+    csv.field_size_limit(sys.maxsize)
+    for mark in [mark for mark in _DELIMITERS if mark == "," or mark in text]:
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        try:
+            # A blank line is not a row, but a row of empty fields is one, and gets an answer.
+            tables[mark] = [row for row in lines if row]
+        except csv.Error as error:
+            if mark == ",":
+                raise BadRequest(f"The body is not valid CSV: {error}.") from error
 
     def read_columns(names: Sequence[str]) -> Request | None:
         columns = [plain(name) for name in names]
@@ -276,28 +264,8 @@ def _read_csv(body: bytes, header: Any = None) -> Request:
     return replace(_read_usual_columns(tables, header), read_columns=read_columns)
 
 
-def _rows_of(text: str, delimiter: str) -> list[list[str]]:
-    csv.field_size_limit(sys.maxsize)
-    try:
-        # A blank line is not a row, but a row of empty fields is one, and gets an answer.
-        return [
-            row
-            for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-            if row
-        ]
-    except csv.Error as error:
-        if delimiter != ",":
-            return []
-        raise BadRequest(f"The body is not valid CSV: {error}.") from error
-
-
 def _read_usual_columns(tables: Mapping[str, list[list[str]]], header: Any) -> Request:
-    """Read a CSV body by the names of columns that every model knows.
-
-    Args:
-        tables: The rows for each delimiter, first the comma.
-        header: As in `_read_csv`.
-    """
+    """Read a CSV body, its rows by each delimiter, by the columns' names that every model knows."""
     rows = tables[","]
     for mark, others in tables.items() if header != "absent" else ():
         cells = [plain(cell) for cell in others[0]] if others else []
@@ -320,26 +288,20 @@ def _read_usual_columns(tables: Mapping[str, list[list[str]]], header: Any) -> R
             f"The first row is {first!r}: a header or a text? Send Content-Type"
             " text/csv; header=present, or header=absent."
         )
-        return _request_of([message] * len(rows))
-    if first and (is_known or header == "present"):
+    elif first and (is_known or header == "present"):
         return _row_inputs(rows, first, [first])
-    if header == "present" and rows:
+    elif header == "present" and rows:
         message = f"The header {','.join(rows[0])[:60]!r} names no column of texts: name it text."
-        return _request_of([message] * len(rows))
-    return _row_inputs(rows, None, [])
+    else:
+        return _row_inputs(rows, None, [])
+    return _request_of([message] * len(rows))
 
 
 def _row_inputs(
     rows: Sequence[Sequence[str]], columns: Mapping[str, str] | str | None, header: Sequence[str]
 ) -> Request:
-    """Return the inputs of a table's rows.
-
-    Args:
-        rows: All rows, including the header if there is one.
-        columns: The column of texts, or the column of each part of an input. None: there is one
-            column without a header.
-        header: The names of the columns.
-    """
+    """Return the inputs of a table's rows: by the name of the column of texts, or by part of an
+    input the name of its column; None if there is one column without a header."""
     records: list[Sequence[Any] | str] = []
     fields = 1 if columns is None else len(header)
     for number, row in enumerate(rows, 1):
@@ -351,22 +313,19 @@ def _row_inputs(
             )
         elif columns is None:
             records.append([row[0]])
-        elif number > 1:
-            text: Any
-            if isinstance(columns, str):
-                text = row[header.index(columns)]
-            else:
-                text = {part: row[header.index(name)] for part, name in columns.items()}
-            records.append([text])
+        elif number == 1:
+            continue
+        elif isinstance(columns, str):
+            records.append([row[header.index(columns)]])
+        else:
+            parts = {part: row[header.index(name)] for part, name in columns.items()}
+            records.append([parts])
     return _request_of(records)
 
 
 def array_of(body: bytes) -> np.ndarray[Any, Any]:
-    """Return the array of an NPY body. Arrays of objects are refused, since pickle would run code.
-
-    Raises:
-        BadRequest: The body is not such an array.
-    """
+    """Return the array of an NPY body. Raise BadRequest if it has none, or one of objects, since
+    pickle would run code."""
     try:
         array = np.load(io.BytesIO(body), allow_pickle=False)
     except Exception as error:
@@ -391,15 +350,12 @@ def _read_npy(body: bytes) -> Request:
     return Request(inputs=rows.tolist())
 
 
-def _read_plain(body: bytes) -> Request:
-    text = text_of(body)
-    return Request(inputs=[text] if text.strip() else [], single=True)
-
-
 _READERS: Mapping[str, Callable[[bytes], Request]] = {
     JSON: lambda body: read_document(parsed(body)),
     JSON_LINES: _read_json_lines,
     CSV: _read_csv,
-    TEXT: _read_plain,
+    TEXT: lambda body: Request(
+        inputs=[text] if (text := text_of(body)).strip() else [], single=True
+    ),
     NPY: _read_npy,
 }

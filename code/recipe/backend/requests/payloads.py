@@ -90,8 +90,7 @@ class Request:
     single: bool = False
     """Whether the body has one input that is not in a list."""
     records: bool = False
-    """Whether each input is a record, a line of JSON Lines or a CSV row. An invalid record does not
-    invalidate the others."""
+    """Whether each input is a line of JSON Lines or a CSV row, which may be invalid alone."""
     raw: Any = None
     """The inputs as in the JSON body, or the bytes of an image or audio file."""
     content_type: str = ""
@@ -115,12 +114,8 @@ class Request:
         return bool(self.parameters.get("stream"))
 
     def renamed(self, names: Mapping[str, str]) -> Request:
-        """Return the request with parameters of other servers renamed to this server's, by `names`
-        {theirs: ours}.
-
-        Raises:
-            BadRequest: A parameter is given by both names.
-        """
+        """Return the request with parameters renamed by `names`, {other server's: this server's}.
+        Raise BadRequest if a parameter is given by both names."""
         if both := [old for old, new in names.items() if {old, new} <= set(self.parameters)]:
             raise BadRequest(f"{both[0]} and {names[both[0]]} mean the same: give one of them.")
         if names.keys().isdisjoint(self.parameters):
@@ -142,11 +137,9 @@ class Request:
             if value is not None and not RULES[name].is_right(value):
                 shown = json.dumps(value)[:60]
                 raise BadRequest(f"{name} is {shown}. Give {RULES[name].words}, or leave it out.")
-        if None not in self.parameters.values():
-            return self
         parameters = self.parameters.items()
         kept = {k: value for k, value in parameters if value is not None or k in nullable}
-        return replace(self, parameters=kept)
+        return self if len(kept) == len(parameters) else replace(self, parameters=kept)
 
     def flattened(self, name: str) -> Request:
         """Return the request with the entries of the parameter `name`, an object, as parameters."""
@@ -196,16 +189,9 @@ class Inputs:
     """Error messages of invalid records, by their positions in the answer."""
 
     def with_tokens(self, request: Request, tokens: Sequence[Sequence[int]]) -> Inputs:
-        """Return the inputs that have tokens. For an input without tokens, such as "" if the
-        tokenizer adds no special tokens, the model would compute nothing, or the padding.
-
-        Args:
-            request: The request.
-            tokens: The tokens of each input.
-
-        Raises:
-            BadRequest: There is such an input, and it is not one of several records.
-        """
+        """Return the inputs that have tokens. For one without, such as "" if the tokenizer adds no
+        special tokens, the model would compute nothing, or the padding: raise BadRequest unless it
+        is one of several records."""
         empty = {index for index, ids in enumerate(tokens) if not ids}
         if not empty:
             return self
@@ -261,11 +247,8 @@ def a_text(value: Any) -> str:
 
 
 def a_text_or_pair(value: Any) -> Text:
-    """Return a text, or a pair given as `{"text", "text_pair"}` or as a list of two texts.
-
-    Raises:
-        BadRequest: The value is neither.
-    """
+    """Return a text, or a pair given as `{"text", "text_pair"}` or as a list of two texts. Raise
+    BadRequest if the value is neither."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and set(value) <= {"text", "text_pair"} and "text" in value:
@@ -288,7 +271,6 @@ class Document:
 
     value: Any
     truncated: Sequence[int] = ()
-    failed: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -315,11 +297,6 @@ class Answers(list[Any]):
         self.unfinished: Sequence[int] = ()
         """Positions of the prompts whose generation ended at the token limit."""
 
-    @property
-    def document(self) -> Any:
-        """Return the JSON value: the entries, or the only one."""
-        return self[0] if self.single else list(self)
-
 
 def restore_records(prediction: Any, prepared: Prepared) -> Any:
     """Return one entry per record: the prediction, an error if the record is invalid, or a list if
@@ -328,10 +305,9 @@ def restore_records(prediction: Any, prepared: Prepared) -> Any:
     if not isinstance(prediction, Answers) or not (faults or groups):
         return prediction
     indices = _valid(prediction, faults)
-    entries = {
-        index: {"error": {"code": "bad_request", "message": message}}
-        for index, message in faults.items()
-    } | dict(zip(indices, prediction, strict=True))
+    entries: dict[int, Any] = dict(zip(indices, prediction, strict=True))
+    for index, message in faults.items():
+        entries[index] = {"error": {"code": "bad_request", "message": message}}
     groups = groups or [None] * len(entries)
     records = [record for record, size in enumerate(groups) for _ in range(size or 1)]
     inputs = iter(range(len(entries)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from recipe.backend.requests.payloads import Answers, BadRequest, Inputs, Prepared, Request, a_text
 
@@ -23,25 +24,17 @@ class Ranking(Inputs):
         """Return `[{"index", "score"}, ...]` with the best first, or the scores alone."""
         if not self.ranked:
             return Answers(scores, prepared.truncated)
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        texts = prepared.parameters.get("return_text")
-        return Answers(
-            [
-                {"index": index, "score": scores[index]}
-                | ({"text": self.texts[index]} if texts else {})
-                for index in order
-            ],
-            prepared.truncated,
-        )
+        entries: list[dict[str, Any]] = []
+        for index in sorted(range(len(scores)), key=lambda index: -scores[index]):
+            entries.append({"index": index, "score": scores[index]})
+            if prepared.parameters.get("return_text"):
+                entries[-1]["text"] = self.texts[index]
+        return Answers(entries, prepared.truncated)
 
 
 def parts(request: Request) -> tuple[str, list[str], bool] | None:
     """Return the query of a ranking request, its texts, and whether to order them by score; None
-    for other requests.
-
-    Raises:
-        BadRequest: A part is not a text.
-    """
+    for other requests. Raise BadRequest if a part is not a text."""
     value = request.inputs[0] if request.single else None
     if not isinstance(value, dict) or set(value) not in (QUERY, SIMILARITY):
         return None
@@ -55,14 +48,7 @@ def parts(request: Request) -> tuple[str, list[str], bool] | None:
 
 def pairs(request: Request, labels: int) -> Ranking | None:
     """Return a pair of the query and each text of a ranking request; None for other requests.
-
-    Args:
-        request: The request.
-        labels: The number of labels of the model.
-
-    Raises:
-        BadRequest: A part is not a text, or the model has several labels.
-    """
+    Raise BadRequest if a part is not a text, or the model has several labels."""
     query_and_texts = parts(request)
     if query_and_texts is None:
         if "return_text" in request.parameters:

@@ -43,10 +43,7 @@ class Origin:
     @classmethod
     def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:
         """Return the model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
-
-        Raises:
-            ModelError: Neither is there, or both are.
-        """
+        Raise ModelError if neither is there, or both are."""
         refuse_pointers(Path(model_dir))
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
@@ -125,12 +122,8 @@ class Origin:
             ) from error
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the model's tokenizer.
-
-        Raises:
-            ModelError: There is none. transformers would create an empty tokenizer, which reads
-                all texts alike.
-        """
+        """Return the model's tokenizer. Raise ModelError if there is none: transformers would
+        create an empty tokenizer, which reads all texts alike."""
         try:
             location = self.location
             if self.base and not any((Path(location) / name).is_file() for name in _TOKENIZERS):
@@ -178,10 +171,7 @@ def _base_of(
 
     That path is looked up as given and in the adapter's folder. The last part of the path or name
     is looked up in that folder and in the endpoint's additional model data, then the name on the
-    Hub.
-
-    Raises:
-        ModelError: There is no model in any of these places.
+    Hub. Raise ModelError if it is nowhere.
     """
     base = str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
     root = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
@@ -235,7 +225,7 @@ def _advice(folder: Path) -> str:
 
 
 def refuse_empty(tokenizer: Any, location: str) -> None:
-    """Raise ModelError for an empty tokenizer, or one without files in the folder `place`."""
+    """Raise ModelError for an empty tokenizer, or one without files in the folder `location`."""
     files = set(tokenizer.vocab_files_names.values())
     # transformers 5 saves tokenizer.json alone, which some classes (GPT-2's, Funnel's) do not list.
     paths = [Path(location) / file for file in (*files, "tokenizer.json")]

@@ -1,27 +1,31 @@
-"""Loads the weights of a saved model, and refuses missing or NaN weights."""
+"""Loads the weights of a saved model, and refuses missing or NaN weights.
+
+A LoRA adapter that peft has saved is merged into its base. peft only warns if an adapter lacks
+weights or does not fit the base: the base alone would answer.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
-from recipe.backend.saved import adapter_files
 from recipe.backend.saved.origin import Origin
 from recipe.compat import dtype_argument
 from recipe.compat.new_weights import check_layers, unread
-from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.console import log
+from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
 
 
 def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """Load a model, or the base of a LoRA adapter with the adapter merged.
-
-    Raises:
-        ModelError: It cannot be loaded, or weights are missing, which would be random.
-    """
+    """Load a model, or the base of a LoRA adapter with the adapter merged. Raise ModelError if it
+    cannot be loaded, or weights are missing, which would be random."""
     if origin.adapter:
-        return adapter_files.merged(origin, architecture, dtype)
+        return merged(origin, architecture, dtype)
     try:
         model, report = architecture.from_pretrained(
             origin.location, **dtype_argument(dtype), output_loading_info=True, **origin.options
@@ -42,6 +46,85 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
             "Check that its files are complete, and that HF_TASK is what it was trained for.",
         )
     return model
+
+
+def refuse_partial(
+    weights: Mapping[str, Any], adapter_weights: Mapping[str, Any], others: Mapping[str, Any]
+) -> None:
+    """Raise ModelError if some weights of an adapter's file, by peft's names, would not take effect
+    in a model with `adapter_weights` and others, for which the file may have values."""
+    if missing := sorted(set(adapter_weights) - set(weights)):
+        raise ModelError(
+            f"it lacks weights for {listed(missing, 3)}.",
+            "Give the whole folder that peft wrote, with the base that it was trained on.",
+        )
+    if surplus := sorted(set(weights) - set(adapter_weights) - set(others)):
+        raise ModelError(
+            f"the base has no place for its {listed(surplus, 3)}.",
+            "Give the base that it was trained on.",
+        )
+
+
+def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+    """Load the base of the adapter in `origin`, and merge the adapter into it. Raise ModelError if
+    they cannot be read or merged, or weights are missing."""
+    from peft import PeftModel
+    from peft.utils import get_peft_model_state_dict, load_peft_weights
+
+    from recipe.models.lora import tied
+
+    base = origin.base or origin.adapter["base_model_name_or_path"]
+    config = origin.config()
+    if origin.base:
+        # The names of the adapter's labels are unknown, since peft does not save them.
+        heads = (".classifier.weight", ".classifier.out_proj.weight", ".score.weight")
+        saved = load_peft_weights(origin.location, device="cpu")
+        counts = {len(weight) for name, weight in saved.items() if name.endswith(heads)}
+        if len(counts) == 1 and counts != {config.num_labels}:
+            (config.num_labels,) = counts
+            log(
+                f"labels: {config.num_labels} without names, since {origin.location} has no "
+                "config.json (model.config.save_pretrained writes it)"
+            )
+    try:
+        model, report = architecture.from_pretrained(
+            base, config=config, output_loading_info=True, **dtype_argument(dtype), **origin.options
+        )
+    except OSError as error:
+        raise ModelError(
+            f"{origin.location} contains an adapter, and its base {base!r} cannot be read: "
+            f"{str(error).splitlines()[0]}",
+            "Train with lora_save=merged, or provide the base there.",
+        ) from error
+    if (Path(origin.location) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(origin.location)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
+            adapted: Any = PeftModel.from_pretrained(model, origin.location)
+        weights = load_peft_weights(origin.location, device="cpu")
+        adapter_weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        refuse_partial(weights, adapter_weights, adapted.state_dict())
+        if fault := tied(adapted):
+            raise ModelError(f"{fault}.", "Train without adapters of these layers.")
+        merged = adapted.merge_and_unload()
+    except (*UNLOADABLE, ModelError, AttributeError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, ModelError) else why_unloadable(error)
+        raise ModelError(
+            f"The adapter {origin.location} cannot be merged into its base {base}: {reason}",
+            "Give the whole folder that peft wrote, with the base that it was trained on.",
+        ) from error
+    # A head that is in neither of them would be random.
+    brought = {name.removeprefix("base_model.model.") for name in weights}
+    lacking = sorted(set(unread(report)) - brought)
+    if architecture is AutoModel:
+        check_layers(str(base), merged, lacking)
+    elif lacking:
+        raise ModelError(
+            f"Neither the adapter {origin.location} nor its base {base} has {listed(lacking, 3)}.",
+            "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",
+        )
+    return merged
 
 
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:

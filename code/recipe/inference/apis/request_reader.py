@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from recipe.backend.requests import bodies, payloads, routes
-from recipe.backend.requests.payloads import BadRequest, Prepared, Request, UnsupportedContentType
-from recipe.inference.apis import openai, tei, tgi
+from recipe.backend.requests.payloads import (
+    BadRequest,
+    Document,
+    EventStream,
+    Prepared,
+    Request,
+    UnsupportedContentType,
+)
+from recipe.inference.apis import openai, tei
+
+
+def read_generate(path: str, document: Any) -> Request:
+    """Read a body of TGI's routes. Raise BadRequest if it is invalid."""
+    if not isinstance(document, dict) or not isinstance(document.get("inputs"), str):
+        raise BadRequest('Send {"inputs": "a text", "parameters": {...}}.', "inputs")
+    if set(document) - {"inputs", "parameters", "stream"}:
+        raise BadRequest(f"{path} takes inputs and parameters only.")
+    request = bodies.read_document({name: document[name] for name in document if name != "stream"})
+    if request.streams:
+        raise BadRequest(f"{routes.GENERATE_STREAM} streams: leave stream out.", "stream")
+    streams = {"stream": True} if path == routes.GENERATE_STREAM else {}
+    return replace(request, parameters={"return_full_text": False, **request.parameters, **streams})
+
 
 _READERS: Mapping[str, Callable[[str, Any], Request]] = {
     **dict.fromkeys(openai.ROUTES, openai.read),
     **dict.fromkeys((*routes.TEI, *routes.RANKING), tei.read),
-    **dict.fromkeys(routes.TGI, tgi.read),
+    **dict.fromkeys(routes.TGI, read_generate),
 }
 # Routes by a key of their bodies, for bodies without `inputs`.
 _KEYS = {
@@ -25,12 +46,8 @@ _MARKS = tuple(f'"{name}"'.encode() for name in (*_KEYS, "documents"))
 
 
 def read(body: bytes, content_type: str, path: str) -> Request:
-    """Return the request of a body in Hugging Face's form, OpenAI's, TEI's or TGI's.
-
-    Raises:
-        BadRequest: The body is invalid; the message says why.
-        UnsupportedContentType: The content type is not supported.
-    """
+    """Return the request of a body in Hugging Face's form, OpenAI's, TEI's or TGI's. Raise
+    BadRequest if it is invalid, and UnsupportedContentType if its content type is another one."""
     kind = payloads.media_type(content_type)
     if path in _READERS:
         if kind != payloads.JSON:
@@ -50,11 +67,8 @@ def read(body: bytes, content_type: str, path: str) -> Request:
 
 
 def route_of(document: dict[str, Any]) -> str:
-    """Return the route of OpenAI's or Jina's API for a body; empty for bodies of other APIs.
-
-    Raises:
-        BadRequest: The body has keys of several routes.
-    """
+    """Return the route of OpenAI's or Jina's API for a body; empty for bodies of other APIs. Raise
+    BadRequest if it has keys of several routes."""
     if "inputs" in document:
         return ""
     if {"query", "documents"} <= set(document):
@@ -75,7 +89,10 @@ def format_answer(prediction: Any, prepared: Prepared) -> Any:
     if isinstance(prediction, Exception):
         return prediction
     if request.route in routes.TGI:
-        return tgi.format_answer(prediction)
+        # The only text as an object, or events of its tokens.
+        if isinstance(prediction, Iterator):
+            return EventStream(prediction)
+        return Document(prediction[0][0], prediction.truncated)
     if request.form is None:
         return payloads.restore_records(prediction, prepared)
     try:

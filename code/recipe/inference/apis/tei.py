@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recipe.backend import bounds
+from recipe.backend.requests import routes
 from recipe.backend.requests.parameters import (
     FLAG,
     OBJECT,
@@ -31,20 +32,7 @@ from recipe.backend.requests.payloads import (
     refuse,
     texts_or_ids,
 )
-from recipe.backend.requests.routes import (
-    EMBED,
-    EMBED_ALL,
-    EMBED_SPARSE,
-    PREDICT,
-    RERANK,
-    RERANK_1,
-    RERANK_2,
-    SCORE,
-    SCORE_1,
-    SIMILARITY,
-    TOKENIZE,
-)
-from recipe.inference.apis.openai_forms import served_name
+from recipe.inference.apis.openai import served_name
 
 _LENGTHS: Mapping[str, Rule] = {"truncate": FLAG, "truncation_direction": SIDE}
 
@@ -60,44 +48,38 @@ def _text(document: Any) -> Any:
     return document["text"] if is_object else document
 
 
+_REMARKS = {"model": TEXT, "user": TEXT}
+_VECTORS = {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS}
 _RULES: Mapping[str, Mapping[str, Rule]] = {
-    EMBED_ALL: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
-    EMBED_SPARSE: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
-    TOKENIZE: {"inputs": TEXT_OR_TEXTS, "add_special_tokens": FLAG},
-    RERANK_1: {
-        "query": TEXT,
-        "documents": Rule(
-            lambda value: isinstance(value, list) and are_texts([_text(part) for part in value]),
-            'a list of texts or of {"text": "a text"}',
-        ),
-        "model": TEXT,
-        "user": TEXT,
-        "top_n": whole(1),
-        "return_documents": FLAG,
-        **_LENGTHS,
-    },
-    SCORE: {
-        "text_1": TEXT_OR_TEXTS,
-        "text_2": TEXT_OR_TEXTS,
-        "model": TEXT,
-        "user": TEXT,
-        **_LENGTHS,
-    },
-    EMBED: {
-        "inputs": TEXTS_OR_IDS,
-        "normalize": FLAG,
-        "prompt_name": TEXT,
-        "dimensions": whole(1),
-        **_LENGTHS,
-    },
-    RERANK: {
+    routes.EMBED: {**_VECTORS, "normalize": FLAG, "dimensions": whole(1)},
+    routes.EMBED_ALL: _VECTORS,
+    routes.EMBED_SPARSE: _VECTORS,
+    routes.TOKENIZE: {"inputs": TEXT_OR_TEXTS, "add_special_tokens": FLAG},
+    routes.RERANK: {
         "query": TEXT,
         "texts": Rule(are_texts, "a list of texts"),
         "raw_scores": FLAG,
         "return_text": FLAG,
         **_LENGTHS,
     },
-    PREDICT: {
+    routes.RERANK_1: {
+        "query": TEXT,
+        "documents": Rule(
+            lambda value: isinstance(value, list) and are_texts([_text(part) for part in value]),
+            'a list of texts or of {"text": "a text"}',
+        ),
+        "top_n": whole(1),
+        "return_documents": FLAG,
+        **_REMARKS,
+        **_LENGTHS,
+    },
+    routes.SCORE: {
+        "text_1": TEXT_OR_TEXTS,
+        "text_2": TEXT_OR_TEXTS,
+        **_REMARKS,
+        **_LENGTHS,
+    },
+    routes.PREDICT: {
         "inputs": Rule(
             lambda value: (
                 is_sequence(value)
@@ -112,7 +94,7 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
         "raw_scores": FLAG,
         **_LENGTHS,
     },
-    SIMILARITY: {
+    routes.SIMILARITY: {
         "inputs": Rule(
             lambda value: (
                 isinstance(value, dict)
@@ -125,80 +107,85 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
         "parameters": OBJECT,
     },
 }
+_NEEDED: Mapping[str, set[str]] = {
+    routes.RERANK: {"query", "texts"},
+    routes.RERANK_1: {"query", "documents"},
+    routes.SCORE: {"text_1", "text_2"},
+}
+"""The keys that a body must have, where these are not `inputs`."""
 _KEPT = ("prompt_name", "truncation_direction", "dimensions")
 """Keys that are parameters of the same name."""
-_NEEDED = {
-    EMBED: {"inputs"}, EMBED_ALL: {"inputs"}, RERANK: {"query", "texts"}, PREDICT: {"inputs"},
-    SIMILARITY: {"inputs"}, RERANK_1: {"query", "documents"}, EMBED_SPARSE: {"inputs"},
-    TOKENIZE: {"inputs"}, SCORE: {"text_1", "text_2"},
-}  # fmt: skip
 
 
 def read(path: str, document: Any) -> Request:
-    """Read a body of one of the API's routes.
-
-    Raises:
-        BadRequest: Keys are unknown or have invalid values. The message names all of them.
-    """
+    """Read a body of one of the API's routes. Raise BadRequest with all keys that are unknown or
+    have invalid values."""
     has_documents = isinstance(document, dict) and "documents" in document
-    if path == RERANK_2 or (path == RERANK and has_documents):
-        path = RERANK_1
-    if path == SCORE_1:
-        path = SCORE
+    if path == routes.RERANK_2 or (path == routes.RERANK and has_documents):
+        path = routes.RERANK_1
+    if path == routes.SCORE_1:
+        path = routes.SCORE
+    needed = _NEEDED.get(path, {"inputs"})
     rules = _RULES[path]
     if not isinstance(document, dict):
-        raise BadRequest(f"The body is not an object with {', '.join(sorted(_NEEDED[path]))}.")
+        raise BadRequest(f"The body is not an object with {', '.join(sorted(needed))}.")
     body = {name: value for name, value in document.items() if value is not None}
-    if path == SIMILARITY and isinstance(body.get("parameters"), dict):
-        nested = {k: v for k, v in body.pop("parameters").items() if v is not None}
+    if path == routes.SIMILARITY and isinstance(body.get("parameters"), dict):
         rules = {**rules, **_LENGTHS, "prompt_name": TEXT}
-        body |= nested
+        body |= {k: v for k, v in body.pop("parameters").items() if v is not None}
     wrong = faults(body, rules)
     if unknown := sorted(set(body) - set(rules)):
         wrong.append(
             f"{path} does not take {', '.join(unknown)}; it takes {', '.join(sorted(rules))}"
         )
-    refuse(wrong, body, rules, sorted(_NEEDED[path] - set(body)))
+    refuse(wrong, body, rules, sorted(needed - set(body)))
     parameters = {name: body[name] for name in _KEPT if name in body}
-    if path == EMBED:
-        parameters["normalize"] = body.get("normalize", True)
     if body.get("truncate") is False:
         parameters["truncation"] = False
     if body.get("raw_scores"):
         parameters["function_to_apply"] = "none"
-    return _READERS[path](body, parameters)
-
-
-def _embed(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    if path == routes.RERANK_1:
+        return _rerank_documents(body, parameters)
+    if path == routes.SCORE:
+        return _score(body, parameters)
+    if path == routes.PREDICT:
+        return _predict(body["inputs"], parameters)
+    if path == routes.TOKENIZE:
+        parameters["add_special_tokens"] = body.get("add_special_tokens", True)
+        return Request(inputs=texts_or_ids(body["inputs"]), parameters=parameters)
+    if path == routes.RERANK:
+        parameters["return_text"] = body.get("return_text", False)
+        return _compare({"query": body["query"], "texts": body["texts"]}, parameters, as_document)
+    if path == routes.SIMILARITY:
+        return _compare(body["inputs"], parameters, as_document)
+    if path == routes.EMBED:
+        parameters["normalize"] = body.get("normalize", True)
     return Request(inputs=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
 
 
+def _compare(
+    inputs: dict[str, Any],
+    parameters: dict[str, Any],
+    form: Callable[[Answers, Prepared], Document],
+) -> Request:
+    """Return a request that compares texts with one other text."""
+    return Request(inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=form)
+
+
 def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    inputs = {"query": body["query"], "texts": [_text(part) for part in body["documents"]]}
+    texts = [_text(part) for part in body["documents"]]
 
     def form(prediction: Answers, prepared: Prepared) -> Document:
-        results = [
-            {"index": entry["index"], "relevance_score": entry["score"]}
-            | (
-                {"document": {"text": inputs["texts"][entry["index"]]}}
-                if body.get("return_documents", True)
-                else {}
-            )
-            for entry in prediction[: body.get("top_n")]
-        ]
+        results: list[dict[str, Any]] = []
+        for entry in prediction[: body.get("top_n")]:
+            results.append({"index": entry["index"], "relevance_score": entry["score"]})
+            if body.get("return_documents", True):
+                results[-1]["document"] = {"text": texts[entry["index"]]}
         head = {"id": f"rerank-{uuid.uuid4().hex}", "model": served_name()}
         usage = {"total_tokens": prepared.tokens}
         return Document({**head, "usage": usage, "results": results}, prediction.truncated)
 
-    return Request(inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=form)
-
-
-def _rerank(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    parameters["return_text"] = body.get("return_text", False)
-    inputs = {"query": body["query"], "texts": body["texts"]}
-    return Request(
-        inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document
-    )
+    return _compare({"query": body["query"], "texts": texts}, parameters, form)
 
 
 def _score(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
@@ -225,30 +212,15 @@ def _score(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     return Request(inputs=pairs, parameters=parameters, form=form)
 
 
-def _predict(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    inputs = body["inputs"]
+def _predict(inputs: Any, parameters: dict[str, Any]) -> Request:
     is_single = is_sequence(inputs)
     sequences = [inputs] if is_single else inputs
     texts = [part[0] if isinstance(part, list) and len(part) == 1 else part for part in sequences]
-    parameters["top_k"] = None
 
     def form(prediction: Answers, prepared: Prepared) -> Document:
-        entries = list(prediction)
-        return Document(entries[0] if is_single else entries, prediction.truncated)
+        return Document(prediction[0] if is_single else list(prediction), prediction.truncated)
 
-    return Request(inputs=texts, parameters=parameters, form=form)
-
-
-def _similarity(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    inputs = body["inputs"]
-    return Request(
-        inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document
-    )
-
-
-def _tokenize(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    parameters["add_special_tokens"] = body.get("add_special_tokens", True)
-    return Request(inputs=texts_or_ids(body["inputs"]), parameters=parameters)
+    return Request(inputs=texts, parameters={**parameters, "top_k": None}, form=form)
 
 
 def prepare(request: Request) -> Prepared:
@@ -258,23 +230,17 @@ def prepare(request: Request) -> Prepared:
 
 
 def tokenized(prepared: Prepared, tokenizer: Any) -> Document:
-    """Return the tokens of each text, as TEI's /tokenize; special tokens have no offsets.
-
-    Raises:
-        TooCostly: The texts are too long.
-    """
+    """Return the tokens of each text, as TEI's /tokenize; special tokens have no offsets. Raise
+    TooCostly for texts that are too long."""
     texts = prepared.inputs.values
     bounds.hold(bounds.Bound.ROWS, len(texts))
     tokens = []
     for text in texts:
         bounds.hold_text(text)
         encoded = tokenizer(
-            text,
-            add_special_tokens=prepared.parameters["add_special_tokens"],
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            verbose=False,
-        )
+            text, add_special_tokens=prepared.parameters["add_special_tokens"], verbose=False,
+            return_offsets_mapping=True, return_special_tokens_mask=True,
+        )  # fmt: skip
         names = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
         columns = (encoded["input_ids"], names, encoded["offset_mapping"])
         rows = zip(*columns, encoded["special_tokens_mask"], strict=True)
@@ -297,9 +263,3 @@ def tokenized(prepared: Prepared, tokenizer: Any) -> Document:
 def as_document(prediction: Answers, prepared: Prepared) -> Document:
     """Return the answers as a JSON list."""
     return Document(list(prediction), prediction.truncated)
-
-
-_READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Request]] = {
-    EMBED: _embed, EMBED_ALL: _embed, EMBED_SPARSE: _embed, RERANK: _rerank, PREDICT: _predict,
-    SIMILARITY: _similarity, RERANK_1: _rerank_documents, TOKENIZE: _tokenize, SCORE: _score,
-}  # fmt: skip

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipe.backend.requests import serialization
 from recipe.backend.requests.bodies import array_of, text_of
 from recipe.backend.requests.payloads import (
     CSV,
@@ -22,7 +23,6 @@ from recipe.backend.requests.payloads import (
     UnsupportedContentType,
     media_type,
 )
-from recipe.inference.defaults import serialization
 
 
 class NoHeader(BadRequest):
@@ -36,14 +36,8 @@ _CSV_NAMES = ("question", "context", "inputs")
 def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
     """Return a request's data as Hugging Face's image passes it to `predict_fn`.
 
-    Args:
-        body: Text for JSON and CSV, bytes for other types.
-        content_type: The Content-Type of the request.
-        task: The task of the pipeline if known. Two tasks do not accept CSV.
-
-    Returns:
-        For JSON its value, for CSV {"inputs": [...]}, for NPY an array, for an image
-        {"inputs": image}, for audio {"inputs": bytes}.
+    That is for JSON its value, for CSV {"inputs": [...]}, which two tasks do not accept, for NPY an
+    array, for an image {"inputs": image}, and for audio {"inputs": bytes}.
 
     Raises:
         BadRequest: (400) The body is not of its type.
@@ -92,12 +86,8 @@ def read_json(body: str | bytes) -> Any:
 
 
 def read_table(text: str) -> dict[str, Any]:
-    """Return CSV rows as dicts, or only the texts if a column is named inputs.
-
-    Raises:
-        NoHeader: The first line does not name the columns.
-        BadRequest: A row has another number of fields than the first line.
-    """
+    """Return CSV rows as dicts, or only the texts if a column is named inputs. Raise NoHeader if
+    the first line does not name the columns, BadRequest if a row has more or fewer fields."""
     header = next(iter(text.splitlines()), "")
     if not any(name in header.lower() for name in _CSV_NAMES):
         raise NoHeader(
@@ -120,9 +110,7 @@ def read_table(text: str) -> dict[str, Any]:
             raise BadRequest(
                 f"Line {number} of the CSV has another number of fields than its header."
             )
-    if "inputs" in rows[0]:
-        return {"inputs": [row["inputs"] for row in rows]}
-    return {"inputs": rows}
+    return {"inputs": [row["inputs"] for row in rows] if "inputs" in rows[0] else rows}
 
 
 def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
@@ -139,9 +127,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    from recipe.backend import loading, pipelines, precision
+    from recipe.backend import loading, pipelines, precision, programs
     from recipe.backend.saved.origin import Origin
-    from recipe.backend.static import programs as static
     from recipe.compat import quieten
     from recipe.inference import registry
     from recipe.storage import checksums
@@ -157,7 +144,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     if environ.get("HF_TASK"):
         registry.check_head(origin, task)
     kind, _, _ = precision.chosen(environ)
-    if kind in static.DEVICES and task in SERVED:
+    if kind in programs.DEVICES and task in SERVED:
         # transformers' pipelines would compile a program for the length of each text.
         return TaskPipeline(task, registry.load(model_dir, {**environ, "HF_TASK": task}))
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
@@ -168,13 +155,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
 
 
 class TaskPipeline:
-    """A task of these handlers behind the interface of transformers' pipelines.
-
-    Attributes:
-        task: Its name.
-        model: The model.
-        tokenizer: Its tokenizer.
-    """
+    """A task of these handlers behind the interface of transformers' pipelines: it is called, and
+    has the attributes `task` (its name), `model` and `tokenizer`."""
 
     def __init__(self, name: str, answerer: Any) -> None:
         self.task = name
@@ -189,22 +171,17 @@ class TaskPipeline:
         `question` and `context` may be given instead of `inputs`. Raises BadRequest (400) for
         inputs or parameters that the task does not accept.
         """
-        from recipe.backend.requests import bodies, payloads
+        from recipe.backend.requests import bodies
 
         if inputs is None:
             names = ("question", "context")
             inputs = {name: parameters.pop(name) for name in names if name in parameters}
         document = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-        request = bodies.read_request(document, payloads.JSON)
+        request = bodies.read_request(document, JSON)
         (answer,) = self._answerer.predict([self._answerer.prepare(request)])
         if isinstance(answer, Exception):
             raise answer
-        return as_values(answer)
-
-
-def as_values(answer: Any) -> Any:
-    """Return an answer as lists and dicts, or an iterator of texts unchanged."""
-    if isinstance(answer, Iterator):
-        return answer
-    entries = serialization.plain(answer)
-    return entries[0] if getattr(answer, "single", False) else entries
+        if isinstance(answer, Iterator):
+            return answer
+        entries = serialization.plain(answer)
+        return entries[0] if getattr(answer, "single", False) else entries

@@ -41,10 +41,7 @@ def script_files(model_dir: str) -> list[Path]:
 
 def load_torchscript(model_dir: str) -> Any:
     """Load the TorchScript module in model.pt, or in the only .pt or .pth file, on this device.
-
-    Raises:
-        ModelError: The folder has no such file or several, or the file is not TorchScript.
-    """
+    Raise ModelError if there is no such file or several, or it is not TorchScript."""
     import torch
 
     files = script_files(model_dir)
@@ -83,12 +80,11 @@ def device_of(model: Any) -> Any:
 
 
 def decode(body: str | bytes, content_type: str, model: Any) -> Any:
-    """Return a request's data as PyTorch's image passes it to `predict_fn`, on the model's device.
+    """Return a request's data as PyTorch's image passes it to `predict_fn`: a tensor on the model's
+    device, in float32 for JSON and CSV, in the array's dtype for NPY.
 
-    Returns:
-        A tensor, in float32 for JSON and CSV, in the array's dtype for NPY. CSV of one row or one
-        column becomes one dimension, as with numpy.genfromtxt. JSON other than numbers, which
-        PyTorch's image refuses, is returned unchanged, such as a dict or texts.
+    CSV of one row or one column becomes one dimension, as with numpy.genfromtxt. JSON other than
+    numbers, which PyTorch's image refuses, is returned unchanged, such as a dict or texts.
 
     Raises:
         BadRequest: (400) The body is not of its type, or its rows differ in length.
@@ -128,12 +124,8 @@ def decode(body: str | bytes, content_type: str, model: Any) -> Any:
 
 
 def read_numbers(text: str) -> np.ndarray[Any, Any]:
-    """Return the numbers of CSV without a header, as numpy.genfromtxt shapes them, float32.
-
-    Raises:
-        BadRequest: A cell is not a number (numpy.genfromtxt returns nan or -1 for it), or rows
-            differ in length.
-    """
+    """Return the numbers of CSV without a header, as numpy.genfromtxt shapes them, float32. Raise
+    BadRequest for cells of which that makes nan or -1, and for rows of several lengths."""
     rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
     if not rows:
         raise BadRequest("The CSV has no row.")

@@ -13,16 +13,14 @@ from typing import Any
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from recipe.backend import bounds, loaded_model, loading, precision, turns
+from recipe.backend import bounds, loaded_model, loading, precision, programs, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.device_copies import to_device
 from recipe.backend.loaded_model import LoadedModel, side_of
 from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import BadRequest, Inputs, Prepared, Request
-from recipe.backend.rows import Pooling, TokenRow
+from recipe.backend.rows import Pooling, TokenRow, to_device
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
-from recipe.backend.static import programs as static
 from recipe.compat import UNBOUNDED, attend_fully, dtype_argument, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
@@ -77,11 +75,11 @@ class SentenceVectors:
 
         kind, name, dtype = precision.chosen(environ)
         try:
-            is_static = kind in static.DEVICES
+            is_static = kind in programs.DEVICES
             model = SentenceTransformer(
                 origin.location,
                 device="cpu" if is_static else kind,
-                model_kwargs={**dtype_argument(dtype), **(static.ATTENTION if is_static else {})},
+                model_kwargs={**dtype_argument(dtype), **(programs.ATTENTION if is_static else {})},
                 **origin.options,
             )
         except UNLOADABLE as error:
@@ -126,7 +124,7 @@ class SentenceVectors:
                 kind, AutoModel, Pooling(list(model)[1:]), environ,
             )  # fmt: skip
         elif is_static:
-            raise static.refused(kind, f"of its modules ({_names(model)}) shapes are not known")
+            raise programs.refused(kind, f"of its modules ({_names(model)}) shapes are not known")
         else:
             turns.pause_before_calls(model[0])
         return cls(model, loaded, normalizes=normalizes)

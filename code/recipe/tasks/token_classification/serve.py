@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification
 from recipe.backend import bounds, loading, pipelines, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.answers import json_values
+from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import Answers, BadRequest, Inputs, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
@@ -155,7 +155,8 @@ class Tagger(ServedTask):
                         {**chunk, "logits": values.unsqueeze(0)}
                         for chunk, values in zip(chunks, chunk_scores, strict=True)
                     ]
-                    entities.append(json_values(self.pipeline.postprocess(scored, **after)))
+                    answer = self.pipeline.postprocess(scored, **after)
+                    entities.append(serialization.plain(answer))
                     count += len(entities[-1])
                     bounds.hold(Bound.ANSWER, 6 * count, f"{count:,} entities")
             except bounds.TooCostly as error:

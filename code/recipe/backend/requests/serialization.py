@@ -133,26 +133,17 @@ def unwritable(value: Any, location: str = "prediction") -> str:
     """Return a message about the first NaN or infinity, or ''."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{location} is {value}, which JSON does not support."
-    entries: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        entries = value.items()
-    elif isinstance(value, list):
-        entries = enumerate(value)
-    return next(
-        filter(None, (unwritable(part, f"{location}[{key!r}]") for key, part in entries)), ""
-    )
+    entries = enumerate(value) if isinstance(value, list) else ()
+    entries = value.items() if isinstance(value, dict) else entries
+    faults = (unwritable(part, f"{location}[{key!r}]") for key, part in entries)
+    return next(filter(None, faults), "")
 
 
 def plain(value: Any, rounded: bool = False) -> Any:
-    """Return a value as dicts, lists, strings, numbers, booleans and None.
+    """Return a value as dicts, lists, strings, numbers, booleans and None, or raise Unencodable.
 
-    Args:
-        value: What a handler returned.
-        rounded: Whether numbers of arrays and tensors are written with the fewest digits that
-            identify them in their precision: the float32 0.1, not 0.10000000149011612.
-
-    Raises:
-        Unencodable: A value cannot be written.
+    If `rounded`, numbers of arrays and tensors have the fewest digits that identify them in their
+    precision: the float32 0.1, not 0.10000000149011612.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -182,10 +173,10 @@ def _key(key: Any) -> str:
 
 def _simpler(value: Any) -> Any:
     """Return a simpler form of a value that is not a type of JSON."""
-    if is_tensor(value):
-        return lists_of_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return lists_of_array(np.asanyarray(value))
+    if is_tensor(value):
+        return lists_of_array(array_of_tensor(value))
     for test, simpler in _SIMPLER:
         if test(value):
             return simpler(value)
@@ -210,17 +201,10 @@ def is_tensor(value: Any) -> bool:
     return _is_from(value, "torch", "Tensor")
 
 
-def lists_of_tensor(tensor: Any) -> Any:
-    """Return a tensor's numbers in nested lists, or the number if it has no dimensions."""
-    return lists_of_array(array_of_tensor(tensor))
-
-
 def array_of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
     """Return a tensor as an array; float32 for types that numpy lacks, such as bfloat16."""
     tensor = tensor.detach()
-    if str(tensor.layout) != "torch.strided":
-        tensor = tensor.to_dense()
-    tensor = tensor.cpu()
+    tensor = (tensor if str(tensor.layout) == "torch.strided" else tensor.to_dense()).cpu()
     try:
         array: np.ndarray[Any, Any] = tensor.numpy()
     except TypeError:
@@ -298,11 +282,8 @@ def to_json_lines(prediction: Any) -> bytes:
 
 
 def to_csv(prediction: Any) -> bytes:
-    """Return a row for each entry of a list, or one row. A list or dict in a cell is JSON.
-
-    Raises:
-        Unencodable: A value has a type that no answer can hold, or is None as a whole.
-    """
+    """Return a row for each entry of a list, or one row; a list or dict in a cell is JSON. Raise
+    Unencodable if a value has a type that no answer can hold, or all of it is None."""
     value = plain(prediction, rounded=True)
     if value is None:
         raise Unencodable("The prediction is None, which CSV cannot hold.")
