@@ -27,6 +27,14 @@ def predict(model: Any, requests: Sequence[Any]) -> list[Any]:
     return list(model.predict([model.prepare(request) for request in requests]))
 
 
+def request(inputs: Any, path: str = "/invocations", **parameters: Any) -> Any:
+    """Return the request of a JSON body in Hugging Face's form."""
+    from recipe.inference.apis import request_reader
+
+    body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+    return request_reader.read(body, "application/json", path)
+
+
 def tokenizer(max_length: int = 48) -> Any:
     """Return a WordPiece tokenizer that spells unknown words and marks the second text of a pair."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -113,9 +121,6 @@ def save_nllb(folder: Path) -> Any:
     return made
 
 
-_INVOCATIONS = SimpleNamespace(path="/invocations")
-
-
 class Handlers:
     """The image's handlers on one model, called as a worker calls them."""
 
@@ -127,26 +132,40 @@ class Handlers:
         with mock.patch.dict(os.environ, {"AMPHORA_DTYPE": "float32", **environ}):
             self.model = registry.load(str(folder), os.environ)
 
-    def ask_all(self, bodies: Sequence[Any], accept: str = "application/json") -> list[Any]:
-        """Return the answers to requests that are predicted in one batch; JSON is parsed."""
+    def ask_all(
+        self, bodies: Sequence[Any], accept: str = "application/json", path: str = "/invocations"
+    ) -> list[Any]:
+        """Return the answers to requests that are predicted in one batch; JSON, and the events of a
+        stream, are parsed."""
         requests = []
         for body in bodies:
             kind = "application/json"
             if isinstance(body, tuple):
                 body, kind = body
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            requests.append(self._functions.input_fn(data, kind, _INVOCATIONS))
+            requests.append(self._functions.input_fn(data, kind, SimpleNamespace(path=path)))
             self._functions.tokens_fn(requests[-1], self.model)
-        predictions = self._functions.predict_batch_fn(requests, self.model)
-        for prediction in predictions:
+        answers: list[Any] = []
+        for prediction in self._functions.predict_batch_fn(requests, self.model):
             if isinstance(prediction, Exception):
                 raise prediction
-        bodies_out = [self._functions.output_fn(value, accept)[0] for value in predictions]
-        return [json.loads(body) if "json" in accept else body for body in bodies_out]
+            value = prediction() if callable(prediction) else prediction
+            body, _ = self._functions.output_fn(value, accept)
+            if not isinstance(body, bytes):
+                events = b"".join(body).decode().split("\n\n")[:-1]
+                texts = [event.removeprefix("data: ") for event in events]
+                answers.append([json.loads(text) for text in texts if text != "[DONE]"])
+            else:
+                answers.append(json.loads(body) if "json" in accept else body)
+        return answers
 
     def ask(self, body: Any, accept: str = "application/json") -> Any:
         """Return the answer to one request."""
         return self.ask_all([body], accept)[0]
+
+    def post(self, path: str, body: Any) -> Any:
+        """Return the answer to one request of an API's route."""
+        return self.ask_all([body], path=path)[0]
 
 
 def npy(array: Any) -> bytes:

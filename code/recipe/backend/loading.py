@@ -296,9 +296,9 @@ def _compile_programs(
     alone = loaded.alone()
     has_types = TYPE_IDS in loaded.padded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names
     buckets = Buckets.read(environ, loaded.max_length)
-    call = programs.call_of(loaded.model, loaded.padded.inputs, reading)
+    taken, count = loaded.padded.inputs, len(buckets.shapes)
     layout = Programs(
-        compute=programs.compiled(call, kind, len(buckets.shapes)),
+        compute=programs.compiled(loaded.model, taken, reading, kind, count),
         buckets=buckets,
         kind=kind,
         pad=loaded.padded.pad,

@@ -36,15 +36,12 @@ _TEXT_KEYS = {"text", "question", "query", "prompt", "candidate_labels", "role",
 _COUNTS = ("max_new_tokens", "max_length", "num_beams", "num_return_sequences")
 _FORMS = {
     "table-question-answering": "table",
-    "image-classification": "image",
-    "image-segmentation": "image",
-    "image-feature-extraction": "image",
-    "image-to-text": "image",
-    "depth-estimation": "image",
-    "object-detection": "image",
-    "automatic-speech-recognition": "audio",
-    "audio-classification": "audio",
-}
+    **dict.fromkeys(("automatic-speech-recognition", "audio-classification"), "audio"),
+    **dict.fromkeys(
+        ("image-classification", "image-segmentation", "image-feature-extraction",
+         "image-to-text", "depth-estimation", "object-detection"), "image"
+    ),
+}  # fmt: skip
 """The form of the page for some tasks; JSON for the others."""
 _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 

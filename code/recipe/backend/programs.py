@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,8 +39,6 @@ _REMEDY = (
 )
 ATTENTION = {"attn_implementation": "eager"}
 Batch = Mapping[str, Tensor]
-Given = ParamSpec("Given")
-Computed = TypeVar("Computed")
 
 
 @dataclass(frozen=True, order=True)
@@ -237,22 +235,15 @@ def move(model: PreTrainedModel, kind: str, reading: OutputKind) -> None:
     model.tie_weights()  # moving copies shared weights
 
 
-def compiled(call: Callable[Given, Computed], kind: str, count: int) -> Callable[Given, Computed]:
-    """Compile `call` for `count` shapes, under TorchNeuron's rules: one graph without breaks, no
-    dynamic shape. torch-xla compiles without torch.compile."""
-    compiler = device.kind_of(kind).compiler
-    if compiler is None:
-        return call
-    config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, count)
-    return torch.compile(call, backend=compiler, fullgraph=True, dynamic=False)
-
-
-def call_of(
-    model: PreTrainedModel, inputs: Collection[str], reading: OutputKind
+def compiled(
+    model: PreTrainedModel, inputs: Collection[str], reading: OutputKind, kind: str, count: int
 ) -> Callable[[Batch], Tensor]:
     """Return the function of a program: a model's forward with its `inputs`, and the values that
-    are read. The model may be moved to the device later."""
+    are read. The model may be moved to the device later.
+
+    It is compiled for `count` shapes, under TorchNeuron's rules: one graph without breaks, no
+    dynamic shape. torch-xla compiles without torch.compile.
+    """
 
     def call(batch: Batch) -> Tensor:
         taken = {name: tensor for name, tensor in batch.items() if name in inputs}
@@ -261,4 +252,9 @@ def call_of(
             return token_values(output)
         return values_from_padded(reading, output, batch.get(POOLED, batch[MASK]), ()).whole
 
-    return call
+    compiler = device.kind_of(kind).compiler
+    if compiler is None:
+        return call
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, count)
+    return torch.compile(call, backend=compiler, fullgraph=True, dynamic=False)

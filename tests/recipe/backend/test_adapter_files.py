@@ -23,13 +23,17 @@ IDS = torch.tensor([[7, 8, 9, 10]])
 CAUSAL = {"auto": AutoModelForCausalLM, "seed": 0, "task_type": "CAUSAL_LM"}
 
 
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return save("LlamaForCausalLM", tmp_path / "base")
+
+
 def served(folder: Path, auto: Any = AutoModelForCausalLM) -> Any:
     (folder / "config.json").write_bytes((folder.parent / "base" / "config.json").read_bytes())
     return weights.read(Origin(str(folder), {}), auto, torch.float32).eval()
 
 
-def test_a_merged_adapter_is_what_peft_computes(tmp_path: Path) -> None:
-    base = save("LlamaForCausalLM", tmp_path / "base")
+def test_a_merged_adapter_is_what_peft_computes(base: Path, tmp_path: Path) -> None:
     folder = adapter(base, tmp_path / "a", target_modules=["q_proj", "down_proj"], **CAUSAL)
     merged = served(folder)
     plain = AutoModelForCausalLM.from_pretrained(base)
@@ -43,29 +47,23 @@ def test_a_merged_adapter_is_what_peft_computes(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys:UserWarning")
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [(".q_proj.", ".query.", "lacks weights for"), ("layers.1.", "layers.7.", "lacks weights for")],
+    ("old", "new", "kept", "reason"),
+    [
+        (".q_proj.", ".query.", False, "lacks weights for"),
+        ("layers.1.", "layers.7.", False, "lacks weights for"),
+        ("q_proj", "k_proj", True, "no place for its"),
+    ],
 )
 def test_weights_by_other_names_are_refused(
-    tmp_path: Path, old: str, new: str, reason: str
+    base: Path, tmp_path: Path, old: str, new: str, kept: bool, reason: str
 ) -> None:
     """peft warns, and the base alone would answer."""
-    base = save("LlamaForCausalLM", tmp_path / "base")
     folder = adapter(base, tmp_path / "a", target_modules=["q_proj"], **CAUSAL)
     file = folder / "adapter_model.safetensors"
-    save_file({name.replace(old, new): part for name, part in load_file(file).items()}, file)
+    saved = load_file(file)
+    others = {name.replace(old, new): part.clone() for name, part in saved.items()}
+    save_file({**saved, **others} if kept else others, file)
     with pytest.raises(ModelError, match=reason):
-        served(folder)
-
-
-def test_surplus_weights_are_refused(tmp_path: Path) -> None:
-    base = save("LlamaForCausalLM", tmp_path / "base")
-    folder = adapter(base, tmp_path / "a", target_modules=["q_proj"], **CAUSAL)
-    file = folder / "adapter_model.safetensors"
-    weights = load_file(file)
-    extra = {name.replace("q_proj", "k_proj"): part.clone() for name, part in weights.items()}
-    save_file({**weights, **extra}, file)
-    with pytest.raises(ModelError, match="no place for its"):
         served(folder)
 
 
@@ -90,13 +88,10 @@ def test_a_head_that_nobody_brings_is_refused(tmp_path: Path) -> None:
     "location", ["as it is named", "beside it", "additional data", "HF_MODEL_ID"]
 )
 def test_an_adapter_as_peft_saves_it_finds_its_base(
-    location: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    base: Path, location: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """peft writes no config.json and no tokenizer: both are the base's."""
-    base = save("LlamaForCausalLM", tmp_path / "base")
     folder = adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL)
     assert not (folder / "config.json").exists()
     with warnings.catch_warnings():
@@ -125,8 +120,7 @@ def served_logits(folder: Path) -> torch.Tensor:
     return logits
 
 
-def test_an_adapter_whose_base_cannot_be_had_names_both(tmp_path: Path) -> None:
-    base = save("LlamaForCausalLM", tmp_path / "base")
+def test_an_adapter_whose_base_cannot_be_had_names_both(base: Path, tmp_path: Path) -> None:
     folder = adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL)
     base.rename(tmp_path / "gone")
     with pytest.raises(ModelError, match="the base model") as caught:
@@ -135,8 +129,9 @@ def test_an_adapter_whose_base_cannot_be_had_names_both(tmp_path: Path) -> None:
         assert word in str(caught.value)
 
 
-def test_a_model_in_the_folder_and_another_one_by_name_are_refused(tmp_path: Path) -> None:
-    base = save("LlamaForCausalLM", tmp_path / "base")
+def test_a_model_in_the_folder_and_another_one_by_name_are_refused(
+    base: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ModelError, match=r"HF_MODEL_ID is 'a/b', but .*base holds a model, too"):
         Origin.find(str(base), {"HF_MODEL_ID": "a/b"})
     assert Origin.find(str(base), {"HF_MODEL_ID": str(base)}).location == str(base)

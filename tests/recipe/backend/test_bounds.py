@@ -3,7 +3,6 @@
 import io
 import json
 import resource
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from scipy.io import wavfile
+from transformers import BertTokenizerFast
 
+from recipe.backend import bounds, media, pipelines, turns
+from recipe.backend.bounds import TooCostly
 from recipe.backend.pipelines import Foreign
+from recipe.backend.requests import answers
 from recipe.backend.requests.payloads import BadRequest, Request
+from recipe.inference.defaults import huggingface
 from tests.support.serving_kit import Handlers, save
 
 ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
@@ -123,8 +129,6 @@ def test_long_texts_that_the_beginning_decides_are_answered(
 def test_a_run_of_megabytes_is_refused_before_it_becomes_tokens(
     ask: Callable[[str, Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import BertTokenizerFast
-
     longest = 0
     usual = BertTokenizerFast.__call__
 
@@ -141,13 +145,11 @@ def test_a_run_of_megabytes_is_refused_before_it_becomes_tokens(
 
 
 def test_a_variable_sets_a_bound(tmp_path: Path) -> None:
-    from recipe.backend import bounds
-
     handlers = Handlers(save("BertForSequenceClassification", tmp_path))
     try:
         bounds.read({"AMPHORA_MAX_ROWS": "2"})
         assert len(handlers.ask({"inputs": ["a", "b"]})) == 2
-        with pytest.raises(bounds.TooCostly, match=r"asks for 3 texts.*2 are allowed"):
+        with pytest.raises(TooCostly, match=r"asks for 3 texts.*2 are allowed"):
             handlers.ask({"inputs": ["a", "b", "c"]})
     finally:
         bounds.read({})
@@ -155,19 +157,13 @@ def test_a_variable_sets_a_bound(tmp_path: Path) -> None:
 
 
 def test_wrong_variables_are_all_named() -> None:
-    from recipe.backend import bounds
-
     with pytest.raises(ValueError, match=r"MAX_ROWS is '0'.*MAX_PIXELS is 'many'"):
         bounds.read({"AMPHORA_MAX_ROWS": "0", "AMPHORA_MAX_PIXELS": "many"})
 
 
 def sound(rate: int, samples: int) -> bytes:
     out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(b"\0\1" * samples)
+    wavfile.write(out, rate, np.ones(samples, np.int16))
     return out.getvalue()
 
 
@@ -182,26 +178,18 @@ def sound(rate: int, samples: int) -> bytes:
     ],
 )
 def test_sounds_have_a_rate_and_a_length_that_can_be(value: Any, words: str) -> None:
-    from recipe.backend import media
-
     with pytest.raises(ValueError, match=words):
         media.sound(value, 16_000)
     assert len(media.sound({"raw": [0.5] * 384, "sampling_rate": 384_000}, 16_000)["raw"]) == 16
 
 
 def png(width: int, height: int) -> bytes:
-    from PIL import Image
-
     out = io.BytesIO()
     Image.new("1", (width, height)).save(out, format="PNG")
     return out.getvalue()
 
 
 def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code() -> None:
-    from recipe.backend import media, pipelines
-    from recipe.backend.bounds import TooCostly
-    from recipe.inference.defaults import huggingface
-
     large = png(12_000, 6_000)
     with pytest.raises(TooCostly, match=r"72,000,000 pixels.*AMPHORA_MAX_PIXELS"):
         huggingface.decode(large, "image/png")
@@ -216,9 +204,6 @@ def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code() -> N
 def test_long_answers_are_written_as_json_writes_them_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from recipe.backend import turns
-    from recipe.backend.requests import answers
-
     pauses = 0
 
     def pause(*_: Any, **__: Any) -> None:

@@ -1,7 +1,5 @@
 """Log-probabilities, penalties and biases, compared with the model's own scores."""
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +10,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from recipe.backend.generation import shapes
 from recipe.backend.generation.decoding import END, Completion, Token
 from recipe.backend.requests.payloads import Answers
-from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import request_reader
-from recipe.tasks.causal_lm.serve import Generator
+from tests.support.serving_kit import Handlers, request
 
 TEXT = "the film was good, said Anna again in Paris, naïve café 北京 is big 🙂🙂 rain in Spain"
 SPECIAL = ["<pad>", "<s>", "</s>"]
@@ -62,7 +58,7 @@ def pieces_tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module", params=[bytes_tokenizer, spaces_tokenizer, pieces_tokenizer])
-def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+def served(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Handlers:
     folder = tmp_path_factory.mktemp("model")
     reader = PreTrainedTokenizerFast(
         tokenizer_object=request.param(), pad_token="<pad>", bos_token="<s>", eos_token="</s>",
@@ -81,50 +77,43 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ge
     )
     llama.save_pretrained(folder)
     reader.save_pretrained(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AMPHORA_DTYPE", "float32")
-        yield Generator.load(Origin(str(folder), {}))
+    return Handlers(folder)
 
 
-def ask(model: Generator, path: str = "/v1/completions", **body: Any) -> Any:
-    what = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, **body}
-    request = request_reader.read(json.dumps(what).encode(), "application/json", path)
-    prepared = model.prepare(request)
-    (prediction,) = model.predict([prepared])
-    answer = request_reader.format_answer(prediction, prepared)
-    return list(answer.events) if body.get("stream") else answer.value
+@pytest.fixture(scope="module")
+def model(served: Handlers) -> Any:
+    return served.model
 
 
-def scores_after(model: Generator, ids: list[int]) -> torch.Tensor:
+def ask(served: Handlers, path: str = "/v1/completions", **body: Any) -> Any:
+    return served.post(path, {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, **body})
+
+
+def scores_after(model: Any, ids: list[int]) -> torch.Tensor:
     """What the model says comes next, shape (vocabulary,)."""
     network: Any = model.loaded.model
     with torch.inference_mode():
         return torch.as_tensor(network(input_ids=torch.tensor([ids])).logits[0, -1]).float()
 
 
-def prompt_ids(model: Generator) -> list[int]:
+def prompt_ids(model: Any) -> list[int]:
     return list(model.loaded.tokenizer(PROMPT)["input_ids"])
 
 
-def details(model: Generator, **parameters: Any) -> Any:
-    body = {"inputs": PROMPT, "parameters": {"details": True, **parameters}}
-    request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
-    (prediction,) = model.predict([model.prepare(request)])
-    return prediction[0][0]["details"]["tokens"]
-
-
 @pytest.mark.parametrize("options", [{}, {"stop": ["e", "n"]}, {"n": 2}, {"max_tokens": 3}])
-def test_a_streams_pieces_are_the_text(model: Generator, options: dict[str, Any]) -> None:
+def test_a_streams_pieces_are_the_text(served: Handlers, options: dict[str, Any]) -> None:
     for seed in range(2):
         body = {"temperature": 1, "seed": seed, **options}
-        chunks = [chunk["choices"][0] for chunk in ask(model, stream=True, **body)[:-1]]
-        for choice in ask(model, **body)["choices"]:
+        chunks = [chunk["choices"][0] for chunk in ask(served, stream=True, **body)]
+        for choice in ask(served, **body)["choices"]:
             pieces = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
             assert "".join(piece["text"] for piece in pieces) == choice["text"]
             assert pieces[-1]["finish_reason"] == choice["finish_reason"]
 
 
-def test_a_text_that_goes_on_keeps_the_space_that_it_begins_with(model: Generator) -> None:
+def test_a_text_that_goes_on_keeps_the_space_that_it_begins_with(
+    served: Handlers, model: Any
+) -> None:
     """Llama 2's tokenizer decodes what is written to "good" by itself, and behind the prompt to
     " good"; by itself it would stand as "the filmgood"."""
     reader: Any = model.loaded.tokenizer
@@ -134,21 +123,21 @@ def test_a_text_that_goes_on_keeps_the_space_that_it_begins_with(model: Generato
     continuation = whole.removeprefix(PROMPT)
     assert continuation.startswith(" ")
     only = {"logit_bias": {str(number): 100}, "max_tokens": 1}
-    assert ask(model, **only)["choices"][0]["text"] == continuation
-    assert (
-        "".join(e["choices"][0]["text"] for e in ask(model, stream=True, **only)[:-1])
-        == continuation
-    )
+    assert ask(served, **only)["choices"][0]["text"] == continuation
+    pieces = ask(served, stream=True, **only)
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == continuation
     # An answer begins with no space: nothing stands before it.
     reader.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
     body = {"prompt": None, "messages": [{"role": "user", "content": PROMPT}], **only}
-    (choice,) = ask(model, "/v1/chat/completions", **body)["choices"]
+    (choice,) = ask(served, "/v1/chat/completions", **body)["choices"]
     assert choice["message"]["content"] == reader.decode([number])
 
 
-def test_log_probabilities_are_the_models(model: Generator) -> None:
+def test_log_probabilities_are_the_models(served: Handlers, model: Any) -> None:
     ids = prompt_ids(model)
-    tokens = details(model, max_new_tokens=40, seed=5, temperature=1.0, top_k=0, top_p=1.0)
+    drawn = {"max_new_tokens": 40, "seed": 5, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    (entry,) = served.ask({"inputs": PROMPT, "parameters": {"details": True, **drawn}})
+    tokens = entry["details"]["tokens"]
     for token in tokens:
         expected = scores_after(model, ids).log_softmax(-1)
         assert token["logprob"] == pytest.approx(float(expected[token["id"]]), abs=1e-4)
@@ -156,24 +145,22 @@ def test_log_probabilities_are_the_models(model: Generator) -> None:
     assert len(tokens) > 10
 
 
-def test_details_and_streams_name_special_tokens(model: Generator) -> None:
+def test_details_and_streams_name_special_tokens(model: Any) -> None:
     reader = model.loaded.tokenizer
     end = Token(reader.eos_token_id, special=True)
     written = Completion(prompt=0, index=0, text="a", tokens=[Token(9, "a"), end], finish=END)
-    body = {"inputs": PROMPT, "parameters": {"details": True}}
-    request = request_reader.read(json.dumps(body).encode(), "application/json", "/invocations")
-    prepared = model.prepare(request)
+    prepared = model.prepare(request(PROMPT, details=True))
     ((entry,),) = shapes.shaped(Answers([[written]]), prepared, reader)
     assert [token["text"] for token in entry["details"]["tokens"]] == ["a", "</s>"]
     (event,) = shapes.shaped(iter([written]), prepared, reader)
     assert (event["token"]["text"], event["generated_text"]) == ("</s>", "a")
 
 
-def test_penalties_and_biases_are_those_of_their_definition(model: Generator) -> None:
+def test_penalties_and_biases_are_those_of_their_definition(served: Handlers, model: Any) -> None:
     ids, counts = prompt_ids(model), torch.zeros(len(model.loaded.tokenizer))
     first = int(scores_after(model, ids).argmax())
     bias = {first: -3.0, 7: 1.5}
-    answer = ask(model, frequency_penalty=1.25, presence_penalty=-0.75, logit_bias=bias)
+    answer = ask(served, frequency_penalty=1.25, presence_penalty=-0.75, logit_bias=bias)
     new = []
     for _ in range(answer["usage"]["completion_tokens"]):
         scores = scores_after(model, [*ids, *new]) - 1.25 * counts + 0.75 * (counts > 0)
@@ -188,10 +175,8 @@ def test_penalties_and_biases_are_those_of_their_definition(model: Generator) ->
     assert whole.removeprefix(PROMPT) == answer["choices"][0]["text"]
 
 
-def test_what_a_request_leaves_out_is_the_apis_value(model: Generator) -> None:
-    greedy = ask(model)["choices"][0]["text"]
-    assert ask(model, temperature=0.01, top_p=0.01, seed=1)["choices"][0]["text"] == greedy
-    body = {"prompt": PROMPT, "max_tokens": 40, "n": 4, "seed": 1}
-    request = request_reader.read(json.dumps(body).encode(), "application/json", "/v1/completions")
-    (texts,) = model.predict([model.prepare(request)])
-    assert len({text.text for text in texts[0]}) > 1
+def test_what_a_request_leaves_out_is_the_apis_value(served: Handlers) -> None:
+    greedy = ask(served)["choices"][0]["text"]
+    assert ask(served, temperature=0.01, top_p=0.01, seed=1)["choices"][0]["text"] == greedy
+    choices = ask(served, temperature=None, n=4, seed=1)["choices"]
+    assert len({choice["text"] for choice in choices}) > 1

@@ -1,6 +1,5 @@
 """Prompts with equal settings, continued together: compared with `generate` for each alone."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,8 @@ import pytest
 import torch
 
 from recipe.backend.generation import prompt_groups
-from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
-from tests.support.serving_kit import predict, save, tokenizer
+from tests.support.serving_kit import Handlers, predict, request, save, tokenizer
 
 WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again", "who"]
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -53,14 +50,7 @@ def made(kind: str, folder: Path) -> Generator:
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     reader.save_pretrained(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AMPHORA_DTYPE", "float32")
-        return Generator.load(Origin(str(folder), {}))
-
-
-def request(inputs: Any, **parameters: Any) -> Any:
-    body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    return request_reader.read(body, "application/json", "/invocations")
+    return Handlers(folder).model  # type: ignore[return-value]
 
 
 def alone(model: Generator, parameters: Any, new: int) -> str:
@@ -98,10 +88,7 @@ def test_texts_of_a_group_are_those_of_generate_for_each_alone(kind: str, tmp_pa
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Generator:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AMPHORA_DTYPE", "float32")
-        folder = save("GPT2LMHeadModel", tmp_path_factory.mktemp("gpt2"))
-        return Generator.load(Origin(str(folder), {}))
+    return Handlers(save("GPT2LMHeadModel", tmp_path_factory.mktemp("gpt2"))).model  # type: ignore[return-value]
 
 
 def test_prompts_of_equal_settings_share_a_batch(

@@ -13,10 +13,9 @@ from amphora.serving.worker.job_threads import Job, Turns
 from recipe.backend import turns
 from recipe.backend.requests.payloads import Request
 from recipe.backend.saved.origin import Origin
-from recipe.inference.apis import request_reader
 from recipe.tasks.causal_lm.serve import Generator
 from recipe.tasks.text_to_text.serve import GENERAL, TextGenerator
-from tests.support.serving_kit import predict, save
+from tests.support.serving_kit import Handlers, predict, request, save
 
 FAMILIES = [
     "T5ForConditionalGeneration",
@@ -36,9 +35,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def made(kind: str, folder: Path) -> TextGenerator:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AMPHORA_DTYPE", "float32")
-        return TextGenerator.load(Origin(str(save(kind, folder, 13)), {}), GENERAL, {})
+    return Handlers(save(kind, folder, 13), HF_TASK=GENERAL).model  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -57,11 +54,6 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Turns:
     worker = Turns(lambda: True)
     monkeypatch.setattr(turns, "_pause", worker.pause)
     return worker
-
-
-def request(inputs: Any, **parameters: Any) -> Request:
-    body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    return request_reader.read(body, "application/json", "/invocations")
 
 
 def oracle(model: TextGenerator, texts: Sequence[str], settings: dict[str, Any]) -> list[Any]:

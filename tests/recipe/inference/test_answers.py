@@ -13,7 +13,11 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+import torch
+import transformers
+from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from recipe.backend.requests.serialization import plain
 from recipe.tasks.question_answering import report as found_answers
 from recipe.tasks.question_answering import tokens as windows
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
@@ -109,10 +113,6 @@ def as_the_toolkit_calls(pipeline: Any, body: Any) -> Any:
     pytest.param(("feature-extraction", "BertModel", {}, FEATURES), id="token vectors"),
 ])  # fmt: skip
 def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) -> None:
-    import transformers
-
-    from recipe.backend.requests.serialization import plain
-
     task, kind, config, bodies = case
     folder = save(kind, tmp_path / "model", 7, **config)
     if kind.startswith("GPT2"):
@@ -133,9 +133,6 @@ ANSWERED = "anna said the film was bad again in paris ."
 
 def best_spans(model: Any, question: str, context: str, longest: int = 15) -> list[dict[str, Any]]:
     """Every span of tokens, its probability and words: the definition, with nothing left out."""
-    import torch
-    from transformers import AutoTokenizer
-
     reader: Any = AutoTokenizer.from_pretrained(model.name_or_path)
     encoded = reader(question, context, return_tensors="pt", return_offsets_mapping=True)
     offsets = encoded.pop("offset_mapping")[0].tolist()
@@ -170,8 +167,6 @@ def best_spans(model: Any, question: str, context: str, longest: int = 15) -> li
 
 
 def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
-    from transformers import AutoModelForQuestionAnswering
-
     folder = save("BertForQuestionAnswering", tmp_path / "model", 11)
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     served = Handlers(folder)
@@ -216,9 +211,6 @@ def test_questions_are_answered_as_the_model_was_judged(
     may_be_none: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the parameters that training left in config.json, and by the rule of its evaluations."""
-    import torch
-    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = save("BertForQuestionAnswering", tmp_path / "model", 11)
     settings = {
@@ -279,9 +271,6 @@ def test_texts_are_written_by_one_beam_where_the_model_says_so(tmp_path: Path) -
     ],
 )
 def test_texts_are_written_as_generate_writes_them(kind: str, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
     specific = {"translation_en_to_de": {"prefix": "said : ", "num_beams": 3, "max_length": 12}}
     folder = save(kind, tmp_path / "model", 13, task_specific_params=specific)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()

@@ -1,7 +1,8 @@
-"""Bodies of OpenAI's and TEI's APIs for vectors, labels and rankings, beside the same models'
-own answers."""
+"""Bodies of clients' APIs: answered as by the same models in Hugging Face's form and as by the
+servers that they are written for, or refused with the reason."""
 
 import base64
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,125 +10,254 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe.backend.requests.payloads import BadRequest, Document, UnsupportedContentType
-from recipe.backend.saved.origin import Origin
+from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
 from recipe.inference.apis import openai, request_reader
 from recipe.task_table import SERVED, resolve
 from recipe.tasks.sentence_embedding import serve as embedder
-from recipe.tasks.text_classification import serve as classifier
-from tests.support.serving_kit import save
+from tests.support.serving_kit import TEXTS, Handlers, save
 
-TEXTS = ["the film was good", "anna said", "paris again . who was bad in the film"]
-
-
-@pytest.fixture(scope="module")
-def environ() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AMPHORA_DTYPE", "float32")
-        yield
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }} {% if message.role == 'user' %}"
+    "{{ message.get('name', '') }} {% endif %}: {{ message['content'] }} . {% endfor %}"
+)
+TEXT = "the film was good"
 
 
 @pytest.fixture(scope="module")
-def vectors(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
-    folder = save("BertModel", tmp_path_factory.mktemp("bert"))
-    return embedder.load_vectors(Origin(str(folder), {}))
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
+    folder = save("LlamaForCausalLM", tmp_path_factory.mktemp("llama") / "m", seed=9)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return Handlers(folder)
 
 
 @pytest.fixture(scope="module")
-def labels(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
+    return Handlers(save("BertModel", tmp_path_factory.mktemp("bert") / "m", seed=4))
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
+    folder = tmp_path_factory.mktemp("ranker") / "m"
+    return Handlers(save("BertForSequenceClassification", folder, seed=4, num_labels=1))
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
+    folder = tmp_path_factory.mktemp("labels") / "m"
     names = {0: "sad", 1: "glad", 2: "neither"}
-    folder = save("BertForSequenceClassification", tmp_path_factory.mktemp("three"), id2label=names)
-    return classifier.Classifier.load(Origin(str(folder), {}))
+    return Handlers(save("BertForSequenceClassification", folder, seed=4, id2label=names))
 
 
-@pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
-    folder = save("BertForSequenceClassification", tmp_path_factory.mktemp("one"), num_labels=1)
-    return classifier.Classifier.load(Origin(str(folder), {}))
+def text_of(writer: Handlers, **parameters: Any) -> str:
+    body = {"max_new_tokens": 5, "return_full_text": False, **parameters}
+    return str(writer.ask({"inputs": TEXT, "parameters": body})[0]["generated_text"])
 
 
-def ask(model: Any, body: object, path: str = "/invocations") -> Any:
-    request = request_reader.read(json.dumps(body).encode(), "application/json", path)
-    model.refuse_other_apis(request)
-    prepared = model.prepare(request)
-    answer = request_reader.format_answer(model.predict([prepared])[0], prepared)
-    if isinstance(answer, Exception):
-        raise answer
-    if isinstance(answer, Document):
-        return answer.value
-    return answer[0] if answer.single else list(answer)
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e-38, 1e-6])
+def test_temperatures_near_zero_are_greedy(writer: Handlers, temperature: float) -> None:
+    greedy = text_of(writer)
+    assert text_of(writer, temperature=temperature) == greedy
+    body = {"prompt": TEXT, "max_tokens": 5, "temperature": temperature}
+    assert writer.post("/v1/completions", body)["choices"][0]["text"] == greedy
+    for name in ("/generate", "/invocations"):
+        parameters = {"temperature": temperature, "max_new_tokens": 5, "return_full_text": False}
+        answer = writer.post(name, {"inputs": TEXT, "parameters": parameters})
+        (answer,) = answer if isinstance(answer, list) else [answer]
+        assert answer["generated_text"] == greedy
+
+
+def test_tgis_routes(writer: Handlers) -> None:
+    parameters = {
+        "max_new_tokens": 5, "details": True, "decoder_input_details": False, "top_n_tokens": 0,
+        "grammar": None, "adapter_id": None, "best_of": 1, "watermark": False, "do_sample": False,
+    }  # fmt: skip
+    text = text_of(writer)
+    answer = writer.post("/generate", {"inputs": TEXT, "parameters": parameters})
+    assert answer["generated_text"] == text
+    details = answer["details"]
+    assert details["generated_tokens"] == len(details["tokens"]) == 5
+    events = writer.post("/generate_stream", {"inputs": TEXT, "parameters": {"max_new_tokens": 5}})
+    assert [event["index"] for event in events] == [1, 2, 3, 4, 5]
+    assert events[-1]["generated_text"] == text
+
+
+def test_prompts_may_be_token_ids(writer: Handlers) -> None:
+    loaded = writer.model.loaded  # type: ignore[attr-defined]
+    ids = [loaded.tokenizer(text)["input_ids"] for text in TEXTS]
+    body = {"max_tokens": 5, "temperature": 0}
+    expected = writer.post("/v1/completions", {**body, "prompt": TEXTS})
+    answer = writer.post("/v1/completions", {**body, "prompt": ids})
+    assert [entry["text"] for entry in answer["choices"]] == [
+        entry["text"] for entry in expected["choices"]
+    ]
+    assert answer["usage"] == expected["usage"]
+    one = writer.post("/v1/completions", {**body, "prompt": ids[0]})
+    assert one["choices"][0]["text"] == expected["choices"][0]["text"]
+
+
+def test_tools_that_are_not_to_be_called_are_no_error(writer: Handlers) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}], "max_tokens": 3,
+                            "temperature": 0}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    answered = writer.post("/v1/chat/completions", {**body, "tools": tools, "tool_choice": "none"})
+    assert answered["choices"] == writer.post("/v1/chat/completions", body)["choices"]
+
+
+def test_a_name_is_read_or_refused(writer: Handlers) -> None:
+    user = {"role": "user", "content": "who", "name": "anna"}
+    writer.post("/v1/chat/completions", {"messages": [user], "max_tokens": 2})
+    system = {"role": "system", "content": "good", "name": "paris"}
+    with pytest.raises(BadRequest, match=r"ignores the name of messages\[0\]"):
+        writer.post("/v1/chat/completions", {"messages": [system, user], "max_tokens": 2})
+
+
+def test_rerank_with_documents_is_vllms_and_jinas(ranker: Handlers) -> None:
+    plain = ranker.post("/rerank", {"query": "who", "texts": TEXTS})
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/invocations"):
+        documents = [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]
+        answer = ranker.post(
+            path, {"model": "m", "query": "who", "documents": documents, "top_n": 2}
+        )
+        assert [result["index"] for result in answer["results"]] == [
+            item["index"] for item in plain[:2]
+        ]
+        for entry, expected in zip(answer["results"], plain, strict=False):
+            assert entry["relevance_score"] == pytest.approx(expected["score"], abs=1e-5)
+            assert entry["document"] == {"text": TEXTS[expected["index"]]}
+        assert answer["usage"]["total_tokens"] > 0
+
+
+def test_keys_of_other_servers_with_their_defaults_change_nothing(writer: Handlers) -> None:
+    body: dict[str, Any] = {**CHAT, "max_tokens": 3, "temperature": 0}
+    idle = {
+        "best_of": 1,
+        "modalities": ["text"],
+        "use_beam_search": False,
+        "min_p": 0,
+        "seed": None,
+    }
+    answer = writer.post("/v1/chat/completions", {**body, **idle})
+    assert answer["choices"] == writer.post("/v1/chat/completions", body)["choices"]
+
+
+def test_the_tokens_of_texts_are_listed_as_by_tei(labels: Handlers) -> None:
+    ((first, second, *_, last),) = labels.post("/tokenize", {"inputs": "good film"})
+    assert (first["text"], first["special"], first["start"]) == ("[CLS]", True, None)
+    assert {**second, "id": 0} == {
+        "id": 0, "text": "good", "special": False, "start": 0, "stop": 4
+    }  # fmt: skip
+    assert last["special"]
+    plain = labels.post("/tokenize", {"inputs": ["good", "film"], "add_special_tokens": False})
+    assert [[entry["text"] for entry in tokens] for tokens in plain] == [["good"], ["film"]]
+    assert plain[0][0]["id"] == second["id"]
+
+
+def test_truncation_of_the_first_text_is_for_single_texts(labels: Handlers) -> None:
+    body = {"inputs": TEXT, "parameters": {"truncation": "only_first"}}
+    assert labels.post("/invocations", body) == labels.post("/invocations", {"inputs": TEXT})
+    with pytest.raises(BadRequest, match="of a pair the longer"):
+        labels.post("/invocations", {**body, "inputs": [["a", "b"]]})
+
+
+def test_an_object_is_answered_as_the_pipeline_answers_it(labels: Handlers) -> None:
+    (alone,) = labels.post("/invocations", {"inputs": TEXT})
+    assert labels.post("/invocations", {"inputs": {"text": TEXT}}) == alone
+    best = labels.post("/invocations", {"inputs": {"text": TEXT}, "parameters": {"top_k": 1}})
+    assert best == [alone]
+
+
+def test_a_text_of_predict_is_cut_where_the_request_says(labels: Handlers) -> None:
+    words = ["anna"] * 40 + ["film"] * 40
+    right, left = (
+        labels.post("/predict", {"inputs": " ".join(words), "truncate": True, **side})
+        for side in ({}, {"truncation_direction": "Left"})
+    )
+    ends = [
+        labels.post("/predict", {"inputs": " ".join(part)}) for part in (words[:46], words[-46:])
+    ]
+    for answer, expected in zip((right, left), ends, strict=True):
+        scores = [[entry["score"] for entry in one] for one in (answer, expected)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert right != left
+
+
+def test_lines_of_different_parameters_are_refused(labels: Handlers) -> None:
+    lines = [{"inputs": TEXT, "top_k": 2}, {"inputs": 5, "top_k": 2}, {"inputs": TEXT}]
+
+    def ask(*some: Any) -> Any:
+        body = "\n\n".join(map(json.dumps, some)).encode()
+        return labels.ask((body, "application/jsonlines"))
+
+    with pytest.raises(BadRequest, match=r"Lines 1 and 5 have different parameters.*SingleRecord"):
+        ask(*lines)
+    answer, fault = ask(*lines[:2])
+    assert len(answer) == 2
+    assert "not a text" in fault["error"]["message"]
 
 
 def test_embeddings_are_the_models_vectors_of_length_one(vectors: Any) -> None:
-    vectors_alone = np.array(ask(vectors, {"inputs": TEXTS}))
-    expected = vectors_alone / np.linalg.norm(vectors_alone, axis=1, keepdims=True)
+    whole = np.array(vectors.ask({"inputs": TEXTS}))
+    expected = whole / np.linalg.norm(whole, axis=1, keepdims=True)
     body = {"input": TEXTS, "model": "any"}
-    answer = ask(vectors, body, "/v1/embeddings")
-    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2]
-    got = np.array([entry["embedding"] for entry in answer["data"]])
-    assert np.allclose(got, expected, atol=1e-6)
+    answer = vectors.post("/v1/embeddings", body)
+    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
+    units = np.array([entry["embedding"] for entry in answer["data"]])
+    assert np.allclose(units, expected, atol=1e-6)
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 3 * 3
-    packed = ask(vectors, {**body, "encoding_format": "base64"})["data"][1]["embedding"]
-    assert np.array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), got[1].astype("<f4"))
-    assert np.allclose(ask(vectors, {"inputs": TEXTS}, "/embed"), expected, atol=1e-6)
-    assert np.allclose(
-        ask(vectors, {"inputs": TEXTS, "normalize": False}, "/embed"), vectors_alone, atol=1e-6
-    )
-    assert len(ask(vectors, {**body, "dimensions": 32})["data"]) == 3
+    packed = vectors.ask({**body, "encoding_format": "base64"})["data"][1]["embedding"]
+    assert np.array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), units[1].astype("<f4"))
+    assert np.allclose(vectors.post("/embed", {"inputs": TEXTS}), expected, atol=1e-6)
+    plain = vectors.post("/embed", {"inputs": TEXTS, "normalize": False})
+    assert np.allclose(plain, whole, atol=1e-6)
+    assert len(vectors.ask({**body, "dimensions": 32})["data"]) == 4
 
 
 def test_a_model_of_token_vectors_answers_the_apis_with_those_of_texts(vectors: Any) -> None:
-    tokens = embedder.TokenFeatures(vectors.vectors.loaded)
+    tokens = copy.copy(vectors)
+    tokens.model = embedder.TokenFeatures(vectors.model.vectors.loaded)
     body = {"inputs": TEXTS[:2]}
-    assert np.ndim(ask(tokens, {"inputs": TEXTS[0]})) == 3
-    assert ask(tokens, body, "/embed") == ask(vectors, body, "/embed")
+    assert np.ndim(tokens.ask({"inputs": TEXTS[0]})) == 3
+    assert tokens.post("/embed", body) == vectors.post("/embed", body)
 
 
 def test_similarities_are_those_of_the_vectors(vectors: Any) -> None:
     inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS}
-    scores = ask(vectors, {"inputs": inputs}, "/similarity")
-    first, *_ = units = np.array(ask(vectors, {"inputs": TEXTS}, "/embed"))
+    scores = vectors.post("/similarity", {"inputs": inputs})
+    first, *_ = units = np.array(vectors.post("/embed", {"inputs": TEXTS}))
     assert np.allclose(scores, units @ first, atol=1e-5)
-    assert ask(vectors, {"inputs": inputs}) == scores
+    assert vectors.ask({"inputs": inputs}) == scores
 
 
 def test_predictions_have_teis_shape(labels: Any) -> None:
-    def vectors_alone(text: Any) -> list[dict[str, Any]]:
-        answer: list[dict[str, Any]] = ask(
-            labels, {"inputs": [text], "parameters": {"top_k": None}}
-        )[0]
-        return answer
+    def scores(path: str, inputs: Any, **more: Any) -> Any:
+        answer = labels.post(path, {"inputs": inputs, **more})
+        answers = answer if isinstance(answer[0], list) else [answer]
+        return [{entry["label"]: entry["score"] for entry in entries} for entries in answers]
 
-    def same(answer: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-        scores = [entry["score"] for entry in answer]
-        names = [entry["label"] for entry in answer] == [entry["label"] for entry in expected]
-        return names and scores == pytest.approx([entry["score"] for entry in expected], abs=1e-5)
-
-    assert same(ask(labels, {"inputs": TEXTS[0]}, "/predict"), vectors_alone(TEXTS[0]))
+    (alone,) = scores("/invocations", TEXTS[:1], top_k=None)
+    (pair,) = scores("/invocations", [TEXTS[:2]], top_k=None)
+    assert pair != pytest.approx(alone, abs=1e-3)
+    assert scores("/predict", TEXTS[0])[0] == pytest.approx(alone, abs=1e-5)
     # A list of two texts is a pair; several sequences are lists of their own.
-    pair = ask(labels, {"inputs": TEXTS[:2]}, "/predict")
-    assert same(pair, vectors_alone(TEXTS[:2]))
-    assert not same(pair, vectors_alone(TEXTS[0]))
-    batch = ask(labels, {"inputs": [TEXTS[:2], [TEXTS[2]]]}, "/predict")
-    assert same(batch[0], pair)
-    assert same(batch[1], vectors_alone(TEXTS[2]))
-    raw = ask(labels, {"inputs": TEXTS[0], "raw_scores": True}, "/predict")
-    odds = np.exp([entry["score"] for entry in raw])
-    assert np.allclose(
-        odds / odds.sum(), [entry["score"] for entry in vectors_alone(TEXTS[0])], atol=1e-5
-    )
+    assert scores("/predict", TEXTS[:2])[0] == pytest.approx(pair, abs=1e-5)
+    both = scores("/predict", [TEXTS[:2], TEXTS[:1]])
+    assert both == [pytest.approx(pair, abs=1e-5), pytest.approx(alone, abs=1e-5)]
+    (raw,) = scores("/predict", TEXTS[0], raw_scores=True)
+    odds = {label: np.exp(score) for label, score in raw.items()}
+    shares = {label: value / sum(odds.values()) for label, value in odds.items()}
+    assert shares == pytest.approx(alone, abs=1e-5)
 
 
 def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
     body = {"query": "who", "texts": TEXTS}
-    pairs = ask(ranker, {"inputs": [["who", text] for text in TEXTS]})
-    order = sorted(range(3), key=lambda index: -pairs[index]["score"])
-    answer = ask(ranker, {**body, "return_text": True}, "/rerank")
+    pairs = ranker.ask({"inputs": [["who", text] for text in TEXTS]})
+    order = sorted(range(4), key=lambda index: -pairs[index]["score"])
+    answer = ranker.post("/rerank", {**body, "return_text": True})
     assert [item["index"] for item in answer] == order
     for entry in answer:
         assert entry["text"] == TEXTS[entry["index"]]
         assert entry["score"] == pytest.approx(pairs[entry["index"]]["score"], abs=1e-6)
-    raw = ask(ranker, {**body, "raw_scores": True}, "/rerank")
+    raw = ranker.post("/rerank", {**body, "raw_scores": True})
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(answer[0]["score"], abs=1e-5)
 
 
@@ -142,21 +272,20 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
 def test_scores_are_those_of_the_pairs(
     ranker: Any, one: Any, other: Any, pairs: list[tuple[int, int]]
 ) -> None:
-    answer = ask(ranker, {"text_1": one, "text_2": other, "model": "any"}, "/score")
-    expected = ask(ranker, {"inputs": [[TEXTS[a], TEXTS[b]] for a, b in pairs]})
+    answer = ranker.post("/score", {"text_1": one, "text_2": other, "model": "any"})
+    expected = ranker.ask({"inputs": [[TEXTS[a], TEXTS[b]] for a, b in pairs]})
     assert [entry["index"] for entry in answer["data"]] == list(range(len(pairs)))
     scores = [entry["score"] for entry in answer["data"]]
     assert scores == pytest.approx([entry["score"] for entry in expected], abs=1e-6)
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 3 * len(pairs)
     with pytest.raises(BadRequest, match="2 texts in text_1 and 3 in text_2"):
-        ask(ranker, {"text_1": TEXTS[:2], "text_2": TEXTS[:3]}, "/v1/score")
+        ranker.post("/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS[:3]})
 
 
 def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
     def route(body: object) -> str:
-        return request_reader.read(
-            json.dumps(body).encode(), "application/json", "/invocations"
-        ).route
+        data = json.dumps(body).encode()
+        return request_reader.read(data, "application/json", "/invocations").route
 
     assert route({"input": "a", "model": "m"}) == "/v1/embeddings"
     assert route({"prompt": "a"}) == "/v1/completions"
@@ -184,21 +313,76 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     environ = {"HF_MODEL_ID": "someone/some-model"}
     assert openai.served_name(environ) == "someone/some-model"
     assert openai.served_name({**environ, "AMPHORA_MODEL_NAME": "mine"}) == "mine"
-    description_text = labels.describe()
-    assert (description_text["form"], description_text["routes"]) == (
-        "pair",
-        ["/predict", "/tokenize"],
-    )
-    assert description_text["architecture"] == "BertForSequenceClassification"
-    assert description_text["max_length"] == 48
-    assert description_text["padding"] is False
-    padded = classifier.Classifier.load(
-        Origin(str(save("GPT2ForSequenceClassification", tmp_path)), {})
-    )
+    described = labels.model.describe()
+    assert (described["form"], described["routes"]) == ("pair", ["/predict", "/tokenize"])
+    assert described["architecture"] == "BertForSequenceClassification"
+    assert (described["max_length"], described["padding"]) == (48, False)
+    padded: Any = Handlers(save("GPT2ForSequenceClassification", tmp_path)).model
     assert "padding" not in padded.describe()
-    description_text = ranker.describe()
-    assert description_text["form"] == "rank"
-    assert "/rerank" in description_text["routes"]
-    description_text = vectors.describe()
-    assert description_text["form"] == "similarity"
-    assert "/v1/embeddings" in description_text["routes"]
+    for served, form, route in (
+        (ranker, "rank", "/rerank"),
+        (vectors, "similarity", "/v1/embeddings"),
+    ):
+        described = served.model.describe()
+        assert described["form"] == form and route in described["routes"]
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
+REFUSED = [
+    ("writer", "/generate", {"inputs": [TEXT]}, "Send", "inputs"),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"stream": True}}, "stream", "stream"),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"grammar": {}}}, "grammar", None),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"repetition_penalty": 1e-40}}, "0.001", None),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"watermark": True}}, "watermark", None),
+    ("writer", "/v1/completions", {"prompt": "a", "logit_bias": {"99999": 1}}, "99999", None),
+    ("writer", "/v1/completions", {"prompt": "a", "repetition_penalty": 1e-40}, "0.001", "repetition_penalty"),
+    ("writer", "/v1/completions", {"prompt": [1, 90000]}, "90000", None),
+    ("writer", "/v1/completions", {"prompt": [1, -1]}, "token ids", "prompt"),
+    ("writer", "/v1/completions", {"prompt": [[]]}, "token ids", "prompt"),
+    ("writer", "/v1/completions", {"prompt": [1, 2], "echo": True}, "echo", "echo"),
+    ("writer", "/v1/completions", {"model": "m"}, "prompt is not there", "prompt"),
+    ("writer", "/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", "suffix"),
+    ("writer", "/v1/completions", {"prompt": "a", "best_of": 3}, "best_of", None),
+    ("writer", "/v1/chat/completions", {**CHAT, "best_of": 2}, "best_of is 2: give 1", "best_of"),
+    ("writer", "/v1/chat/completions", {**CHAT, "min_p": 0.5}, "min_p is 0.5: give 0", "min_p"),
+    ("labels", "/tokenize", {"inputs": 1}, "inputs is 1", "inputs"),
+    ("writer", "/v1/completions", {"prompt": "a", "logprobs": 1}, "logprobs is 1", "logprobs"),
+    ("writer", "/v1/completions", {"prompt": "a", "max_completion_tokens": 3}, "max_completion", "max_completion_tokens"),
+    ("writer", "/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream: true", "stream_options"),
+    ("writer", "/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}}, "obfuscation", "stream_options"),
+    ("writer", "/v1/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, "tool_choice", "tools"),
+    ("writer", "/v1/chat/completions", {**CHAT, "temperature": 3}, "temperature", "temperature"),
+    ("writer", "/v1/chat/completions", {"messages": [{"role": "x"}]}, "roles are", "messages[0]"),
+    ("writer", "/v1/chat/completions", {**CHAT, "top_logprobs": 2}, "not supported", "top_logprobs"),
+    ("writer", "/embed", {"inputs": "a"}, "answers /v1/chat/completions", None),
+    ("vectors", "/embed_sparse", {"inputs": "a"}, "answers /v1/embeddings", None),
+    ("vectors", "/embed", {"inputs": "a", "dimensions": 64}, "64 dimensions", "dimensions"),
+    ("vectors", "/embed", {"inputs": "a", "dimensions": 0}, "from 1", "dimensions"),
+    ("vectors", "/embed", {"inputs": "a", "truncation_direction": "up"}, "Left", "truncation_direction"),
+    ("vectors", "/embed", {"inputs": [[1, 5, 7]]}, "not the output of the model's tokenizer", None),
+    ("vectors", "/v1/embeddings", {"input": "a", "dimensions": 99}, "99 dimensions", "dimensions"),
+    ("vectors", "/v1/embeddings", {"input": ["a", ""]}, "empty", "input"),
+    ("vectors", "/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "base64", "encoding_format"),
+    ("vectors", "/v1/embeddings", ["a"], "not an object", None),
+    ("vectors", "/embed", {"inputs": "a", "pooling": "cls", "normalize": 1}, "normalize is 1", "pooling"),
+    ("vectors", "/embed", {"inputs": ["good " * 90], "truncate": False}, "longer than the 48", None),
+    ("vectors", "/similarity", {"inputs": {"sentences": ["a"]}}, "source_sentence", "inputs"),
+    ("vectors", "/invocations", CHAT, "/v1/chat/completions", None),
+    ("writer", "/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens is 9", None),
+    ("ranker", "/v1/rerank", {"query": "a", "documents": []}, "documents", "documents"),
+    ("ranker", "/v1/rerank", {"query": "a", "texts": ["b"]}, "documents is not there", "texts"),
+    ("ranker", "/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "top_n"),
+    ("labels", "/v1/rerank", {"query": "a", "documents": ["b"]}, "answers /predict", None),
+    ("labels", "/predict", {"inputs": "a", "truncate": 1}, "truncate is 1", "truncate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path", "body", "words", "param"), REFUSED)
+def test_what_is_not_honoured_is_refused_with_its_key(
+    request: pytest.FixtureRequest, name: str, path: str, body: Any, words: str, param: str | None
+) -> None:
+    served: Handlers = request.getfixturevalue(name)
+    with pytest.raises(BadRequest, match=words) as caught:
+        served.post(path, body)
+    assert caught.value.param == param
+    assert "_fn" not in str(caught.value)

@@ -1,6 +1,7 @@
 """What a model's generation_config.json says, against transformers' own generate for each text."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,14 @@ from tests.support.serving_kit import Handlers, save
 
 TEXTS = ["the film was good", "anna said", "who"]
 NEW = 12
+BODY = {"inputs": TEXTS, "parameters": {"max_new_tokens": NEW, "return_full_text": False}}
 
 
 def model_with(base: Path, folder: Path, **settings: Any) -> Path:
-    folder.mkdir()
-    for path in base.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(base, folder)
     config = json.loads((base / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**config, **settings}))
     return folder
-
-
-def request_body(**parameters: Any) -> dict[str, Any]:
-    return {
-        "inputs": TEXTS,
-        "parameters": {"max_new_tokens": NEW, "return_full_text": False, **parameters},
-    }
 
 
 def transformers_texts(folder: Path, **options: Any) -> list[str]:
@@ -56,8 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def texts_of(answer: list[Any]) -> list[str]:
-    entries = [entry[0] if isinstance(entry, list) else entry for entry in answer]
-    return [str(entry["generated_text"]) for entry in entries]
+    return [str(entry["generated_text"]) for (entry,) in answer]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +60,7 @@ def texts_of(answer: list[Any]) -> list[str]:
 def test_what_makes_steps_of_several_tokens_loses_none(
     base: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    handlers = Handlers(model_with(base, tmp_path / "model", **settings))
-    (answer,) = handlers.ask_all([request_body()])
+    answer = Handlers(model_with(base, tmp_path / "model", **settings)).ask(BODY)
     assert texts_of(answer) == transformers_texts(base)
 
 
@@ -79,17 +70,14 @@ def test_a_models_own_stop_strings_end_its_texts(base: Path, tmp_path: Path) -> 
     folder = model_with(base, tmp_path / "model", stop_strings=stop)
     expected = transformers_texts(folder)
     assert expected != whole
-    handlers = Handlers(folder)
-    (answer,) = handlers.ask_all([request_body()])
-    assert texts_of(answer) == expected
+    assert texts_of(Handlers(folder).ask(BODY)) == expected
 
 
 def test_a_model_that_asks_for_more_outputs_still_gives_texts(base: Path, tmp_path: Path) -> None:
     more = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    (answer,) = Handlers(model_with(base, tmp_path / "model", **more)).ask_all([request_body()])
+    answer = Handlers(model_with(base, tmp_path / "model", **more)).ask(BODY)
     assert texts_of(answer) == transformers_texts(base)
     plain = save("T5ForConditionalGeneration", tmp_path / "t5")
     body = {"inputs": TEXTS, "parameters": {"max_new_tokens": 6}}
-    (expected,) = Handlers(plain).ask_all([body])
-    (answer,) = Handlers(model_with(plain, tmp_path / "more", **more)).ask_all([body])
-    assert answer == expected
+    answer = Handlers(model_with(plain, tmp_path / "more", **more)).ask(body)
+    assert answer == Handlers(plain).ask(body)

@@ -10,8 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
 
+from recipe.backend import precision
+from recipe.backend.requests import answers
+from recipe.backend.requests.payloads import BadRequest
+from recipe.backend.requests.serialization import plain
+from recipe.backend.saved.origin import Origin
+from recipe.errors import ModelError
+from recipe.inference import registry
+from recipe.inference.defaults import huggingface
+from recipe.runtime.device import Device
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, save_nllb, tokenizer
 
 
@@ -23,9 +36,6 @@ def save_without_tokenizer(folder: Path) -> None:
 
 def with_a_broken_weight(number: float) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
-        import torch
-        from safetensors.torch import load_file, save_file
-
         save("BertForSequenceClassification", folder)
         weights = load_file(folder / "model.safetensors")
         weights["bert.encoder.layer.1.output.dense.weight"][3, 4] = torch.tensor(number)
@@ -87,10 +97,6 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
 
 def assert_task(folder: Path, kind: str, task: str | None, **environ: str) -> None:
     """Check the task of a saved model; None if there is none."""
-    from recipe.backend.saved.origin import Origin
-    from recipe.errors import ModelError
-    from recipe.inference import registry
-
     origin = Origin.find(str(folder), environ)
     if task is None:
         with pytest.raises(ModelError, match=kind):
@@ -176,9 +182,6 @@ def test_a_class_whose_code_comes_with_the_model_has_its_task(
 def test_a_folder_without_a_model_is_named_for_what_it_holds(
     file: str, words: list[str], tmp_path: Path
 ) -> None:
-    from recipe.backend.saved.origin import Origin
-    from recipe.errors import ModelError
-
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("{}")
     with pytest.raises(ModelError, match=r"no config\.json") as caught:
@@ -279,8 +282,6 @@ def test_a_text_of_scores_that_are_no_numbers_is_an_error_of_its_own(
 
 
 def test_numbers_that_are_none_are_no_answer(tmp_path: Path) -> None:
-    from recipe.backend.requests import answers
-
     prediction = [{"label": "a", "score": float("nan")}]
     for accept in ("application/json", "application/jsonlines", "text/csv"):
         with pytest.raises(ValueError, match="NaN"):
@@ -291,12 +292,6 @@ def test_numbers_that_are_none_are_no_answer(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
-    import torch
-    import transformers
-    from PIL import Image
-
-    from recipe.backend.requests.serialization import plain
-
     torch.manual_seed(3)
     config = transformers.ViTConfig(
         image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -351,12 +346,6 @@ def wav(samples: np.ndarray[Any, Any], rate: int, width: int = 2) -> bytes:
 
 @pytest.mark.filterwarnings("ignore")
 def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
-    import torch
-    import transformers
-
-    from recipe.backend.requests.payloads import BadRequest
-    from recipe.backend.requests.serialization import plain
-
     torch.manual_seed(4)
     config = transformers.Wav2Vec2Config(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -398,10 +387,6 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
-    import torch
-
-    from recipe.backend.requests.payloads import BadRequest
-
     save_nllb(tmp_path / "m")
     served = Handlers(tmp_path / "m", HF_TASK="translation")
     assert served.model.example("a").parameters["tgt_lang"].endswith("_Latn")
@@ -432,9 +417,6 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
 
 
 def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
-    import torch
-    import transformers
-
     torch.manual_seed(6)
     reader = tokenizer()
     config = transformers.FNetConfig(
@@ -460,8 +442,6 @@ def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
 def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.inference.defaults import huggingface
-
     monkeypatch.setenv("AMPHORA_DTYPE", "float32")
     folder = save("BertForQuestionAnswering", tmp_path / "model")
     model = huggingface.make_pipeline(str(folder), {})
@@ -474,9 +454,6 @@ def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
 def test_a_precision_is_computed_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.backend import precision
-    from recipe.runtime.device import Device
-
     folder = save("BertForSequenceClassification", tmp_path / "model")
     answers = {}
     for name in ("float32", "float16"):

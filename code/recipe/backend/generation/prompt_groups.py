@@ -36,7 +36,16 @@ def may_merge(loaded: LoadedModel) -> bool:
     attention mask.
     """
     model: Any = loaded.model
-    if not has_fixed_positions(model.config):
+    # Rotary embeddings of some kinds change for all rows with the longest one, and chunked
+    # attention depends on where a chunk begins.
+    config = model.config.get_text_config()
+    kinds = re.findall(r'"(?:rope_)?type": "([^"]*)"', config.to_json_string(use_diff=False))
+    if any("dynamic" in kind or kind in ("longrope", "su") for kind in kinds):
+        return False
+    layers = set(getattr(config, "layer_types", None) or ())
+    if layers - {"full_attention", "sliding_attention"}:
+        return False
+    if getattr(config, "attention_chunk_size", None):
         return False
     vocabulary = embeddings_of(model)
     # Tokens from the whole vocabulary, rarely special ones. One token is shorter than the
@@ -66,22 +75,6 @@ def may_merge(loaded: LoadedModel) -> bool:
     difference = together - alone
     difference = (difference - difference.mean(-1, keepdim=True)).norm(dim=-1)
     return bool((difference <= tolerance * spread.clamp(min=1e-6)).all())
-
-
-def has_fixed_positions(config: Any) -> bool:
-    """Return whether the position of a token is independent of other rows of its batch.
-
-    Rotary embeddings of some kinds change for all rows with the longest one, and chunked attention
-    depends on where a chunk begins.
-    """
-    config = config.get_text_config()
-    kinds = re.findall(r'"(?:rope_)?type": "([^"]*)"', config.to_json_string(use_diff=False))
-    layers = set(getattr(config, "layer_types", None) or ())
-    return (
-        not any("dynamic" in kind or kind in ("longrope", "su") for kind in kinds)
-        and layers <= {"full_attention", "sliding_attention"}
-        and not getattr(config, "attention_chunk_size", None)
-    )
 
 
 def pieces(loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool) -> Iterator[Piece[Prompt]]:

@@ -125,7 +125,23 @@ class Prompts:
             if tokenizer.bos_token_id is None:
                 raise BadRequest("A prompt is empty, and the model has no token to begin with.")
             ids = [tokenizer.bos_token_id]
-        kept, new = self._fit(len(ids), settings, is_whole=is_whole)
+        limit, length = self.loaded.max_length, len(ids)
+        if settings.truncate is not None:
+            length, is_whole = min(length, settings.truncate), True
+        new = settings.max_new_tokens
+        if new is None:
+            least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if settings.cuts else 1
+            new = min(settings.default_new_tokens, max(limit - length, least))
+        kept = min(length, limit - new)
+        # A prompt is never cut below half of the positions.
+        if kept < length and (not settings.cuts or new > limit // 2):
+            more = "" if is_whole else "more than "
+            room = f"at most {limit - length} can follow" if length < limit else "none can follow"
+            wish = "" if settings.max_new_tokens is None else f" {new} are to follow,"
+            raise TooLong(
+                f"The prompt has {more}{length} tokens,{wish} and the model has {limit}"
+                f" positions: {room}. Shorten the prompt or ask for less."
+            )
         if kept < len(ids):
             cut.append(index)
             if isinstance(text, str):
@@ -181,28 +197,6 @@ class Prompts:
                     f" {message['role']!r}. Remove it, or give it a role that the template reads."
                 )
         return text
-
-    def _fit(self, length: int, settings: GenerationSettings, *, is_whole: bool) -> tuple[int, int]:
-        """Return how many tokens of a prompt are kept, never below half of the positions if it is
-        cut, and how many may be generated. Raise TooLong if they do not fit."""
-        limit = self.loaded.max_length
-        if settings.truncate is not None:
-            length, is_whole = min(length, settings.truncate), True
-        new = settings.max_new_tokens
-        if new is None:
-            least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if settings.cuts else 1
-            new = min(settings.default_new_tokens, max(limit - length, least))
-        if length + new <= limit:
-            return length, new
-        if not settings.cuts or new > limit // 2:
-            more = "" if is_whole else "more than "
-            room = f"at most {limit - length} can follow" if length < limit else "none can follow"
-            wish = "" if settings.max_new_tokens is None else f" {new} are to follow,"
-            raise TooLong(
-                f"The prompt has {more}{length} tokens,{wish} and the model has {limit}"
-                f" positions: {room}. Shorten the prompt or ask for less."
-            )
-        return limit - new, new
 
 
 def a_prompt(value: Any) -> Any:

@@ -95,29 +95,29 @@ _NAMES = Rule(lambda value: value != "" and TEXT_OR_TEXTS.is_right(value), TEXT_
 _SHARE = number(0, 1, above=True)
 
 RULES: Mapping[str, Rule] = {
-    # Inputs and truncation.
-    "truncation": one_of(True, False, "longest_first", "only_first", "do_not_truncate"),
-    "truncate": FLAG,
-    "truncation_direction": SIDE,
-    "max_length": whole(1),
-    "padding": one_of(True, False, "longest", "max_length", "do_not_pad"),
-    "stride": whole(0),
-    "doc_stride": whole(1),
+    **dict.fromkeys(
+        ("truncate", "is_split_into_words", "return_all_scores", "multi_label", "normalize",
+         "handle_impossible_answer", "align_to_words", "return_text", "do_sample", "stream",
+         "clean_up_tokenization_spaces"), FLAG
+    ),
+    **dict.fromkeys(
+        ("delimiter", "prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",
+         "hypothesis_template"), TEXT
+    ),
+    **dict.fromkeys(
+        ("max_length", "doc_stride", "max_question_len", "top_k", "max_answer_len", "truncate_dim",
+         "dimensions", "max_new_tokens", "num_beams", "num_beam_groups", "num_return_sequences"),
+        whole(1),
+    ),
+    **dict.fromkeys(("stride", "min_new_tokens", "min_length", "no_repeat_ngram_size"), whole(0)),
     "max_seq_len": whole(8),
-    "max_question_len": whole(1),
-    "is_split_into_words": FLAG,
-    "delimiter": TEXT,
+    "seed": whole(0, 2**64 - 1),
+    "truncation": one_of(True, False, "longest_first", "only_first", "do_not_truncate"),
+    "truncation_direction": SIDE,
+    "padding": one_of(True, False, "longest", "max_length", "do_not_pad"),
     "tokenizer_kwargs": OBJECT,
     "tokenize_kwargs": OBJECT,
-    "prefix": TEXT,
-    "prompt": TEXT,
-    "prompt_name": TEXT,
-    "src_lang": TEXT,
-    "tgt_lang": TEXT,
-    # Answers.
-    "top_k": whole(1),
     "function_to_apply": one_of("sigmoid", "softmax", "none", "default"),
-    "return_all_scores": FLAG,
     "threshold": Rule(
         lambda value: value == "tuned" or number(0, 1).is_right(value),
         'a number from 0 to 1, or "tuned"',
@@ -125,25 +125,7 @@ RULES: Mapping[str, Rule] = {
     "aggregation_strategy": one_of("none", "simple", "first", "average", "max"),
     "ignore_labels": Rule(lambda value: value == [] or are_texts(value), "a list of labels"),
     "candidate_labels": _NAMES,
-    "multi_label": FLAG,
-    "hypothesis_template": TEXT,
     "targets": _NAMES,
-    "max_answer_len": whole(1),
-    "handle_impossible_answer": FLAG,
-    "align_to_words": FLAG,
-    "normalize": FLAG,
-    "truncate_dim": whole(1),
-    "dimensions": whole(1),
-    "return_text": FLAG,
-    "clean_up_tokenization_spaces": FLAG,
-    # Generation.
-    "max_new_tokens": whole(1),
-    "min_new_tokens": whole(0),
-    "min_length": whole(0),
-    "num_beams": whole(1),
-    "num_beam_groups": whole(1),
-    "num_return_sequences": whole(1),
-    "do_sample": FLAG,
     "early_stopping": one_of(True, False, "never"),
     "temperature": number(0, above=True),
     "top_p": _SHARE,
@@ -151,10 +133,7 @@ RULES: Mapping[str, Rule] = {
     # Scores may overflow float32 beyond this range.
     "repetition_penalty": number(0.001, 1000),
     "length_penalty": number(-1e6, 1e6),
-    "no_repeat_ngram_size": whole(0),
-    "seed": whole(0, 2**64 - 1),
-    "stream": FLAG,
-}
+}  # fmt: skip
 """The valid values of each parameter of any task."""
 
 OPTIONS = {"wait_for_model", "use_cache", "use_gpu"}

@@ -44,7 +44,17 @@ class Origin:
     def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:
         """Return the model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
         Raise ModelError if neither is there, or both are."""
-        refuse_pointers(Path(model_dir))
+        pointers = []
+        for path in sorted([*Path(model_dir).glob("*"), *Path(model_dir).glob("*/*")]):
+            if path.is_file() and path.stat().st_size < _MOST_POINTER:
+                with path.open("rb") as file:
+                    if file.read(len(_POINTER)) == _POINTER:
+                        pointers.append(path.name)
+        if pointers:
+            raise ModelError(
+                f"{model_dir} has pointers of Git LFS instead of files: {', '.join(pointers[:5])}.",
+                "Run `git lfs pull` in the clone before packing it.",
+            )
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
         name = environ.get("HF_MODEL_ID", "")
@@ -136,21 +146,6 @@ class Origin:
             ) from error
         refuse_empty(tokenizer, location)
         return cast("PreTrainedTokenizerBase", tokenizer)
-
-
-def refuse_pointers(folder: Path) -> None:
-    """Raise ModelError if files of a folder are pointers of Git LFS."""
-    pointers = []
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
-        if path.is_file() and path.stat().st_size < _MOST_POINTER:
-            with path.open("rb") as file:
-                if file.read(len(_POINTER)) == _POINTER:
-                    pointers.append(path.name)
-    if pointers:
-        raise ModelError(
-            f"{folder} has pointers of Git LFS instead of files: {', '.join(pointers[:5])}.",
-            "Run `git lfs pull` in the clone before packing it.",
-        )
 
 
 def _find_on_hub(location: str, name: str, options: Mapping[str, Any]) -> str | None:
