@@ -32,10 +32,9 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
 from recipe.backend.programs import DEVICES, Buckets, Programs
-from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow
+from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, are_close, tolerance_of
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
-from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.compat import positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS

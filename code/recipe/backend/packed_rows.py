@@ -24,10 +24,11 @@ from recipe.backend.rows import (
     Reading,
     TokenRow,
     Values,
+    are_close,
     kept_positions,
     to_device,
+    tolerance_of,
 )
-from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, packed_encoders

@@ -16,10 +16,9 @@ import torch
 
 from recipe.backend import programs
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.rows import Reading
+from recipe.backend.rows import Reading, are_close, tolerance_of
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
-from recipe.backend.tolerances import are_close, tolerance_of
 from recipe.console import log
 from recipe.models import packed_encoders
 from recipe.runtime import device

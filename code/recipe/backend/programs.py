@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from recipe.backend.padded_rows import pad_rows, token_values, values_from_padded
 from recipe.backend.requests.payloads import BadRequest
-from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, Values
-from recipe.backend.tolerances import tolerance_of
+from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, Values, tolerance_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError

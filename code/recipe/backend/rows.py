@@ -108,3 +108,18 @@ def kept_positions(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Ten
         for tokens, begin in zip(kept, begins, strict=True)
     ]
     return torch.from_numpy(np.concatenate(positions)), [len(tokens) for tokens in kept]
+
+
+def tolerance_of(expected: Sequence[Tensor], dtype: torch.dtype, exact: float = 1e-3) -> float:
+    """Return the difference that rounding may cause in values computed in `dtype`; `exact` is what
+    float32 may cause, as a share of the largest value."""
+    scale = max(float(values.abs().max()) for values in expected)
+    return (exact if dtype == torch.float32 else 0.06) * max(scale, 1e-3)
+
+
+def are_close(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> bool:
+    """Return whether all numbers are within a tolerance, and none is NaN."""
+    return all(
+        torch.allclose(ours, theirs, atol=tolerance, rtol=0)
+        for ours, theirs in zip(one, other, strict=True)
+    )

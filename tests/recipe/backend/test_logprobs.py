@@ -7,9 +7,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from recipe.backend.generation import shapes
 from recipe.backend.generation.decoding import END, Completion, Token
 from recipe.backend.requests.payloads import Answers
+from recipe.tasks.causal_lm.serve import shaped
 from tests.support.serving_kit import Handlers, request
 
 TEXT = "the film was good, said Anna again in Paris, naïve café 北京 is big 🙂🙂 rain in Spain"
@@ -150,9 +150,9 @@ def test_details_and_streams_name_special_tokens(model: Any) -> None:
     end = Token(reader.eos_token_id, special=True)
     written = Completion(prompt=0, index=0, text="a", tokens=[Token(9, "a"), end], finish=END)
     prepared = model.prepare(request(PROMPT, details=True))
-    ((entry,),) = shapes.shaped(Answers([[written]]), prepared, reader)
+    ((entry,),) = shaped(Answers([[written]]), prepared, reader)
     assert [token["text"] for token in entry["details"]["tokens"]] == ["a", "</s>"]
-    (event,) = shapes.shaped(iter([written]), prepared, reader)
+    (event,) = shaped(iter([written]), prepared, reader)
     assert (event["token"]["text"], event["generated_text"]) == ("</s>", "a")
 
 

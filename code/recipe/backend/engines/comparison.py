@@ -14,8 +14,7 @@ from torch import Tensor
 
 from recipe.backend.engines import ctranslate, int8
 from recipe.backend.padded_rows import pad_rows
-from recipe.backend.rows import TokenRow
-from recipe.backend.tolerances import are_close, tolerance_of
+from recipe.backend.rows import TokenRow, are_close, tolerance_of
 from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from recipe.backend.generation import calls, gathering
+from recipe.backend.generation import decoding, gathering
 from recipe.backend.generation.decoding import (
     STOPPED,
     Completion,
@@ -57,8 +57,8 @@ def may_merge(loaded: LoadedModel) -> bool:
         """Return the scores after each prompt, and after one further token: (prompts, 2,
         vocabulary)."""
         output = model.generate(
-            **calls.padded(loaded, rows), max_new_tokens=2, do_sample=False, num_beams=1,
-            num_return_sequences=1, eos_token_id=None, pad_token_id=calls.pad_token_id(loaded),
+            **decoding.padded(loaded, rows), max_new_tokens=2, do_sample=False, num_beams=1,
+            num_return_sequences=1, eos_token_id=None, pad_token_id=decoding.pad_token_id(loaded),
             prefix_allowed_tokens_fn=lambda row, ids: long[:1],
             return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
@@ -104,7 +104,7 @@ def write(
     step, and `report` with each text that a token was added to."""
     settings = prompts[0].settings
     model: Any = loaded.model
-    ends = calls.end_ids(model)
+    ends = decoding.end_ids(model)
     # Chat models often end their turn with a token that only their tokenizer names.
     end = loaded.tokenizer.eos_token_id
     if end is not None and (prompts[0].is_chat or not ends):
@@ -115,17 +115,17 @@ def write(
         for prompt in prompts
         for index in range(settings.sequences)
     ]
-    inputs = calls.padded(loaded, [prompt.ids for prompt in prompts])
+    inputs = decoding.padded(loaded, [prompt.ids for prompt in prompts])
     penalties = Penalties(inputs["input_ids"].shape[1], settings)
     if settings.do_sample:
-        calls.set_seed(settings.seed, prompts[0].index)
+        decoding.set_seed(settings.seed, prompts[0].index)
     with torch.inference_mode():
         model.generate(
             **inputs,
             **settings.options(),
             max_new_tokens=prompts[0].new,
             eos_token_id=sorted(set(ends)) or None,
-            pad_token_id=calls.pad_token_id(loaded),
+            pad_token_id=decoding.pad_token_id(loaded),
             logits_processor=LogitsProcessorList([Finite(ends), penalties]),
             stopping_criteria=StoppingCriteriaList(
                 [Watch(writers, penalties, report), Pauses(pause, draws=settings.do_sample)]

@@ -213,7 +213,7 @@ def _chat(body: Mapping[str, Any]) -> Request:
         role = "system" if given["role"] == "developer" else given["role"]
         names = ("content", "name")
         messages.append({"role": role, **{name: given[name] for name in names if name in given}})
-    form = TextsForm(body=body, settings=settings, writer=ChatChoices())
+    form = TextsForm(body=body, settings=settings, is_chat=True)
     streams = {"stream": body.get("stream", False)}
     return Request(inputs=[messages], parameters=streams, settings=settings, form=form)
 
@@ -226,7 +226,7 @@ def _completion(body: Mapping[str, Any]) -> Request:
         raise BadRequest("echo needs prompts that are texts, not token ids.", "echo")
     settings = _settings(body, default=_COMPLETION_TOKENS)
     echoed = prompts if body.get("echo") else None
-    form = TextsForm(body=body, settings=settings, writer=CompletionChoices(echoed))
+    form = TextsForm(body=body, settings=settings, is_chat=False, echoed=echoed)
     streams = {"stream": body.get("stream", False)}
     return Request(inputs=prompts, parameters=streams, settings=settings, form=form)
 
@@ -288,47 +288,15 @@ def _first_stop(text: str, stops: Sequence[str]) -> int:
     return min(positions, default=len(text))
 
 
-class ChatChoices:
-    """Choices of chat completions."""
-
-    prefix, kind, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    def choice(self, text: str, prompt: int) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def first(self, prompt: int) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": "", "refusal": None}}
-
-    def piece(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
-
-
-@dataclass
-class CompletionChoices:
-    """Choices of completions."""
-
-    echoed: Sequence[str] | None
-    """The prompts, if they are returned before the generated texts."""
-    prefix = "cmpl-"
-    kind = chunk = "text_completion"
-
-    def choice(self, text: str, prompt: int) -> dict[str, Any]:
-        return {"text": (self.echoed[prompt] if self.echoed is not None else "") + text}
-
-    def first(self, prompt: int) -> dict[str, Any] | None:
-        return self.choice("", prompt) if self.echoed is not None else None
-
-    def piece(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextsForm:
     """Converts generated texts to the API's answer: a document, or a stream of events."""
 
     body: Mapping[str, Any]
     settings: GenerationSettings
-    writer: Any
+    is_chat: bool
+    echoed: Sequence[str] | None = None
+    """The prompts, if they are returned before the generated texts."""
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -343,20 +311,25 @@ class TextsForm:
         for prompt, texts in enumerate(prediction):
             for text in (text for text in texts for _ in range(copies)):
                 shown = text.text[: _first_stop(text.text, self.settings.stop)]
-                choice = self.writer.choice(shown, prompt)
+                choice = self._choice(shown, prompt)
                 choices.append(_entry(len(choices), choice, _REASONS.get(text.finish, "stop")))
                 generated += len(text.tokens)
-        body = self._head(self.writer.kind)
+        body = self._head("chat.completion")
         return Document({**body, "choices": choices, "usage": _usage(prepared, generated)})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": self.writer.prefix + self.id,
-            "object": kind,
+            "id": ("chatcmpl-" if self.is_chat else "cmpl-") + self.id,
+            "object": kind if self.is_chat else "text_completion",
             "created": self.created,
             "model": served_name(),
             "system_fingerprint": None,
         }
+
+    def _choice(self, text: str, prompt: int) -> dict[str, Any]:
+        if self.is_chat:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"text": (self.echoed[prompt] if self.echoed is not None else "") + text}
 
     def _chunks(self, texts: Iterator[Completion], prepared: Prepared) -> Iterator[Any]:
         copies = self.body.get("n", 1) // self.settings.sequences
@@ -364,10 +337,15 @@ class TextsForm:
         choices: dict[int, ShownText] = {}
         generated = 0
 
+        head = self._head("chat.completion.chunk")
+
         def chunk(index: int, choice: Mapping[str, Any], reason: str | None = None) -> Any:
-            body = self._head(self.writer.chunk)
             entry = _entry(index, choice, reason)
-            return {**body, "choices": [entry], **({"usage": None} if usage else {})}
+            return {**head, "choices": [entry], **({"usage": None} if usage else {})}
+
+        def piece(index: int, text: str, reason: str | None = None) -> Any:
+            delta = {"content": text} if text else {}
+            return chunk(index, {"delta": delta} if self.is_chat else {"text": text}, reason)
 
         for written in texts:
             generated += copies
@@ -375,19 +353,20 @@ class TextsForm:
             for index in range(first, first + copies):
                 if index not in choices:
                     choices[index] = ShownText(self.settings.stop)
-                    if (opening := self.writer.first(written.prompt)) is not None:
-                        yield chunk(index, opening)
+                    if self.is_chat:
+                        role = {"role": "assistant", "content": "", "refusal": None}
+                        yield chunk(index, {"delta": role})
+                    elif self.echoed is not None:
+                        yield chunk(index, self._choice("", written.prompt))
                 state = choices[index]
                 if not state.is_over:
                     text = state.show(written.tokens[-1].text, is_last=bool(written.finish))
                     if text:
-                        yield chunk(index, self.writer.piece(text))
+                        yield piece(index, text)
                 if written.finish:
-                    reason = _REASONS.get(written.finish, "stop")
-                    yield chunk(index, self.writer.piece(""), reason)
+                    yield piece(index, "", _REASONS.get(written.finish, "stop"))
         if usage:
-            body = self._head(self.writer.chunk)
-            yield {**body, "choices": [], "usage": _usage(prepared, generated)}
+            yield {**head, "choices": [], "usage": _usage(prepared, generated)}
         yield "[DONE]"
 
 

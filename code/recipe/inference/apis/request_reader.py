@@ -7,14 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipe.backend.requests import bodies, payloads, routes
-from recipe.backend.requests.payloads import (
-    BadRequest,
-    Document,
-    EventStream,
-    Prepared,
-    Request,
-    UnsupportedContentType,
-)
+from recipe.backend.requests.payloads import BadRequest, Prepared, Request
 from recipe.inference.apis import openai, tei
 
 
@@ -51,7 +44,9 @@ def read(body: bytes, content_type: str, path: str) -> Request:
     kind = payloads.media_type(content_type)
     if path in _READERS:
         if kind != payloads.JSON:
-            raise UnsupportedContentType(f"{path} takes {payloads.JSON}, not {content_type!r}.")
+            raise payloads.UnsupportedContentType(
+                f"{path} takes {payloads.JSON}, not {content_type!r}."
+            )
         route, document = path, bodies.parsed(body)
     # Other bodies, most of them, are parsed by `read_request`.
     elif kind == payloads.JSON and any(mark in body for mark in _MARKS):
@@ -91,8 +86,8 @@ def format_answer(prediction: Any, prepared: Prepared) -> Any:
     if request.route in routes.TGI:
         # The only text as an object, or events of its tokens.
         if isinstance(prediction, Iterator):
-            return EventStream(prediction)
-        return Document(prediction[0][0], prediction.truncated)
+            return payloads.EventStream(prediction)
+        return payloads.Document(prediction[0][0], prediction.truncated)
     if request.form is None:
         return payloads.restore_records(prediction, prepared)
     try:

@@ -149,7 +149,17 @@ def read(path: str, document: Any) -> Request:
     if path == routes.SCORE:
         return _score(body, parameters)
     if path == routes.PREDICT:
-        return _predict(body["inputs"], parameters)
+        inputs = body["inputs"]
+        is_single = is_sequence(inputs)
+        texts = [
+            part[0] if isinstance(part, list) and len(part) == 1 else part
+            for part in ([inputs] if is_single else inputs)
+        ]
+
+        def form(prediction: Answers, prepared: Prepared) -> Document:
+            return Document(prediction[0] if is_single else list(prediction), prediction.truncated)
+
+        return Request(inputs=texts, parameters={**parameters, "top_k": None}, form=form)
     if path == routes.TOKENIZE:
         parameters["add_special_tokens"] = body.get("add_special_tokens", True)
         return Request(inputs=texts_or_ids(body["inputs"]), parameters=parameters)
@@ -210,17 +220,6 @@ def _score(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
         return Document(body, prediction.truncated)
 
     return Request(inputs=pairs, parameters=parameters, form=form)
-
-
-def _predict(inputs: Any, parameters: dict[str, Any]) -> Request:
-    is_single = is_sequence(inputs)
-    sequences = [inputs] if is_single else inputs
-    texts = [part[0] if isinstance(part, list) and len(part) == 1 else part for part in sequences]
-
-    def form(prediction: Answers, prepared: Prepared) -> Document:
-        return Document(prediction[0] if is_single else list(prediction), prediction.truncated)
-
-    return Request(inputs=texts, parameters={**parameters, "top_k": None}, form=form)
 
 
 def prepare(request: Request) -> Prepared:

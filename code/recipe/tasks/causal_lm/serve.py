@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from recipe.backend import loading, turns
-from recipe.backend.generation import calls, prompt_groups, shapes
+from recipe.backend.generation import decoding, prompt_groups
+from recipe.backend.generation.decoding import LENGTH, Completion, Token
 from recipe.backend.generation.gathering import Gathering, Piece
 from recipe.backend.generation.prompts import Prompt, Prompts
 from recipe.backend.loaded_model import LoadedModel
@@ -60,7 +61,7 @@ class Generator(ServedTask):
             # The tokenizer's limit is that of its training texts.
             loaded = replace(loaded, max_length=loaded.positions)
         model: Any = loaded.model
-        calls.settle(model)
+        decoding.settle(model)
         # transformers' own criterion scans the whole vocabulary for each text.
         stop = tuple(model.generation_config.stop_strings or ())
         model.generation_config.stop_strings = None
@@ -98,7 +99,7 @@ class Generator(ServedTask):
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return an answer for each request.
 
-        An answer is a list of texts in the form of pipelines and TGI (`shapes`), or of `Completion`
+        An answer is a list of texts in the form of pipelines and TGI (`shaped`), or of `Completion`
         if the request has a `form` of its own; with `stream`, an iterator over events. If
         predictions take turns, an answer that is not a stream is a function that returns it.
         """
@@ -107,7 +108,7 @@ class Generator(ServedTask):
             prompts = prepared.work
             if prepared.request.streams:
                 events = prompt_groups.events(self.loaded, prompts, self.merges)
-                answers.append(shapes.shaped(events, prepared, self.loaded.tokenizer))
+                answers.append(shaped(events, prepared, self.loaded.tokenizer))
                 continue
             pieces = [*prompt_groups.pieces(self.loaded, prompts, self.merges)]
             for piece in pieces:
@@ -120,4 +121,67 @@ class Generator(ServedTask):
     def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Prompt]]) -> Any:
         texts = self.gathering.results(pieces, partial(prompt_groups.write, self.loaded))
         answers = Answers(texts, prepared.truncated, prepared.request.single)
-        return shapes.shaped(answers, prepared, self.loaded.tokenizer)
+        return shaped(answers, prepared, self.loaded.tokenizer)
+
+
+def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return texts, or an iterator over TGI's events, as JSON values, unless the request's own
+    `form` formats its answer.
+
+    By default a text includes its prompt, as in pipelines, but not with details or in a stream, as
+    in TGI; `return_full_text` overrides that.
+
+    Args:
+        answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields
+            that of a stream after each token.
+        prepared: The request.
+        tokenizer: Names the special tokens, which add nothing to a text.
+    """
+    if prepared.request.form is not None:
+        return answer
+    has_details = bool(prepared.parameters.get("details"))
+    full = prepared.parameters.get("return_full_text")
+    if full is None:
+        full = not (has_details or isinstance(answer, Iterator))
+
+    def whole(text: Completion) -> Any:
+        prompt: Any = prepared.inputs.values[text.prompt] if full else ""
+        if isinstance(prompt, str):
+            return prompt + text.text
+        *earlier, last = prompt
+        if last["role"] != "assistant":
+            return [*prompt, {"role": "assistant", "content": text.text}]
+        return [*earlier, {**last, "content": last["content"] + text.text}]
+
+    def details(text: Completion, **more: Any) -> dict[str, Any]:
+        count, seed = len(text.tokens), prepared.parameters.get("seed")
+        return {"finish_reason": text.finish, "generated_tokens": count, "seed": seed, **more}
+
+    names = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+
+    def token(one: Token) -> dict[str, Any]:
+        return {**vars(one), "text": one.text or names.get(one.id, "")}
+
+    def entry(text: Completion) -> dict[str, Any]:
+        if not has_details:
+            return {"generated_text": whole(text)}
+        tokens = [*map(token, text.tokens)]
+        return {"generated_text": whole(text), "details": details(text, prefill=[], tokens=tokens)}
+
+    def events() -> Iterator[dict[str, Any]]:
+        for number, text in enumerate(answer, 1):
+            yield {
+                "index": number,
+                "token": token(text.tokens[-1]),
+                "generated_text": whole(text) if text.finish else None,
+                "details": details(text, input_length=prepared.tokens) if text.finish else None,
+            }
+
+    if isinstance(answer, Iterator):
+        return events()
+    entries = [[entry(text) for text in texts] for texts in answer]
+    shown = Answers(entries, answer.truncated, answer.single)
+    shown.unfinished = [
+        index for index, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
+    ]
+    return shown

@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCri
 
 from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.generation import calls, gathering
+from recipe.backend.generation import decoding, gathering
 from recipe.backend.generation.decoding import Finite, Pauses
 from recipe.backend.generation.gathering import Gathering, Piece, Source
 from recipe.backend.generation.options import GREEDY_BELOW
@@ -75,7 +75,7 @@ class TextGenerator(ServedTask):
                 which a model's configuration may have settings (task_specific_params).
         """
         loaded = loading.load(origin, AutoModelForSeq2SeqLM)
-        calls.settle(loaded.model)
+        decoding.settle(loaded.model)
         name = environ.get("HF_TASK") or task
         config: Any = loaded.model.config
         generation: Any = loaded.model.generation_config
@@ -267,11 +267,11 @@ class TextGenerator(ServedTask):
         arguments = {key: value for key, value in options.items() if key != "seed"}
         draws = bool(arguments.get("do_sample", model.generation_config.do_sample))
         if draws:
-            calls.set_seed(options.get("seed"), sources[0].index)
+            decoding.set_seed(options.get("seed"), sources[0].index)
         rows = [source.ids for source in sources]
         output = model.generate(
-            **calls.padded(self.loaded, rows, side="right"),
-            logits_processor=LogitsProcessorList([Finite(calls.end_ids(model))]),
+            **decoding.padded(self.loaded, rows, side="right"),
+            logits_processor=LogitsProcessorList([Finite(decoding.end_ids(model))]),
             stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
             tokenizer=self.loaded.tokenizer,
             **arguments,
