@@ -70,8 +70,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()  # of other tests of this process, which may have breaks
-    monkeypatch.setattr(programs, "DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(loading, "DEVICES", frozenset({"cpu"}))
+    for module in (programs, loading):
+        monkeypatch.setattr(module, "DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(device.KINDS["cpu"], "compiler", staticmethod(backend))
     # torch.compile gives up after two, unless the server says how many shapes there are.
     config: Any = torch._dynamo.config
@@ -98,8 +98,8 @@ def test_each_head_is_one_graph_for_each_bucket_without_breaks(
     answers = [served.ask(body) for body in BODIES[kind]]
     assert len(graphs) == len(shapes)
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
-    monkeypatch.setattr(programs, "DEVICES", frozenset())
-    monkeypatch.setattr(loading, "DEVICES", frozenset())
+    for module in (programs, loading):
+        monkeypatch.setattr(module, "DEVICES", frozenset())
     plain = Handlers(folder)
     for answer, body in zip(answers, BODIES[kind], strict=True):
         assert_close(answer, plain.ask(body))

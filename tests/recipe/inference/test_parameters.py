@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 
 from recipe.backend.generation import options
 from recipe.backend.requests.payloads import BadRequest
-from recipe.inference.apis import request_reader
 from recipe.tasks.masked_lm import serve as fill_mask
 from recipe.tasks.question_answering import serve as question_answering
 from recipe.tasks.text_classification import serve as classifier
 from recipe.tasks.text_to_text import serve as text_to_text
 from recipe.tasks.token_classification import serve as tagger
 from recipe.tasks.zero_shot import serve as zero_shot
-from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, request, save, tokenizer
 
 LONG = " ".join([*["anna"] * 30, *["film"] * 30])
 QUESTION = {
@@ -203,9 +204,6 @@ POOLINGS = ["mean", "cls", "lasttoken", "max", "weightedmean", "mean_sqrt_len_to
 @pytest.fixture(scope="module", params=["plain", *POOLINGS, "padded"])
 def vectors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Handlers:
     """A plain encoder, and sentence models of each pooling that end in a Normalize."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules
-
     folder = tmp_path_factory.mktemp("model")
     save("BertModel", folder / "plain", 7)
     if request.param == "plain":
@@ -234,17 +232,16 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
     assert (np.abs(lengths - 1) > 0.05).all()
     # Without the parameter the model's own modules decide.
     usual = whole / lengths if has_prompts else whole
-    first = LONG.split()[:46]
-    last = LONG.split()[-46:]
+    first, last = (" ".join(words) for words in (LONG.split()[:46], LONG.split()[-46:]))
     expected: list[tuple[Any, Any]] = [
         (vectors_of(TEXTS), usual),
         (vectors_of(TEXTS, normalize=True), whole / lengths),
         (vectors_of(TEXTS, normalize=False, truncate_dim=8), whole[:, :8]),
         (vectors_of(TEXTS, normalize=False, dimensions=8), whole[:, :8]),
         (np.linalg.norm(vectors_of(TEXTS, normalize=True, truncate_dim=8), axis=1), np.ones(4)),
-        (vectors_of([LONG]), vectors_of([" ".join(first)])),
-        (vectors_of([LONG], truncate=True), vectors_of([" ".join(first)])),
-        (vectors_of([LONG], truncation_direction="Left"), vectors_of([" ".join(last)])),
+        (vectors_of([LONG]), vectors_of([first])),
+        (vectors_of([LONG], truncate=True), vectors_of([first])),
+        (vectors_of([LONG], truncation_direction="Left"), vectors_of([last])),
     ]
     if has_prompts:
         named = vectors_of(TEXTS, prompt_name="query")
@@ -295,10 +292,7 @@ def test_the_model_limits_a_text_and_the_tokenizer_says_what_is_usual(
     tokenizer(16).save_pretrained(tmp_path / "m")
     served = Handlers(tmp_path / "m")
     body = {"inputs": [VARIED], "parameters": more}
-    for allowed in (
-        {"truncation": False},
-        {"max_length": 40} if not more else {"truncation": False},
-    ):
+    for allowed in ({"truncation": False}, {"truncation": False} if more else {"max_length": 40}):
         requested = {"inputs": [VARIED], "parameters": {**more, **allowed}}
         assert_close(served.ask(requested), whole.ask(body), 1e-5)
     if not more:  # a decoder's usual limit is its positions
@@ -313,8 +307,5 @@ def test_an_encoder_decoder_reads_a_long_text_whole_if_asked(kind: str, tmp_path
     tokenizer(16).save_pretrained(tmp_path / "m")
     served: Any = Handlers(tmp_path / "m", HF_TASK="text2text-generation").model
     for truncation, read, cut in (None, 16, [0]), (False, 36, []):
-        body = {"inputs": VARIED, "truncation": truncation, "max_new_tokens": 2}
-        text = json.dumps(body).encode()
-        request = request_reader.read(text, "application/json", "/invocations")
-        prepared = served.prepare(request)
+        prepared = served.prepare(request(VARIED, truncation=truncation, max_new_tokens=2))
         assert (prepared.tokens, list(prepared.truncated)) == (read, cut)

@@ -133,8 +133,9 @@ def unwritable(value: Any, location: str = "prediction") -> str:
     """Return a message about the first NaN or infinity, or ''."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{location} is {value}, which JSON does not support."
-    entries = enumerate(value) if isinstance(value, list) else ()
-    entries = value.items() if isinstance(value, dict) else entries
+    entries: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        entries = value.items()
     faults = (unwritable(part, f"{location}[{key!r}]") for key, part in entries)
     return next(filter(None, faults), "")
 
