@@ -23,7 +23,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def by_bytes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def bytes_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return Handlers(causal_kit.make_model("gpt2", tmp_path_factory.mktemp("bytes")))
 
 
@@ -49,13 +49,13 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ],
 )
 def test_answers_are_those_of_the_pipeline(
-    by_bytes: Any, inputs: Any, parameters: dict[str, Any]
+    bytes_model: Any, inputs: Any, parameters: dict[str, Any]
 ) -> None:
     from transformers import pipeline
 
-    loaded = by_bytes.model.loaded
+    loaded = bytes_model.model.loaded
     reference = pipeline("text-generation", model=loaded.model, tokenizer=loaded.tokenizer)
-    answer = by_bytes.ask({"inputs": inputs, "parameters": parameters})
+    answer = bytes_model.ask({"inputs": inputs, "parameters": parameters})
     assert answer == reference(inputs, **parameters)
 
 
