@@ -147,17 +147,16 @@ class Job:
             has_report: Whether the report is written, which takes most of the time of a tiny training.
         """
         from recipe import arguments
-        from recipe.reports import report
         from recipe.training import run as training
 
         folders = folders_of(self.base, self.channels)
         self.base.mkdir(parents=True, exist_ok=True)
         given = arguments.parse(_words(*self.argv, *argv), folders)
         # What a training sets for itself (where trackers keep their files) ends with it.
-        mock_or_real = report.write_report if has_report else lambda *_: None
+        mock_or_real = training._write_report if has_report else lambda *_: None
         with (
             mock.patch.dict(os.environ, self.environ),
-            mock.patch.object(report, "write_report", mock_or_real),
+            mock.patch.object(training, "_write_report", mock_or_real),
         ):
             return training.run(given, folders, dict(os.environ))
 

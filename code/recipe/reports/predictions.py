@@ -1,23 +1,50 @@
-"""Report a classifier's last answers."""
+"""Write predictions.jsonl for `do_predict`, and report a classifier's last answers."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit  # type: ignore[import-untyped]
+from scipy.special import expit, softmax  # type: ignore[import-untyped]
 
+from recipe.console import say
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
 from recipe.reports import figures, section
 from recipe.reports.section import RULE, Section
+from recipe.storage import atomic
 
+NAME = "predictions.jsonl"
 _MISTAKES = 12
 _MOST_IN_MATRIX = 40
 Array = npt.NDArray[Any]
+
+
+class PredictedAnswers(Protocol):
+    """A model's answers to the rows of a split."""
+
+    @property
+    def split(self) -> str: ...
+
+    def sections(self) -> Sequence[Section]:
+        """Return the report's sections on them."""
+
+    def lines(self) -> Iterator[Mapping[str, Any]]:
+        """Return the entry of each row, as JSON values."""
+
+
+def write(answers: PredictedAnswers, folder: Path, remedy: str) -> None:
+    """Write a JSON line for each row, in the order of the data."""
+    lines = [json.dumps(row, ensure_ascii=False) for row in answers.lines()]
+    text = "\n".join(lines) + "\n"
+    with atomic.results(NAME, folder, len(text.encode()), remedy) as aside:
+        (aside / NAME).write_text(text, encoding="utf-8", errors="backslashreplace")
+    say(f"{len(lines)} predictions for the {answers.split} data written to {folder}/{NAME}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +73,7 @@ class Predictions:
             return np.asarray(expit(outputs))
         if self.labels.problem == NUMBER:
             return outputs
-        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+        return np.asarray(softmax(outputs, axis=1))
 
     @property
     def predicted(self) -> Array:

@@ -7,21 +7,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import TrainerState, TrainingArguments
 
-from recipe.console import say
-from recipe.hyperparameters import Hyperparameters
 from recipe.reports import figures
 from recipe.reports.model_card import Facts, versions
 from recipe.reports.section import RULE, Section
-from recipe.storage import atomic
 
-_BYTES = 1_000_000
-_REMEDY = "Free space there; the model and metrics.json are already written."
 Array = npt.NDArray[Any]
 
 
@@ -48,75 +42,6 @@ class Material:
     hosts: int
     epochs: float
     """Passes over the training texts since this start of the job."""
-
-
-class FinishedRun(Protocol):
-    """The trainer of a finished run."""
-
-    args: TrainingArguments
-    state: TrainerState
-    before: TrainerState
-    """The state at the beginning of this run."""
-
-    def training_lengths(self) -> Any: ...
-
-    def tokens_computed(self) -> int: ...
-
-
-class FinishedJob(Protocol):
-    """A finished run with its model and data."""
-
-    @property
-    def trainer(self) -> FinishedRun: ...
-
-    @property
-    def max_length(self) -> int: ...
-
-    def sections(self) -> Sequence[Section]: ...
-
-
-def write_report(
-    job: FinishedJob,
-    facts: Facts,
-    hyperparameters: Hyperparameters,
-    hosts: int,
-    seconds: Mapping[str, float],
-    folder: Path,
-) -> None:
-    """Write the report of a finished job to `folder`, or log why it cannot be written.
-
-    Args:
-        hyperparameters: The trainer's batch size may be smaller (`worlds.cut_by_length`).
-        seconds: Seconds of each phase; training includes evaluations.
-    """
-    trainer = job.trainer
-    try:
-        evaluating = sum(
-            value
-            for entry in trainer.state.log_history[len(trainer.before.log_history) :]
-            for name, value in entry.items()
-            if name in ("eval_runtime", "test_runtime")
-        )
-        phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
-        phases["saving"] = phases.pop("saving")  # last
-        material = Material(
-            facts=facts,
-            history=trainer.state.log_history,
-            sections=job.sections(),
-            lengths=trainer.training_lengths(),
-            max_length=job.max_length,
-            computed_tokens=trainer.tokens_computed(),
-            phases=phases,
-            batch_size=hyperparameters.per_device_train_batch_size,
-            price_per_hour=hyperparameters.price_per_hour,
-            hosts=hosts,
-            epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
-        )
-        with atomic.results("The report", folder, _BYTES, _REMEDY) as aside:
-            write(material, aside)
-        say(f"report written to {folder}/report.html")
-    except Exception as error:  # the trained model matters more than its report
-        say(f"warning: the report cannot be written: {type(error).__name__}: {error}")
 
 
 def write(material: Material, folder: Path) -> Path:

@@ -27,7 +27,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, lora, packed_encoders
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
-from recipe.reports.predicted import PredictedAnswers
+from recipe.reports.predictions import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import evaluation, judging

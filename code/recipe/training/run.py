@@ -27,7 +27,7 @@ from recipe.paths import Folders
 from recipe.plan import data_report, resolution
 from recipe.plan.resolution import Loaded, Plan
 from recipe.plan.table import Table
-from recipe.reports import model_card, predicted, report, tracking
+from recipe.reports import model_card, predictions, report, tracking
 from recipe.reports.section import Section
 from recipe.runtime import device, distribution, host_order, memory, xla
 from recipe.runtime.timer import Stopwatch
@@ -89,11 +89,10 @@ def run(
                 _write_card(facts, folders.model_dir)
         output = folders.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
-        if hyperparameters.predicts and (predictions := plan.task.answers(job.trainer)) is not None:
-            predicted.write(predictions, output, _REMEDY)
+        if hyperparameters.predicts and (answers := plan.task.answers(job.trainer)) is not None:
+            predictions.write(answers, output, _REMEDY)
         if hyperparameters.trains:
-            given = plan.hyperparameters
-            report.write_report(job, facts, given, plan.host_count, watch.seconds, output)
+            _write_report(plan, job, facts, watch.seconds, output)
     if xla.is_used():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if plan.device.kind == "cuda":
@@ -132,15 +131,6 @@ class _Job:
     loaded: Loaded
     samples: Mapping[str, Samples]
     trainer: Engine
-
-    @property
-    def max_length(self) -> int:
-        """Return the length in tokens at which samples are cut; 0 for images."""
-        return self.loaded.max_length
-
-    def sections(self) -> Sequence[Section]:
-        """Return what the report shows of the data and of the model's answers."""
-        return [*self.data_sections, *self.task.sections(self.trainer, self.samples)]
 
 
 def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]) -> _Job:
@@ -347,3 +337,43 @@ def _write(
         say(line)
     if is_trained:
         say("next: `amphora serve` answers requests with it; on SageMaker, deploy() the estimator")
+
+
+def _write_report(
+    plan: Plan, job: _Job, facts: model_card.Facts, seconds: Mapping[str, float], folder: Path
+) -> None:
+    """Write the report of a finished job to `folder`, or log why it cannot be written.
+
+    Args:
+        seconds: Seconds of each phase; training includes evaluations.
+    """
+    trainer, given = job.trainer, plan.hyperparameters
+    try:
+        evaluating = sum(
+            value
+            for entry in trainer.state.log_history[len(trainer.before.log_history) :]
+            for name, value in entry.items()
+            if name in ("eval_runtime", "test_runtime")
+        )
+        phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
+        phases["saving"] = phases.pop("saving")  # last
+        material = report.Material(
+            facts=facts,
+            history=trainer.state.log_history,
+            sections=[*job.data_sections, *job.task.sections(trainer, job.samples)],
+            lengths=trainer.training_lengths(),
+            max_length=job.loaded.max_length,
+            computed_tokens=trainer.tokens_computed(),
+            phases=phases,
+            # The trainer's batch size may be smaller (`worlds.cut_by_length`).
+            batch_size=given.per_device_train_batch_size,
+            price_per_hour=given.price_per_hour,
+            hosts=plan.host_count,
+            epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
+        )
+        remedy = "Free space there; the model and metrics.json are already written."
+        with atomic.results("The report", folder, 1_000_000, remedy) as aside:
+            report.write(material, aside)
+        say(f"report written to {folder}/report.html")
+    except Exception as error:  # the trained model matters more than its report
+        say(f"warning: the report cannot be written: {type(error).__name__}: {error}")
