@@ -93,7 +93,7 @@ class LoadedModel:
         BadRequest if a text is too long, and the parameter `truncation` forbids to cut it."""
         texts: Sequence[Text] = inputs.values
         read = 0
-        limit, side = self.limit(request.parameters), side_of(request.parameters)
+        limit, side = self.limit(request.parameters), side_of(request.parameters, self.tokenizer)
         bounds.hold(Bound.ROWS, len(texts))
         rows: list[TokenRow] = []
         is_paired = not all(isinstance(text, str) for text in texts)
@@ -209,9 +209,10 @@ class LoadedModel:
         return TokenRow(ids)
 
 
-def side_of(parameters: Mapping[str, Any]) -> str:
-    """Return the side on which the texts of a request are truncated: left or right."""
-    return str(parameters.get("truncation_direction", "right")).lower()
+def side_of(parameters: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the side on which the texts of a request are truncated: left or right; by default the
+    tokenizer's, as in training."""
+    return str(parameters.get("truncation_direction", tokenizer.truncation_side)).lower()
 
 
 def refuse_uncut(request: Request, truncated: Sequence[int], limit: int) -> None:

@@ -69,7 +69,7 @@ def build(
                 name: pc.fill_null(pc.cast(column, pa.large_string()), "")
                 for name, column in zip((TEXT, PAIR), strings, strict=False)
             }
-        tables.append(pa.table({**inputs, LABEL: _encoded(split, read, shape, known)}))
+        tables.append(pa.table({**inputs, LABEL: encoded(split, read, shape, known)}))
     if len({tuple(table.column_names) for table in tables}) > 1:
         raise DataError(
             f"Some files of the {split} data hold texts and others {TOKEN_IDS}: "
@@ -98,12 +98,12 @@ def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
     return spooled(pa.schema([(name, kind)]), kept())[name]
 
 
-def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -> pa.ChunkedArray:
+def encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -> pa.ChunkedArray:
     """Return the labels of all rows, encoded some rows at a time to keep few Python objects."""
     part, column = read.part, read.label
     kind = KINDS[known.problem]
 
-    def encoded() -> Iterator[pa.Table]:
+    def tables() -> Iterator[pa.Table]:
         for first, piece in part.pieces(column):
             rows, codes = np.arange(piece.table.num_rows), None
             if not pa.types.is_nested(piece.table[column].type):
@@ -129,7 +129,7 @@ def _encoded(split: str, read: LabelledPart, shape: LabelShape, known: Labels) -
                 labels_of_rows = labels_of_rows.take(pa.array(codes))
             yield pa.table({LABEL: labels_of_rows})
 
-    return spooled(pa.schema([(LABEL, kind)]), encoded())[LABEL]
+    return spooled(pa.schema([(LABEL, kind)]), tables())[LABEL]
 
 
 def distinct(part: Part, column: str, has_codes: bool) -> Part:

@@ -22,7 +22,6 @@ from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
 from recipe.spec import Model
 from recipe.task_table import TASKS
-from recipe.tasks import judging
 
 _FILES = 3
 _ENDINGS = {
@@ -53,7 +52,7 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         return possible[0], f"only this task takes {' and '.join(alone or tasks_by_hyperparameter)}"
     files: list[Path] = []
     with contextlib.suppress(DataError):  # loading the data raises it again
-        data = judging.channels(channels, hyperparameters.trains)
+        data = layout.training_channels(channels, hyperparameters.trains)
         files = layout.find(data, hyperparameters.dataset_config_name).files["train"]
     parts = (head.read(path, hyperparameters.names_in_header) for path in files[:_FILES])
     part = next((part for part in parts if part is not None), None)

@@ -41,28 +41,18 @@ def sections(
         text, good, other = (section.beginning(shown) for shown in show(query))
         score, highest = f"{right[query]:.3f}", f"{wrong[query]:.3f}"
         rows.append([text, str(firsts[query]), good, score, other, highest])
-    sections_shown = [
-        Section(
-            title=f"Ranks, {split} data",
-            figure=("ranks", functools.partial(figures.ranks, firsts)),
-        )
-    ]
+    draw_ranks = functools.partial(figures.ranks, firsts)
+    sections = [Section(title=f"Ranks, {split} data", figure=("ranks", draw_ranks))]
     if finite.any():
         draw = functools.partial(figures.two_scores, right[finite], wrong[finite])
-        sections_shown.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
-    sections_shown.append(
+        sections.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
+    headings = (("query", "rank"), ("right text", "score"), ("wrong text", "score"))
+    sections.append(
         Section(
             title=f"Worst queries, {split} data",
             note="" if rows else f"None of {len(ranks)}: a relevant text is ranked first for each.",
-            columns=[
-                ("query", section.TEXT),
-                ("rank", section.NUMBER),
-                ("right text", section.TEXT),
-                ("score", section.NUMBER),
-                ("wrong text", section.TEXT),
-                ("score", section.NUMBER),
-            ],
+            columns=section.texts_with_numbers(*headings),
             rows=rows,
         )
     )
-    return sections_shown
+    return sections

@@ -22,6 +22,7 @@ from recipe.batching.batches import Layout, Packed, Padded, Samples
 from recipe.batching.groups import Groups
 from recipe.batching.packing import Rows
 from recipe.data.held_out import DataSets
+from recipe.data.layout.channels import training_channels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, lora, packed_encoders
@@ -30,7 +31,7 @@ from recipe.reports.model_card import About
 from recipe.reports.predictions import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.tasks import evaluation, judging
+from recipe.tasks import evaluation
 from recipe.tokenization.encoding import takes_token_types
 
 Tokenizer = PreTrainedTokenizerBase
@@ -39,7 +40,6 @@ Batches = Sequence[tuple[Samples, Rows]]
 """The rows of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
 _FEW, _SHOWN_ROWS = 8, 3
-_RAREST_SHARE = 0.01
 SHOWN_CHARS = 70
 """How many characters of a text a finding shows."""
 
@@ -190,7 +190,7 @@ class Task(ABC):
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self.hyperparameters = hyperparameters
         self.options = hyperparameters.options()
-        self.read(judging.channels(channels, hyperparameters.trains))
+        self.read(training_channels(channels, hyperparameters.trains))
 
     @abstractmethod
     def read(self, channels: Mapping[str, Path]) -> None:
@@ -310,15 +310,6 @@ def judged_split(splits: DataSets) -> tuple[str, Dataset]:
     if splits.test is not None:
         return "test", splits.test
     return "evaluation", splits.evaluation
-
-
-def balance(shares: Mapping[str, float]) -> Finding:
-    """Return the share of each label in the training rows; a rare one is a warning."""
-    return Finding(
-        level=WARNING if min(shares.values()) < _RAREST_SHARE else OK,
-        what="balance",
-        detail=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
-    )
 
 
 def whole_model(trainer: Trainer) -> tuple[Any, Any] | None:

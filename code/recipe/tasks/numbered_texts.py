@@ -66,8 +66,8 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
         halves = [pd.util.hash_array(objects, categorize=False),
                   pd.util.hash_array(objects, hash_key=_OTHER_KEY, categorize=False)]  # fmt: skip
         hashes.append(np.stack(halves, axis=1))
-    _, identities = _first_of_each(np.concatenate(hashes))
-    firsts, numbers = np.unique(identities, return_index=True)[1], identities
+    firsts, identities = _first_of_each(np.concatenate(hashes))
+    numbers = identities
     if prompts[0] != prompts[1]:
         firsts, numbers = _first_of_each(np.stack([identities, is_query], axis=1))
     members = np.full((len(widths), int(widths.max())), -1)
@@ -104,15 +104,7 @@ def _text_chunks(split: datasets.Dataset) -> Iterator[pa.Array]:
 def _first_of_each(keys: Array) -> tuple[Array, Array]:
     """Return the first row of each distinct key of [rows, 2], ascending, and the position of each
     row's key among these."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # equal keys stay in order
-    is_new = np.ones(len(order), bool)
-    is_new[1:] = False
-    for column in keys.T:
-        sorted_keys = column[order]
-        is_new[1:] |= sorted_keys[1:] != sorted_keys[:-1]
-    firsts = order[is_new]
-    positions = np.empty(len(firsts), np.int64)
-    positions[np.argsort(firsts)] = np.arange(len(firsts))
-    numbers = np.empty(len(order), np.int64)
-    numbers[order] = positions[np.cumsum(is_new) - 1]
-    return np.sort(firsts), numbers
+    one, other = (pd.factorize(column)[0].astype(np.int64) for column in keys.T)
+    # Numbered in the order of first appearance.
+    numbers, _ = pd.factorize(one * (other.max(initial=0) + 1) + other)
+    return np.unique(numbers, return_index=True)[1], numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.metrics import ndcg_score
-from torch import Tensor
 from torch.nn import functional
 
 CUT = 10
@@ -52,34 +51,42 @@ class SearchResults:
     """The position of that document (or text of the list); -1 for none."""
 
 
+def _results(queries: Iterable[tuple[Array, Array]]) -> SearchResults:
+    """Rank texts for each query, given their scores and the positions of the relevant ones."""
+    ranks, right, wrong, wrong_at = [], [], [], []
+    for scores, relevant in queries:
+        hits, others = np.sort(scores[relevant])[::-1], scores.copy()
+        others[relevant] = -np.inf
+        # Negated, so that texts whose score is NaN rank higher.
+        above = [int((~(scores < hit)).sum() - (~(hits < hit)).sum()) for hit in hits]
+        ranks.append(np.asarray(above) + np.arange(1, len(hits) + 1))
+        best = int(others.argmax())
+        right.append(hits[0])
+        wrong.append(others[best])
+        wrong_at.append(-1 if others[best] == -np.inf else best)
+    return SearchResults(
+        ranks=ranks,
+        right=np.asarray(right),
+        wrong=np.asarray(wrong),
+        wrong_at=np.asarray(wrong_at, dtype=np.int64),
+    )
+
+
 def search(vectors: Array, corpus: Corpus) -> SearchResults:
     """Rank all documents for each query by the cosine of their vectors [texts, width]."""
     known = functional.normalize(torch.from_numpy(vectors).float(), dim=-1)
     documents = known[torch.from_numpy(corpus.documents)]
     step = max(1, _AT_ONCE // len(documents))
-    ranks: list[Array] = []
-    highest: list[tuple[Tensor, ...]] = []
-    for start in range(0, len(corpus.queries), step):
-        queries = corpus.queries[start : start + step]
-        scores = known[torch.from_numpy(queries)] @ documents.T
-        same = torch.from_numpy(corpus.same[start : start + step])
-        has_same = (same >= 0).nonzero().squeeze(1)
-        scores[has_same, same[has_same]] = -torch.inf
-        relevant = corpus.relevant[start : start + step]
-        others = scores.clone()
-        best_right = torch.empty(len(queries))
-        for row, positions in enumerate(relevant):
-            hits = scores[row, torch.from_numpy(positions)].sort(descending=True).values
-            others[row, torch.from_numpy(positions)] = -torch.inf
-            # Negated, so that texts whose score is NaN rank higher.
-            above = [int((~(scores[row] < hit)).sum() - (~(hits < hit)).sum()) for hit in hits]
-            ranks.append(np.asarray(above) + np.arange(1, len(hits) + 1))
-            best_right[row] = hits[0]
-        best = others.max(dim=1)
-        highest.append((best_right, best.values, best.indices))
-    right, wrong, wrong_at = (torch.cat(parts).numpy() for parts in zip(*highest, strict=True))
-    wrong_at = np.where(np.isfinite(wrong), wrong_at, -1)
-    return SearchResults(ranks=ranks, right=right, wrong=wrong, wrong_at=wrong_at)
+
+    def queries() -> Iterator[tuple[Array, Array]]:
+        for start in range(0, len(corpus.queries), step):
+            some = torch.from_numpy(corpus.queries[start : start + step])
+            for row, scores in enumerate((known[some] @ documents.T).numpy(), start):
+                if corpus.same[row] >= 0:
+                    scores[corpus.same[row]] = -np.inf
+                yield scores, corpus.relevant[row]
+
+    return _results(queries())
 
 
 def search_scores(results: SearchResults, corpus: Corpus) -> dict[str, float]:
@@ -116,22 +123,10 @@ class JudgedLists:
 
 def rank(scores: Array, lists: JudgedLists) -> SearchResults:
     """Rank the texts of each judged list by their scores [samples]."""
-    ranks, right, wrong, wrong_at = [], [], [], []
-    for index in lists.judged():
-        start, end = lists.starts[index], lists.starts[index + 1]
-        scores_of_list, labels = scores[start:end], lists.labels[start:end]
-        is_relevant = labels > labels.min()
-        relevant, others = np.sort(scores_of_list[is_relevant])[::-1], scores_of_list[~is_relevant]
-        above = (~(others[None] < relevant[:, None])).sum(axis=1)
-        ranks.append(above + np.arange(1, len(relevant) + 1))
-        right.append(relevant[0])
-        wrong.append(others.max())
-        wrong_at.append(int(np.flatnonzero(~is_relevant)[others.argmax()]))
-    return SearchResults(
-        ranks=ranks,
-        right=np.asarray(right),
-        wrong=np.asarray(wrong),
-        wrong_at=np.asarray(wrong_at, dtype=np.int64),
+    spans = (slice(*lists.starts[index : index + 2]) for index in lists.judged())
+    labels_of_lists = ((scores[span], lists.labels[span]) for span in spans)
+    return _results(
+        (of_list, np.flatnonzero(labels > labels.min())) for of_list, labels in labels_of_lists
     )
 
 

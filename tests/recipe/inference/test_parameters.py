@@ -273,6 +273,19 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
             vectors.ask({"model": "m", "input": wrong})
 
 
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertModel"])
+def test_texts_are_truncated_on_the_side_that_the_tokenizer_has(kind: str, tmp_path: Path) -> None:
+    file = save(kind, tmp_path, 9) / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation_side": "left"}))
+    handlers = Handlers(tmp_path)
+    usual, left, right = (
+        handlers.ask({"inputs": [LONG], "parameters": parameters})
+        for parameters in ({}, *({"truncation_direction": side} for side in ("left", "right")))
+    )
+    assert_close(usual, left)
+    assert left != right
+
+
 VARIED = " ".join(["anna", "film", "good", "paris", "who", "bad", "said", "again"][index * index % 8]
                   for index in range(34))  # fmt: skip
 

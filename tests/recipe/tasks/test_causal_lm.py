@@ -1,7 +1,7 @@
 """task=causal-lm: what is read, what of it is learned, and a run whose model is served."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +72,6 @@ def shown(tokenizer: PreTrainedTokenizerBase, documents: Documents, row: int = 0
     return text + ("]" if before else "")
 
 
-def test_all_of_a_text_but_its_first_token_is_learned(tokenizer: PreTrainedTokenizerBase) -> None:
-    documents = tokenise(tokenizer, text=["abc", "", "d"])
-    assert [shown(tokenizer, documents, row) for row in range(2)] == ["a[bc</s>]", "d[</s>]"]
-    assert documents.labels.tolist() == [3, 1]
-    assert len(documents) == 2, "of an empty text there is nothing to learn"
-
-
-def test_of_a_pair_the_completion_is_learned(tokenizer: PreTrainedTokenizerBase) -> None:
-    documents = tokenise(tokenizer, prompt=["one:"], completion=["two"])
-    assert shown(tokenizer, documents) == "one:[two</s>]"
-
-
 @pytest.mark.parametrize("length", [5, 7, 12, 40])
 def test_every_token_of_a_split_text_is_learned_once(
     tokenizer: PreTrainedTokenizerBase, length: int
@@ -96,18 +84,29 @@ def test_every_token_of_a_split_text_is_learned_once(
     assert learned == f"{text[1:]}</s>"
 
 
-def test_what_is_long_is_cut_or_split_as_asked(tokenizer: PreTrainedTokenizerBase) -> None:
-    cut = tokenise(tokenizer, "truncate", 8, text=["abcdefghijkl"])
-    assert shown(tokenizer, cut) == "a[bcdefgh]"
-    # Pairs are truncated by themselves; one whose prompt fills all has nothing to learn.
-    pairs: dict[str, Any] = {"prompt": ["abcdef", "abcdefgh"], "completion": ["ghijkl", "x"]}
-    assert shown(tokenizer, tokenise(tokenizer, None, 8, **pairs)) == "abcdef[gh]"
-    split = tokenise(tokenizer, "split", 8, **pairs)
-    assert [shown(tokenizer, split, row) for row in range(3)] == [
-        "abcdef[gh]",
-        "h[ijkl</s>]",
-        "h[x</s>]",
-    ]
+LONG_PAIRS = {"prompt": ["abcdef", "abcdefgh"], "completion": ["ghijkl", "x"]}
+
+
+@pytest.mark.parametrize(
+    ("data", "long_texts", "expected"),
+    [
+        ({"text": ["abc", "", "d"]}, None, ["a[bc</s>]", "d[</s>]"]),
+        ({"prompt": ["one:"], "completion": ["two"]}, None, ["one:[two</s>]"]),
+        ({"text": ["abcdefghijkl"]}, "truncate", ["a[bcdefgh]"]),
+        # Pairs are truncated by themselves; one whose prompt fills all has nothing to learn.
+        (LONG_PAIRS, None, ["abcdef[gh]"]),
+        (LONG_PAIRS, "split", ["abcdef[gh]", "h[ijkl</s>]", "h[x</s>]"]),
+    ],
+)
+def test_what_follows_a_prompt_or_a_first_token_is_learned(
+    tokenizer: PreTrainedTokenizerBase,
+    data: dict[str, list[str]],
+    long_texts: str | None,
+    expected: list[str],
+) -> None:
+    documents = tokenise(tokenizer, long_texts, 8, **data)
+    assert [shown(tokenizer, documents, row) for row in range(len(documents))] == expected
+    assert documents.labels.sum() == documents.learned.sum()
 
 
 @pytest.mark.parametrize(
@@ -227,15 +226,6 @@ def test_a_turn_that_begins_a_conversation_is_learned(
     assert not any(words in learned for words in ("hi", "why", "kind", "assistant"))
 
 
-def test_weights_that_a_template_does_not_tell_are_refused(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    tokenizer.chat_template = ODD
-    talk = [TALK[0], TALK[1] | {"weight": 0}, *TALK[2:]]
-    with pytest.raises(DataError, match=r"row 0 .*it does not mark the assistant's tokens"):
-        tokenise(tokenizer, messages=[json.dumps(talk)])
-
-
 def test_a_template_of_jumpstart_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"instruction": "do", "response": "done"}\n' * 3)
     template = {"prompt": "Below is an instruction: {instruction}", "completion": " {response}"}
@@ -251,12 +241,22 @@ def test_files_that_hold_something_else_are_no_texts(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_nothing_to_learn_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match="train data has 1 documents, but none of their tokens"):
-        tokenise(tokenizer, messages=[json.dumps(TALK[:1])])
-    tokenizer.chat_template = "{{ raise_exception('only the user speaks') }}"
-    with pytest.raises(DataError, match=r"conversation of row 0 .*only the user speaks"):
-        tokenise(tokenizer, messages=[json.dumps(TALK)])
+@pytest.mark.parametrize(
+    ("template", "talk", "words"),
+    [
+        (None, TALK[:1], "train data has 1 documents, but none of their tokens"),
+        ("{{ raise_exception('only the user speaks') }}", TALK,
+         r"conversation of row 0 .*only the user speaks"),
+        (ODD, [TALK[0], TALK[1] | {"weight": 0}, *TALK[2:]],
+         r"row 0 .*it does not mark the assistant's tokens"),
+    ],
+)  # fmt: skip
+def test_conversations_from_which_nothing_can_be_learned_are_refused(
+    tokenizer: PreTrainedTokenizerBase, template: str | None, talk: Any, words: str
+) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(DataError, match=words):
+        tokenise(tokenizer, messages=[json.dumps(talk)])
 
 
 def load(folder: Path, **options: Any) -> language_modeling.Texts:
@@ -264,7 +264,6 @@ def load(folder: Path, **options: Any) -> language_modeling.Texts:
     return language_modeling.load({"train": folder}, settings, TASKS["causal-lm"])
 
 
-CONVERSATION = {"messages": TALK}
 PAIR = {"instruction": "do", "response": "done", "id": 7}
 
 
@@ -276,7 +275,7 @@ PAIR = {"instruction": "do", "response": "done", "id": 7}
         ("a.csv", 'text\n"one, 1"\ntwo\nthree\n', {"text": ["one, 1", "two", "three"]}, "csv"),
         ("a.csv", 'prompt,completion\na,b\nc,d\n', {"prompt": ["a", "c"], "completion": ["b", "d"]}, "csv"),
         ("a.jsonl", f"{json.dumps(PAIR)}\n" * 2, {"prompt": ["do"] * 2, "completion": ["done"] * 2}, "not read: id"),
-        ("a.jsonl", f"{json.dumps(CONVERSATION)}\n" * 2, {"messages": [json.dumps(TALK)] * 2}, "messages 'messages'"),
+        ("a.jsonl", f"{json.dumps({'messages': TALK})}\n" * 2, {"messages": [json.dumps(TALK)] * 2}, "messages 'messages'"),
         ("a.jsonl", '{"input_ids": [5, 6], "attention_mask": [1, 0]}\n' * 2, {"input_ids": [[5]] * 2}, "input_ids 'input_ids'"),
     ],
 )  # fmt: skip
@@ -305,11 +304,6 @@ def test_what_a_text_is_in_a_plain_file(
     assert list(load(tmp_path, sample_by=sample_by).train["text"]) == expected
 
 
-def spelled(role: str, text: str, turns: Sequence[str] = ("user", "assistant")) -> dict[str, Any]:
-    names = dict(zip(("user", "assistant"), turns, strict=True))
-    return {"from": names[role], "value": text}
-
-
 def test_a_file_without_a_suffix_is_no_table_by_its_commas(tmp_path: Path) -> None:
     (tmp_path / "corpus").write_text("Well, he said.\n" * 9)
     with pytest.raises(DataError, match=r"may be a table or text.*corpus\.txt.*corpus\.csv"):
@@ -318,18 +312,22 @@ def test_a_file_without_a_suffix_is_no_table_by_its_commas(tmp_path: Path) -> No
     assert set(load(tmp_path).train["text"]) == {"Well, he said."}
 
 
+def in_parts(role: str, *parts: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": part} for part in parts]}
+
+
+GPT = {"user": "human", "assistant": "gpt"}
 SPELLINGS: dict[str, Callable[[str, str], dict[str, Any]]] = {
-    "sharegpt": lambda role, text: spelled(role, text, ("human", "gpt")) | {"weight": None},
-    "chatgpt": lambda role, text: spelled(role, text, ("user", "chatgpt")),
-    "parts": lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]},
-    "split": lambda role, text: {
-        "role": role,
-        "content": [{"type": "text", "text": text[:1]}, {"type": "text", "text": text[1:]}],
+    "sharegpt": lambda role, text: {"from": GPT[role], "value": text, "weight": None},
+    "chatgpt": lambda role, text: {
+        "from": role.replace("assistant", "chatgpt"),
+        "value": text,
     },
-    "mixed": lambda role, text: {
-        "role": role,
-        "content": text if role == "user" else [{"type": "text", "text": text}],
-    },
+    "parts": in_parts,
+    "split": lambda role, text: in_parts(role, text[:1], text[1:]),
+    "mixed": lambda role, text: (
+        {"role": role, "content": text} if role == "user" else in_parts(role, text)
+    ),
 }
 
 
@@ -338,14 +336,14 @@ SPELLINGS: dict[str, Callable[[str, str], dict[str, Any]]] = {
 def test_conversations_of_other_forms_are_the_same(
     tmp_path: Path, spelling: str, suffix: str
 ) -> None:
-    talk = [SPELLINGS[spelling](turn["role"], turn["content"]) for turn in TALK]
+    talk: Any = [SPELLINGS[spelling](turn["role"], turn["content"]) for turn in TALK]
+    # A column of Parquet has one type.
+    talk = json.dumps(talk) if (suffix, spelling) == ("parquet", "mixed") else talk
+    rows = [{"conversations": talk}] * 3
     if suffix == "jsonl":
-        (tmp_path / "a.jsonl").write_text(f"{json.dumps({'conversations': talk})}\n" * 3)
-    elif spelling == "mixed":
-        rows = datasets.Dataset.from_list([{"conversations": json.dumps(talk)}] * 3)
-        rows.to_parquet(tmp_path / "a.parquet")
+        write(tmp_path, rows)
     else:
-        datasets.Dataset.from_list([{"conversations": talk}] * 3).to_parquet(tmp_path / "a.parquet")
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     assert list(load(tmp_path).train["messages"]) == [json.dumps(TALK)] * 2
 
 
@@ -367,15 +365,6 @@ def test_prompts_are_alpacas(tmp_path: Path) -> None:
     }
     assert "Alpaca's template" in "\n".join(loaded.notes)
     assert set(load(tmp_path, prompt_column="instruction").train["prompt"]) == {"add"}
-
-
-def test_a_dataset_dict_and_parquet(tmp_path: Path) -> None:
-    rows = datasets.Dataset.from_list([CONVERSATION] * 3)
-    datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "dict")
-    (tmp_path / "parquet").mkdir()
-    rows.to_parquet(tmp_path / "parquet" / "a.parquet")
-    for folder, count in (("dict", 3), ("parquet", 2)):
-        assert list(load(tmp_path / folder).train["messages"]) == [json.dumps(TALK)] * count
 
 
 def test_perplexity_is_of_all_tokens_alike() -> None:

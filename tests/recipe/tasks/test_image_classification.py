@@ -12,14 +12,15 @@ import torch
 import transformers
 from PIL import Image, ImageOps
 
+from recipe.data.classification import Splits
 from recipe.data.files.image_files import picture
+from recipe.data.labels import Labels
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
+from recipe.tasks.image_classification import batches as pixels
 from recipe.tasks.image_classification import data as pictures
-from recipe.tasks.image_classification import model as models
 from recipe.tasks.image_classification import task as image_classification
-from recipe.tasks.image_classification import tokens as pixels
 from recipe.tasks.image_classification.batches import FixedPictures
 from recipe.tasks.image_classification.batches import PictureSamples as Samples
 
@@ -43,7 +44,7 @@ def image_bytes(value: int, kind: str = "PNG") -> bytes:
     return out.getvalue()
 
 
-def load(channels: dict[str, Path], **options: Any) -> pictures.Pictures:
+def load(channels: dict[str, Path], **options: Any) -> Splits:
     return pictures.load(channels, Hyperparameters(task="image-classification", **options))
 
 
@@ -208,7 +209,7 @@ def samples_of(
          "label": [n % 2 for n in range(count)]}
     )  # fmt: skip
     processor = processor_of(kind)
-    objective = image_classification._Classes()
+    objective = image_classification._ImageLabels()
     objective.processor = processor
     kinds = image_classification.AUGMENTATIONS[augmentation]
     samples = pixels.read(name, split, processor, kinds)
@@ -276,8 +277,8 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         transformers.ViTForImageClassification(config).save_pretrained(folder)
         processor_of("vit").save_pretrained(folder)
         source = Source(name=str(folder), is_local=True)
-        labels = pictures.Labels(("a", "b", "c"))
+        labels = Labels(("a", "b", "c"))
         with pytest.raises(ModelError, match=words):
-            model, _ = models.load(source, labels, Hyperparameters())
+            model, _ = image_classification.load_model(source, labels, Hyperparameters())
             assert model.config.num_labels == 3
-            models.check_size(model, 32, 32)
+            image_classification.check_size(model, 32, 32)

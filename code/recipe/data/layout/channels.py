@@ -36,6 +36,16 @@ class ChannelLayout:
     """Splits with files of sharded channels, of which this host has a part, maybe an empty one."""
 
 
+def training_channels(channels: Mapping[str, Path], trains: bool) -> Mapping[str, Path]:
+    """Return a job's channels. A job that does not train (`do_train=False`) reads its evaluation
+    data in place of missing training data."""
+    splits = {split_of(name): path for name, path in channels.items()}
+    evaluated = splits.get("test", splits.get("validation"))
+    if trains or "train" in splits or evaluated is None:
+        return channels
+    return {**channels, "train": evaluated}
+
+
 def find(
     channels: Mapping[str, Path],
     configurations: str | None = None,
@@ -63,7 +73,7 @@ def find(
     for name, path in data.items():
         alone = others == [name] and "train" not in named.values()
         split_of_channel = named[name] or ("train" if alone else None)
-        # A job that does not train reads its evaluation data as training data, too (`judging`).
+        # See `training_channels`.
         twin = next((other for other in data if other != name and data[other] == path), None)
         if split_of_channel == "train" and twin is not None and named[twin] is not None:
             judged = _inside(twin, path, named[twin], requested, [])

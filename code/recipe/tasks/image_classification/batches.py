@@ -1,4 +1,5 @@
-"""Make batches of images of one shape, which are cropped and mirrored at random in training.
+"""Convert images to pixels by the model's image processor, cached on disk, and make batches of one
+shape, which are cropped and mirrored at random in training.
 
 The random numbers are a pure function of (seed, epoch, row): they do not depend on how images are
 divided among steps and processes, or where a job was resumed.
@@ -8,20 +9,33 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import datasets
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from recipe.batching.batches import Batch, Samples
 from recipe.batching.packing import Rows
+from recipe.console import say
+from recipe.data.column_names import LABEL
+from recipe.data.files.image_files import Unreadable, picture
+from recipe.errors import DataError, ModelError, Problems
+from recipe.storage import number_files
+from recipe.tasks.image_classification.data import BYTES, FILE, LOCATION
 
 _LEAST_SHARE = 0.75
 """The smallest share of an image's height and width that a crop keeps."""
 Pixels = npt.NDArray[np.uint8]
 CROP, FLIP = "crop", "flip"
+_SPARE = 1 << 28  # bytes
 
 
 @dataclass(frozen=True)
@@ -95,3 +109,87 @@ class FixedPictures:
     def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the number of rows: each image counts as one token."""
         return self.size
+
+
+def read(
+    name: str, split: datasets.Dataset, processor: Any, augmentation: frozenset[str]
+) -> PictureSamples:
+    """Return the images of a split of `data.load`, and log how many there are.
+
+    Each is decoded once into a file in the cache of data sets (HF_DATASETS_CACHE), which all
+    processes of the host and a restarted job read.
+
+    Args:
+        name: Of the split.
+        processor: transformers' image processor.
+        augmentation: What is drawn anew in each epoch of a training.
+
+    Raises:
+        DataError: images cannot be read (each is named), or the disk has no room for them.
+    """
+    height, width = shape_of(processor)
+    # Equal only for the same contents and processor.
+    sha = hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode())
+    for sample in split:
+        content = sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE]).read_bytes()
+        sha.update(hashlib.sha256(content).digest())
+    digest, count = sha.hexdigest()[:32], len(split)
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def decoded() -> Iterator[dict[str, Pixels]]:
+        problems = Problems()
+        for sample in split:
+            with problems.noted():
+                source = sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE])
+                try:
+                    opened = picture(source)
+                except Unreadable as error:
+                    raise DataError(
+                        f"{sample[LOCATION]}: {error}", "Remove it, or save it again."
+                    ) from error
+                yield {"pixels": _pixels(processor, opened)[None]}
+        problems.check()
+
+    if not (folder / digest).is_dir():
+        needed = math.prod((count, 3, height, width))
+        if shutil.disk_usage(folder).free < needed + _SPARE:
+            raise DataError(
+                f"The {name} data's {count} images take {needed / 1e9:.1f} GB at {width} "
+                f"x {height} pixels, more than {folder} has free.",
+                "Give the job a larger volume, or set HF_DATASETS_CACHE to a folder on one.",
+            )
+        number_files.write(folder / digest, decoded())
+    pixels = number_files.read(folder / digest)["pixels"]
+    say(f"{name}: {count} images of {width} x {height} pixels")
+    labels = np.asarray(split[LABEL][:], dtype=np.int64)
+    starts = np.arange(count + 1)
+    return PictureSamples(np.zeros(count, np.int32), starts, labels, pixels, digest, augmentation)
+
+
+def shape_of(processor: Any) -> tuple[int, int]:
+    """Return the height and width of an image processor's output.
+
+    Raises:
+        ModelError: they are not the same for all images.
+    """
+    from PIL import Image
+
+    sizes = {
+        _pixels(processor, Image.new("RGB", size)).shape[1:]
+        for size in ((64, 48), (31, 97), (200, 200))
+    }
+    if len(sizes) > 1:
+        raise ModelError(
+            f"The model's image processor ({type(processor).__name__}) does not give all images "
+            "the same size.",
+            "Set do_resize and a size with height and width in its preprocessor_config.json.",
+        )
+    ((height, width),) = sizes
+    return int(height), int(width)
+
+
+def _pixels(processor: Any, opened: Any) -> Any:
+    """Return the pixels [3, height, width], uint8."""
+    processed = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
+    return np.asarray(processed["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, held_out, labels
+from recipe.data import classification, held_out, labelled_rows, labels
+from recipe.data.classification import Splits
 from recipe.data.column_names import LABEL, split_of
 from recipe.data.column_settings import all_named_columns
 from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
 from recipe.data.files.part import Part, is_binary
-from recipe.data.held_out import DataSets
-from recipe.data.labels import Labels, LabelShape
+from recipe.data.labelled_rows import LabelledPart
+from recipe.data.labels import LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
 from recipe.data.layout.splits import ORDER
@@ -31,15 +31,11 @@ LOCATION, BYTES, FILE = "place", "bytes", "file"
 """The columns of an image: its location for messages; its bytes, or the file that holds them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pictures(DataSets):
-    """Data sets with the columns `place`, `bytes`, `file` and `label`."""
-
-    labels: Labels
-
-
-def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     """Find, label and split the images of a job's channels, without opening any.
+
+    Returns:
+        Data sets with the columns `place`, `bytes`, `file` and `label`.
 
     Raises:
         DataError: names the channel, file or column that cannot be used, and the remedy.
@@ -48,16 +44,15 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
     parts: dict[str, list[Part]] = {}
     problems = Problems()
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
-    others = [name for name in data if split_of(name) is None]
+    named = {name: split_of(name) for name in data}
+    others = [name for name, split in named.items() if split is None]
     training: list[Selection] = []
-    for name, path in sorted(
-        data.items(), key=lambda item: split_of(item[0]) not in (None, "train")
-    ):
-        alone = others == [name] and not any(split_of(n) == "train" for n in data)
-        of_channel = split_of(name) or ("train" if alone else None)
+    for name in sorted(data, key=lambda name: named[name] not in (None, "train")):
+        alone = others == [name] and "train" not in named.values()
+        of_channel = named[name] or ("train" if alone else None)
         with problems.noted():
-            for split, part in _channel_parts(path, of_channel, settings, training, notes):
-                if of_channel in (None, split) or not any(split_of(n) == split for n in data):
+            for split, part in _channel_parts(data[name], of_channel, settings, training, notes):
+                if of_channel in (None, split) or split not in named.values():
                     parts.setdefault(split, []).append(part)
     problems.check()
     if not parts.get("train"):
@@ -70,39 +65,25 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Pictures:
             "metadata.csv with the columns file_name and label, or Parquet with the columns image "
             "and label.",
         )
-    spelled: dict[str, list[list[str]]] = {
-        split: [LabelShape().spell(part, LABEL) for part in of_split]
-        for split, of_split in parts.items()
-    }
-    train = [label for labels_of_part in spelled["train"] for label in labels_of_part]
+    shape = LabelShape()
+    train = [label for part in parts["train"] for label in shape.spell(part, LABEL)]
     known = labels.classes(parts["train"][0], LABEL, train)
     built = {}
     for split, of_split in parts.items():
         tables = []
-        for part, names in zip(of_split, spelled[split], strict=True):
-            strange = next((row for row, name in enumerate(names) if name not in known.ids), None)
-            if strange is not None:
-                raise DataError(
-                    f"{part.table[LOCATION][strange]} has the label {names[strange]!r}, which is "
-                    "in "
-                    f"the {split} data but not in the training data.",
-                    "Give training images of that class, or remove it.",
-                )
-            ids = pa.array([known.ids[name] for name in names], pa.int64())
+        for part in of_split:
+            labelled = LabelledPart(part=part, texts=(), label=LABEL)
+            ids = labelled_rows.encoded(split, labelled, shape, known)
             tables.append(part.with_column(LABEL, ids).table)
         built[split] = held_out.data_set(tables)
-        of_files = (
-            f"{len(of_split)} tables or folders" if len(of_split) > 1 else str(of_split[0].path)
-        )
+        is_one = len(of_split) == 1
+        of_files = of_split[0].path if is_one else f"{len(of_split)} tables or folders"
         notes.append(f"{split} data: {len(built[split])} images from {of_files}")
     uses, rule = held_out.assign(built, settings, lambda split: np.asarray(split[LABEL][:]))
     sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
     shown = listed([f"{name} ({count} images)" for name, count in sizes.items()])
-    return Pictures(
-        **uses,
-        labels=known,
-        notes=[*notes, rule, f"{len(known.names)} labels: {shown}"],
-    )
+    notes += [rule, f"{len(known.names)} labels: {shown}"]
+    return Splits(**uses, labels=known, notes=notes, text_columns=(LOCATION,))
 
 
 def _channel_parts(

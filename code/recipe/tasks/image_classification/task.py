@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from datasets import Dataset
-from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, Trainer
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
 from recipe.batching.batches import Layout, Samples
-from recipe.data.column_names import LABEL
-from recipe.data.labels import SINGLE, balanced_weights
+from recipe.data.labels import Labels
+from recipe.errors import ModelError
 from recipe.metrics import SCORES
-from recipe.models import losses
+from recipe.models import pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
-from recipe.reports.predictions import Predictions
-from recipe.tasks import evaluation, judging
-from recipe.tasks.base import (
-    Batches,
-    Finding,
-    Objective,
-    Task,
-    Tokenizer,
-    balance,
-    judged_split,
-)
-from recipe.tasks.evaluation import Scores
+from recipe.settings import ModelSettings
+from recipe.tasks.base import Batches, Tokenizer
+from recipe.tasks.classifiers import Classification, LabelLosses
+from recipe.tasks.image_classification import batches as pixels
 from recipe.tasks.image_classification import data as pictures
-from recipe.tasks.image_classification import model as models
-from recipe.tasks.image_classification import tokens as pixels
 from recipe.tasks.image_classification.batches import CROP, FLIP, FixedPictures
 from recipe.tasks.image_classification.data import LOCATION
 from recipe.tasks.image_classification.spec import Options
@@ -44,58 +32,41 @@ AUGMENTATIONS: Mapping[str, frozenset[str]] = {
     FLIP: frozenset({CROP, FLIP}),
 }
 """The values of the hyperparameter `augmentation`, and the random changes of each."""
+_OF_ONE_SIZE = {"vit", "deit", "beit", "vit_msn", "data2vec-vision", "dinov2", "vit_mae"}
 
 
-class _Classes(Objective):
-    def __init__(self) -> None:
-        self.processor: Any = None
+class _ImageLabels(LabelLosses):
+    processor: Any = None
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
         processor = self.processor
         height, width = pixels.shape_of(processor)
-        models.check_size(model, height, width)
+        check_size(model, height, width)
         scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
         mean, std = (0.0,) * 3, (1.0,) * 3
         if processor.do_normalize:
             mean, std = tuple(processor.image_mean), tuple(processor.image_std)
         return FixedPictures(size, height, width, scale, mean, std)
 
-    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return losses.sample_losses(logits, labels, smoothing)
 
-    def class_weights(
-        self, requested: str | None, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        if requested is None:
-            return None
-        count: Any = model.config.num_labels
-        return balanced_weights(samples.labels.tolist(), count)
-
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return evaluation.Scores()
-
-
-class ImageClassification(Task):
+class ImageClassification(Classification):
     """One label for each image."""
 
     options: Options
-    objective: _Classes
-    data: pictures.Pictures
+    objective: _ImageLabels
+    shown_columns = (LOCATION, "")
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(SCORES)
-        self.objective = _Classes()
+        self.objective = _ImageLabels()
         self.data = pictures.load(channels, self.hyperparameters)
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Any:
-        if not self.hyperparameters.trains:
-            splits: Any = self.data
-            self.data = judging.with_labels_of(source, splits, self.hyperparameters)  # type: ignore[assignment]
-            self.train = self.data.train
-        model, processor = models.load(source, self.data.labels, self.hyperparameters)
+        self.take_labels_of(source)
+        model, processor = load_model(source, self.data.labels, self.hyperparameters)
         self.objective.processor = processor
         return model, processor
 
@@ -119,21 +90,54 @@ class ImageClassification(Task):
             headline=("accuracy", "f1_macro", "loss"),
         )
 
-    def findings(self) -> Iterator[Finding]:
-        counts = np.bincount(self.train[LABEL][:], minlength=len(self.data.labels.names))
-        shares = dict(zip(self.data.labels.names, counts / len(self.train), strict=True))
-        yield balance(shares)
 
-    def answers(self, trainer: Trainer) -> Predictions | None:
-        scores = trainer.compute_metrics
-        if not isinstance(scores, Scores) or scores.last is None:
-            return None
-        name, split = judged_split(self.data)
-        outputs, true = scores.last
-        assert self.data.labels.problem == SINGLE
-        locations = cast("list[str]", split[LOCATION][:])
-        return Predictions(
-            split=name, labels=self.data.labels, outputs=outputs, true=true, texts=locations
+def load_model(
+    source: Source, labels: Labels, settings: ModelSettings
+) -> tuple[PreTrainedModel, Any]:
+    """Return the model in float32 with a head for `labels`, and its image processor.
+
+    A head for another number of labels is replaced by a new one.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, or does not read images with three channels.
+    """
+    model, processor = pretrained.load_head(
+        AutoModelForImageClassification,
+        source,
+        settings,
+        adapters=None,
+        what="a classifier of these labels",
+        reader=AutoImageProcessor,
+        num_labels=len(labels.names),
+        id2label=labels.names_by_id,
+        label2id=labels.ids,
+    )
+    channels = getattr(model.config, "num_channels", 3)
+    if channels != 3:
+        raise ModelError(
+            f"The model {source.name} reads images of {channels} channels, and images are read in "
+            "RGB here.",
+            "Give a model of three channels.",
+        )
+    return model, processor
+
+
+def check_size(model: PreTrainedModel, height: int, width: int) -> None:
+    """Check that `model` has positions for images of this size.
+
+    Raises:
+        ModelError: It does not.
+    """
+    config: Any = model.config
+    size = getattr(config, "image_size", None)
+    if config.model_type not in _OF_ONE_SIZE or size is None:
+        return
+    model_size = (size, size) if isinstance(size, int) else tuple(size)
+    if model_size != (height, width):
+        raise ModelError(
+            f"The model reads images of {model_size[1]} x {model_size[0]} pixels, and its image "
+            f"processor makes them {width} x {height}.",
+            "Correct size (or crop_size) in its preprocessor_config.json.",
         )
 
 

@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.data import language_modeling
-from recipe.models import packed_encoders, pretrained
+from recipe.models import lora, packed_encoders, pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
-from recipe.reports.section import Section
+from recipe.reports.section import TEXT, Section
 from recipe.settings import TRUNCATE
 from recipe.task_table import TASKS
 from recipe.tasks.base import (
@@ -30,11 +32,12 @@ from recipe.tasks.base import (
     whole_model,
 )
 from recipe.tasks.masked_lm import model as masked_models
-from recipe.tasks.masked_lm import report as fillings
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
 from recipe.tasks.masked_lm.spec import Options
 from recipe.tokenization import encoding
+
+_SHOWN = 6
 
 
 class _MaskedTokens(EncoderObjective, TokenLosses):
@@ -102,8 +105,45 @@ class MaskedLm(Task):
         sections = figures.perplexity_sections(trainer.state.log_history)
         texts = samples["evaluation"]
         if (whole := whole_model(trainer)) and isinstance(texts, MaskedTexts):
-            sections.append(fillings.section(*whole, texts))
+            sections.append(_predicted_tokens(*whole, texts))
         return sections
+
+
+@torch.inference_mode()
+def _predicted_tokens(model: Any, tokenizer: Tokenizer, texts: MaskedTexts) -> Section:
+    """Return some texts with their masks, the likeliest token for each mask, and the original
+    token.
+
+    Args:
+        model: It is put into evaluation mode.
+    """
+    inner = lora.bare(model)
+    inner.eval()
+    masked = np.flatnonzero(texts.labels)
+    chosen = masked[np.linspace(0, len(masked) - 1, min(_SHOWN, len(masked))).astype(int)]
+    names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
+    ends = {getattr(tokenizer, name, None) for name in names}
+    rows = []
+    for row in chosen.tolist():
+        source = np.arange(texts.starts[row], texts.starts[row + 1])
+        indices, _ = texts.masked(source)
+        ids = texts.tokens(row).astype(np.int64)
+        true = ids[indices]
+        ids[indices] = texts.masking.mask_id
+        masked_ids = torch.from_numpy(ids)[None].to(inner.device)
+        logits = inner(input_ids=masked_ids, attention_mask=torch.ones_like(masked_ids)).logits[0]
+        predicted = logits[torch.from_numpy(indices).to(inner.device)].argmax(-1).tolist()
+        shown = tokenizer.decode([token for token in ids.tolist() if token not in ends])
+        rows.append((str(shown), _listed(tokenizer, predicted), _listed(tokenizer, true.tolist())))
+    return Section(
+        title="Predicted tokens, evaluation data",
+        columns=[("text", TEXT), ("the model", TEXT), ("the data", TEXT)],
+        rows=rows,
+    )
+
+
+def _listed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    return ", ".join(str(tokenizer.decode([token])).strip() for token in ids)
 
 
 TASK = MaskedLm

@@ -75,7 +75,13 @@ def tokenise(
 
     ways = ("masked", str(whole_words), str(truncates))
     made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
-    how = masking(tokenizer, options)
+    ids: Any = tokenizer
+    how = Masking(
+        probability=options.mlm_probability,
+        mask_id=int(ids.mask_token_id),
+        vocabulary=len(tokenizer),
+        pad_id=int(ids.pad_token_id),
+    )
     samples = MaskedTexts.drawn_from(
         made[TOKEN_IDS], made[store.STARTS], made[BACK], how, is_fixed=name != "train"
     )
@@ -90,16 +96,6 @@ def tokenise(
         line += f"; {left_out} texts are left out, as they have no token"
     say(line)
     return samples
-
-
-def masking(tokenizer: Any, options: Options) -> Masking:
-    """Return how tokens are masked, before an evaluation draws any."""
-    return Masking(
-        probability=options.mlm_probability,
-        mask_id=int(tokenizer.mask_token_id),
-        vocabulary=len(tokenizer),
-        pad_id=int(tokenizer.pad_token_id),
-    )
 
 
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -214,17 +210,14 @@ class _Reader:
         indices = np.arange(len(positions))
         back = indices - np.maximum.accumulate(np.where(goes_on, 0, indices))
         back[kept_words == _NO_WORD] = NEVER
-        # Special tokens around each piece.
-        whole = inner + special
-        into = np.repeat(np.cumsum(whole) - whole + len(self.before) - of_pieces, inner) + indices
-        columns: dict[str, store.Column] = {
-            TOKEN_IDS: np.empty(int(whole.sum()), np.int32),
-            BACK: np.full(int(whole.sum()), NEVER, np.int16),
+        # Special tokens around each piece: where two meet, the last ones of the first come first.
+        edges = [np.repeat(of_pieces + inner, len(self.after)),
+                 np.repeat(of_pieces, len(self.before))]  # fmt: skip
+        positions_of_specials = np.concatenate(edges)
+        specials = [*self.after * len(owners), *self.before * len(owners)]
+        return {
+            TOKEN_IDS: np.insert(ids[positions], positions_of_specials, specials),
+            BACK: np.insert(back.astype(np.int16), positions_of_specials, NEVER),
+            store.LENGTHS: inner + special,
+            _ROW: owners + rows.start,
         }
-        columns[TOKEN_IDS][into], columns[BACK][into] = ids[positions], back
-        firsts, ends = np.cumsum(whole) - whole, np.cumsum(whole)
-        for offset, token in enumerate(self.before):
-            columns[TOKEN_IDS][firsts + offset] = token
-        for offset, token in enumerate(self.after):
-            columns[TOKEN_IDS][ends - len(self.after) + offset] = token
-        return {**columns, store.LENGTHS: whole, _ROW: owners + rows.start}

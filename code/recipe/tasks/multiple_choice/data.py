@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -24,7 +23,6 @@ from recipe.task_table import TASKS
 CONTEXT, QUESTION, CHOICES, ANSWER = "context", "question", "choices", "answer"
 _ENDINGS, _LABELS = "endings", "choices.label"
 _NUMBER = re.compile(r"\d+$")
-_ROWS_AT_ONCE = 2_000
 _SCHEMA = pa.schema([
     (CONTEXT, pa.large_string()),
     (QUESTION, pa.large_string()),
@@ -104,50 +102,43 @@ def _check_columns(file: Read) -> None:
         )
 
 
-def _position(texts: Sequence[str], text: str) -> int | None:
-    return texts.index(text) if texts.count(text) == 1 else None
-
-
-def _numbered_from(first: int) -> Callable[[_Row], int | None]:
-    def position(row: _Row) -> int | None:
-        if not re.fullmatch(r"\d+(\.0)?", row.answer):
-            return None
-        number = int(float(row.answer)) - first
-        return number if 0 <= number < len(row.choices) else None
-
-    return position
-
-
-def _lettered(row: _Row) -> int | None:
-    letters = [chr(ord("A") + index) for index in range(len(row.choices))]
-    return _position(letters, row.answer.upper())
-
-
 _OF_LABELS = "labels of the choices"
-_KINDS: Mapping[str, Callable[[_Row], int | None]] = {
-    _OF_LABELS: lambda row: _position(row.labels, row.answer),
-    "letters": _lettered,
-    "numbers from 0": _numbered_from(0),
-    "numbers from 1": _numbered_from(1),
-    "texts of the choices": lambda row: _position(row.choices, row.answer),
-}
-"""How answers name a choice: each function returns its position, or None."""
+
+
+def _positions(row: _Row) -> dict[str, int | None]:
+    """Return the position of the choice that the answer names, or None, by each kind of answers."""
+
+    def only(names: Sequence[str], name: str) -> int | None:
+        return names.index(name) if names.count(name) == 1 else None
+
+    count = len(row.choices)
+    letters = [chr(ord("A") + index) for index in range(count)]
+    number = int(float(row.answer)) if re.fullmatch(r"\d+(\.0)?", row.answer) else -1
+    return {
+        _OF_LABELS: only(row.labels, row.answer),
+        "letters": only(letters, row.answer.upper()),
+        "numbers from 0": number if 0 <= number < count else None,
+        "numbers from 1": number - 1 if 0 < number <= count else None,
+        "texts of the choices": only(row.choices, row.answer),
+    }
 
 
 def _kind_of_answers(files: Sequence[Read]) -> str:
-    """Return the only one of `_KINDS` by which every answer of the training data names a choice.
+    """Return the only kind of `_positions` by which every answer of the training data names a
+    choice.
 
     Raises:
         DataError: an answer names none, or several kinds fit and name different choices.
     """
-    possible = list(_KINDS)
+    possible: list[str] = []
     differ = False
     for file in files:
-        for number, row in _rows(file.part, file.columns):
-            positions = {kind: _KINDS[kind](row) for kind in possible}
-            possible = [kind for kind, position in positions.items() if position is not None]
+        for number, row in itertools.chain.from_iterable(_rows(file.part, file.columns)):
+            positions = _positions(row)
+            kinds = possible or list(positions)
+            possible = [kind for kind in kinds if positions[kind] is not None]
             if not possible:
-                raise _no_choice(file.part, number, row, list(positions))
+                raise _no_choice(file.part, number, row, kinds)
             differ |= len({positions[kind] for kind in possible}) > 1
     if _OF_LABELS in possible:
         return _OF_LABELS
@@ -162,22 +153,19 @@ def _kind_of_answers(files: Sequence[Read]) -> str:
 
 def _tables(file: Read, kind: str) -> Iterator[pa.Table]:
     """Return the rows of a part, some at a time."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for number, row in _rows(file.part, file.columns):
-            answer = _KINDS[kind](row)
+    for rows in _rows(file.part, file.columns):
+        read = []
+        for number, row in rows:
+            answer = _positions(row)[kind]
             if answer is None:
                 raise _no_choice(file.part, number, row, [kind])
-            yield {CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
-                   ANSWER: answer}  # fmt: skip
-
-    remaining = rows()
-    while some := list(itertools.islice(remaining, _ROWS_AT_ONCE)):
-        yield pa.Table.from_pylist(some, schema=_SCHEMA)
+            read.append((row.context, row.question, row.choices, answer))
+        columns = list(zip(*read, strict=True))
+        yield pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), _SCHEMA)
 
 
-def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
-    """Return each row of a part with its number.
+def _rows(part: Part, columns: Selection) -> Iterator[list[tuple[int, _Row]]]:
+    """Yield the rows of a part with their numbers, some at a time.
 
     Raises:
         DataError: a question or a choice is missing.
@@ -186,6 +174,7 @@ def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
     endings = columns.columns.get(_ENDINGS, ())
     of_choices = sorted(endings, key=lambda name: (len(name), name.lower()))
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
+        rows = []
         for number, cells in enumerate(batch.to_pylist(), first):
             if CHOICES in columns:
                 choices = cells[columns[CHOICES]] or []
@@ -206,10 +195,10 @@ def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
             if answer in (None, "", -1):
                 raise _wrong(part, number, f"has no answer in column {columns[ANSWER]!r}")
             context = (cells[columns[CONTEXT]] if CONTEXT in columns else None) or ""
-            yield number, _Row(
-                str(context), question, choices, [str(mark) for mark in marks or ()],
-                str(answer).strip(),
-            )  # fmt: skip
+            labels = [str(mark) for mark in marks or ()]
+            row = _Row(str(context), question, choices, labels, str(answer).strip())
+            rows.append((number, row))
+        yield rows
 
 
 def _no_choice(part: Part, number: int, row: _Row, kinds: Sequence[str]) -> DataError:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from recipe.backend import bounds, loading, turns
+from recipe.backend import bounds, loading
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
-from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Inputs,
+    Prepared,
+    Request,
+    a_text,
+)
+from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.tasks.multiple_choice.model import ScorerOfChoices, pairs_of
 from recipe.tasks.multiple_choice.spec import SPECS
-from recipe.tokenization.encoding import encode_pairs
 
 _KEYS = frozenset({"question", "choices"})
 _EXAMPLE = (
@@ -50,44 +56,27 @@ class Chooser(ServedTask):
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(set(), "multiple-choice")
         inputs = request.read(a_question)
-        rows = sum(len(choices) for _, _, choices in inputs.values)
-        bounds.hold(Bound.ROWS, rows)
-        bounds.hold(Bound.ANSWER, 2 * rows)
-        prepared: list[list[TokenRow]] = []
-        truncated, read = [], 0
-        limit = self.loaded.max_length
-        for index, question in enumerate(inputs.values):
-            pairs = pairs_of(*question)
-            prepared.append([])
-            for first, second in pairs:
-                turns.pause()
-                bounds.hold_text(first, second)
-                ids, types = encode_pairs(self.loaded.tokenizer, [first], [second], limit)
-                prepared[-1].append(TokenRow(ids[0], types[0] if types else None))
-            read += sum(len(row.ids) for row in prepared[-1])
-            bounds.hold(Bound.READ, read)
-            if any(
-                len(row.ids) == limit and self.loaded.is_longer(pair, limit)
-                for row, pair in zip(prepared[-1], pairs, strict=True)
-            ):
-                truncated.append(index)
-        sizes = [len(row.ids) for some in prepared for row in some]
-        return Prepared(
-            request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=prepared
-        )
+        owners = [index for index, (*_, choices) in enumerate(inputs.values) for _ in choices]
+        bounds.hold(Bound.ROWS, len(owners))
+        bounds.hold(Bound.ANSWER, 2 * len(owners))
+        pairs = [pair for question in inputs.values for pair in pairs_of(*question)]
+        # A question is wrong as a whole: none of its pairs is left out as an invalid record.
+        prepared = self.loaded.encode(replace(request, records=False), Inputs(pairs))
+        truncated = sorted({owners[index] for index in prepared.truncated})
+        return replace(prepared, request=request, inputs=inputs, truncated=truncated)
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request `{"choice", "index", "scores"}` for each question.
 
         Scores are the softmax over the choices, in their order.
         """
-        every_row = [row for prepared in requests for rows in prepared.work for row in rows]
-        logits = iter(self.loaded.forward(every_row, Reading.LABELS))
         answers: list[Any] = []
-        for prepared in requests:
-            entries = []
-            for (_, _, choices), rows in zip(prepared.inputs.values, prepared.work, strict=True):
-                scores = torch.stack([next(logits)[0] for _ in rows]).softmax(-1)
+        for prepared, rows in zip(
+            requests, self.loaded.rows(requests, Reading.LABELS), strict=True
+        ):
+            logits, entries = iter(rows), []
+            for _, _, choices in prepared.inputs.values:
+                scores = torch.stack([next(logits)[0] for _ in choices]).softmax(-1)
                 best = int(scores.argmax())
                 entries.append({"choice": choices[best], "index": best, "scores": scores.tolist()})
             answers.append(Answers(entries, prepared.truncated, prepared.request.single))

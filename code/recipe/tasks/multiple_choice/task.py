@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets, data_set
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
+from recipe.reports import section
 from recipe.reports.model_card import About
+from recipe.reports.section import Section
 from recipe.tasks.base import (
     SHOWN_CHARS,
     EncoderObjective,
@@ -35,10 +38,10 @@ from recipe.tasks.base import (
 from recipe.tasks.multiple_choice import data as questions
 from recipe.tasks.multiple_choice.data import ANSWER, CHOICES, CONTEXT, QUESTION
 from recipe.tasks.multiple_choice.model import pairs_of, patch_forward_for_choices
-from recipe.tasks.multiple_choice.report import ChosenAnswers
 from recipe.tokenization import texts as text_tokens
 
 _AT_ONCE = 10_000
+_WORST = 12
 
 
 class Choices(EncoderObjective):
@@ -162,6 +165,74 @@ def _pairs(split: Dataset) -> Dataset:
             yield pa.table([list(texts), list(others), [0] * len(pairs)], schema=schema)
 
     return data_set([spooled(schema, tables())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenAnswers:
+    """The model's last answers on the split that it is evaluated on."""
+
+    split: str
+    data: Dataset
+    probabilities: npt.NDArray[np.float32]
+    """[rows, most]: 0 for missing choices."""
+    true: npt.NDArray[np.int64]
+
+    @property
+    def chosen(self) -> npt.NDArray[np.int64]:
+        """Return the most probable choice of each row."""
+        chosen: npt.NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return chosen
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Return for each row its choice, the right one, and the probability of each."""
+        for row, (choice, true) in enumerate(zip(self.chosen, self.true, strict=True)):
+            choices = self.data[row][CHOICES]
+            yield {
+                "row": row,
+                "choice": choices[choice],
+                "index": int(choice),
+                "true": int(true),
+                "scores": [round(float(p), 6) for p in self.probabilities[row, : len(choices)]],
+            }
+
+    def sections(self) -> list[Section]:
+        """Return the accuracy by the position of the right choice, and the most confident wrong
+        answers."""
+        right = self.chosen == self.true
+        positions = [
+            [str(position), f"{right[mask].mean():.1%}", f"{(self.chosen == position).mean():.1%}",
+             str(int(mask.sum()))]
+            for position in range(self.probabilities.shape[1])
+            if (mask := self.true == position).any()
+        ]  # fmt: skip
+        sure = self.probabilities.max(axis=1)
+        wrong = np.flatnonzero(~right)
+        worst = wrong[np.argsort(-sure[wrong], kind="stable")][:_WORST].tolist()
+        shown = []
+        for row in worst:
+            sample = self.data[row]
+            texts = (
+                f"{sample[CONTEXT]} {sample[QUESTION]}".strip(),
+                *(sample[CHOICES][index] for index in (self.true[row], self.chosen[row])),
+            )
+            shown.append([*map(section.beginning, texts), f"{sure[row]:.1%}"])
+        return [
+            Section(
+                title=f"Positions of the right choice, {self.split} data",
+                note="A model that has learned nothing may prefer a position.",
+                columns=section.numbers(
+                    "place, from 0", "accuracy", "share of the answers", "count"
+                ),
+                rows=positions,
+            ),
+            Section(
+                title=f"Worst answers, {self.split} data",
+                note=f"{len(wrong)} of {len(right)} answers are wrong.",
+                columns=section.texts("question", "right choice", "answer")
+                + section.numbers("probability"),
+                rows=shown,
+            ),
+        ]
 
 
 TASK = MultipleChoice

@@ -40,7 +40,6 @@ _TURN = "\n\nAssistant:"
 _MOST_WITHOUT_PROMPT = 0.1
 """With a larger share of rows without a common beginning, the prompt must be in another column."""
 _LAST_WORD = re.compile(r"\S*\Z")
-_AT_ONCE = 10_000
 _SCHEMA = pa.schema([(name, pa.large_string()) for name in (PROMPT, CHOSEN, REJECTED)])
 Message = dict[str, Any]
 Triple = tuple[Any, Any, Any]
@@ -115,8 +114,22 @@ def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str
     Raises:
         DataError: rows have different kinds of values, or too many have no prompt.
     """
-    talks = _conversations(part, columns)
-    texts = {role: columns[role] for role in _SCHEMA.names if role in columns}
+    roles = [role for role in _SCHEMA.names if role in columns]
+    talks = {
+        role
+        for role in roles
+        if any(
+            _is_talk(value)
+            for _, batch in part.batches([columns[role]])
+            for value in batch[columns[role]].to_pylist()
+        )
+    }
+    if len(talks - {PROMPT}) == 1:
+        raise DataError(
+            f"{part.path} has conversations in only one of the columns {columns[CHOSEN]!r} and "
+            f"{columns[REJECTED]!r}.",
+            "Give both answers as texts, or both as lists of messages.",
+        )
     status = columns.get(_STATUS)
     left_out: dict[str, tuple[int, int]] = {}
     prefixed = 0
@@ -124,23 +137,18 @@ def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str
     def triples() -> Iterator[pa.Table]:
         nonlocal prefixed
         for first, batch in part.batches(list(dict.fromkeys(columns.names))):
-            cells = {
-                what: _values(part, first, batch[name].to_pylist(), name, what in talks)
-                for what, name in texts.items()
-            }
             usable: list[Triple] = []
-            prompts = cells.get(PROMPT, [None] * batch.num_rows)
-            ties = batch[status].to_pylist() if status else [None] * batch.num_rows
-            rows = zip(prompts, cells[CHOSEN], cells[REJECTED], ties, strict=True)
-            for row, (prompt, *answers, tie) in enumerate(rows, first):
+            for row, cells in enumerate(batch.to_pylist(), first):
+                values = {
+                    role: _value(part, row, cells[columns[role]], columns[role], role in talks)
+                    for role in roles
+                }
+                prompt, answers = values.get(PROMPT), [values[CHOSEN], values[REJECTED]]
                 if talks and CHOSEN not in talks:
                     answers = [[{"role": "assistant", "content": text}] for text in answers]
-                parted = (
-                    conversation_triple(prompt, *answers)
-                    if talks
-                    else text_triple(prompt, *answers)
-                )
-                parted = TIE if tie == "tie" else parted
+                parted = (conversation_triple if talks else text_triple)(prompt, *answers)
+                if status and cells[status] == "tie":
+                    parted = TIE
                 if isinstance(parted, str):
                     count, first_such = left_out.get(parted, (0, row))
                     left_out[parted] = count + 1, first_such
@@ -171,56 +179,6 @@ def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str
     return table, bool(talks), left_out
 
 
-def _conversations(part: Part, columns: Selection) -> set[str]:
-    """Return which of the columns hold conversations; without any, all hold texts.
-
-    Raises:
-        DataError: only one of the answers is a conversation.
-    """
-    talks = {
-        role
-        for role in _SCHEMA.names
-        if role in columns
-        and any(
-            _is_talk(value)
-            for _, batch in part.batches([columns[role]])
-            for value in batch[columns[role]].to_pylist()
-        )
-    }
-    if len(talks - {PROMPT}) == 1:
-        raise DataError(
-            f"{part.path} has conversations in only one of the columns {columns[CHOSEN]!r} and "
-            f"{columns[REJECTED]!r}.",
-            "Give both answers as texts, or both as lists of messages.",
-        )
-    return talks
-
-
-def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bool) -> list[Any]:
-    """Convert values of a column to texts, or to lists of messages.
-
-    Args:
-        first: The number of the first row.
-
-    Raises:
-        DataError: a row has another kind of value.
-    """
-    for row, value in enumerate(cells, first):
-        if value is None:
-            cells[row - first] = None if are_talks else ""
-        elif are_talks:
-            cells[row - first] = json.loads(conversation(part, row, value, column))
-        elif isinstance(value, (list, dict)):
-            raise DataError(
-                f"{part.where(row)} has no text in column {column!r}, but "
-                f"{json.dumps(value, default=str)[:60]}.",
-                'Give texts, or messages: [{"role": "assistant", "content": "..."}].',
-            )
-        else:
-            cells[row - first] = str(value)
-    return cells
-
-
 def _is_talk(value: Any) -> bool:
     """Return whether a value is a list of messages, or its JSON."""
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -229,6 +187,22 @@ def _is_talk(value: Any) -> bool:
         except ValueError:
             return False
     return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
+
+
+def _value(part: Part, row: int, value: Any, column: str, is_talk: bool) -> Any:
+    """Return a cell as a text or a list of messages. Raise DataError if it is another kind of
+    value."""
+    if value is None:
+        return None if is_talk else ""
+    if is_talk:
+        return json.loads(conversation(part, row, value, column))
+    if isinstance(value, (list, dict)):
+        raise DataError(
+            f"{part.where(row)} has no text in column {column!r}, but "
+            f"{json.dumps(value, default=str)[:60]}.",
+            'Give texts, or messages: [{"role": "assistant", "content": "..."}].',
+        )
+    return str(value)
 
 
 def text_triple(prompt: str | None, chosen: str, rejected: str) -> Triple | str:

@@ -14,12 +14,13 @@ from safetensors.numpy import load, save
 from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
+from recipe.batching import groups
 from recipe.batching.batches import Layout, Samples
 from recipe.data.column_names import PROMPT
 from recipe.errors import CheckpointError, HyperparameterError
 from recipe.models import losses, packed_decoders, pretrained
 from recipe.models.pretrained import Source
-from recipe.reports import generations
+from recipe.reports import figures, generations, section
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.tasks.base import (
@@ -35,18 +36,17 @@ from recipe.tasks.base import (
     text_layout,
     whole_model,
 )
-from recipe.tasks.preference import batches as preference_batches
 from recipe.tasks.preference import data as preferences
-from recipe.tasks.preference import report as preferred
 from recipe.tasks.preference import tokens
-from recipe.tasks.preference.batches import AnswerLayout, AnswerPairs
 from recipe.tasks.preference.data import CHOSEN, REJECTED
 from recipe.tasks.preference.spec import Options
+from recipe.tasks.preference.tokens import AnswerLayout, AnswerPairs
 from recipe.tokenization import documents as document_tokens
 
 _LONGEST_DOCUMENT = 1024
 _HIGH_RATE = 2e-5
 _SCORES = ("reward_accuracy", "reward_margin")
+_SHOWN = 6
 Array = npt.NDArray[Any]
 
 
@@ -70,7 +70,7 @@ class PreferenceObjective(Objective):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        documents = preference_batches.documents_of(batches)
+        documents = groups.text_batches(batches)
         texts = text_layout(model, packed, 2 * size, pad_id, documents)
         return AnswerLayout(texts, learned_in(documents))
 
@@ -170,19 +170,13 @@ class Preference(Task):
         self.data = preferences.load(channels, hyperparameters)
         self.train, self.notes = self.data.train, self.data.notes
         self.objective = PreferenceObjective(kind, self.options.beta, smoothing)
-        if self._rate_is_high():
-            self.notes.append(self._rate_note())
-
-    def _rate_is_high(self) -> bool:
-        given = self.hyperparameters
-        return given.lora_r is None and (given.learning_rate or 0) > _HIGH_RATE
-
-    def _rate_note(self) -> str:
-        rate = self.hyperparameters.learning_rate
-        return (
-            f"learning_rate={rate:g} is high for preferences, where all weights are trained: 5e-7 "
-            "to 5e-6 are usual, with lora_r up to ten times as much"
-        )
+        rate, self._warning = hyperparameters.learning_rate or 0, ""
+        if hyperparameters.lora_r is None and rate > _HIGH_RATE:
+            self._warning = (
+                f"learning_rate={rate:g} is high for preferences, where all weights are trained: "
+                "5e-7 to 5e-6 are usual, with lora_r up to ten times as much"
+            )
+            self.notes.append(self._warning)
 
     def load(self, source: Source) -> Model:
         return pretrained.load_causal(source, self.hyperparameters)
@@ -211,8 +205,8 @@ class Preference(Task):
 
     def findings(self) -> Iterator[Finding]:
         yield from super().findings()
-        if self._rate_is_high():
-            yield Finding(level=WARNING, what="learning rate", detail=self._rate_note())
+        if self._warning:
+            yield Finding(level=WARNING, what="learning rate", detail=self._warning)
 
     def shown(self, row: Mapping[str, Any]) -> str:
         shown = (f"{name} {row[name][:SHOWN_CHARS]!r}" for name in (PROMPT, CHOSEN, REJECTED))
@@ -237,13 +231,30 @@ class Preference(Task):
             split, rewards = self.objective.last
             data = self.data.test if split == "test" else self.data.evaluation
             assert data is not None
-            rows = self.objective.pairs[split].rows
-
-            def show(pair: int) -> tuple[str, str, str]:
-                row = data[int(rows[pair])]
-                return row[PROMPT], row[CHOSEN], row[REJECTED]
-
-            sections += preferred.sections(split, rewards, show)
+            margins = rewards[:, 0] - rewards[:, 1]
+            order = np.argsort(margins, kind="stable")
+            if len(order) > 2 * _SHOWN:
+                order = np.concatenate([order[:_SHOWN], order[-_SHOWN:]])
+            rows = []
+            for pair in order.tolist():
+                row = data[int(self.objective.pairs[split].rows[pair])]
+                texts = (section.beginning(row[name]) for name in (PROMPT, CHOSEN, REJECTED))
+                numbers = (f"{number:+.3f}" for number in (margins[pair], *rewards[pair]))
+                rows.append([cell for cells in zip(texts, numbers, strict=True) for cell in cells])
+            headings = [("prompt", "margin"), ("chosen", "reward"), ("rejected", "reward")]
+            wrong = int((margins <= 0).sum())
+            sections += [
+                Section(
+                    title=f"Margins, {split} data",
+                    note=f"{wrong} of {len(margins)} pairs have a margin of 0 or less.",
+                    figure=("margins", functools.partial(figures.margins, margins)),
+                ),
+                Section(
+                    title=f"Pairs with the lowest and the highest margins, {split} data",
+                    columns=section.texts_with_numbers(*headings),
+                    rows=rows,
+                ),
+            ]
         if whole := whole_model(trainer):
             chosen = self.objective.pairs["evaluation"].chosen()
             sections.append(generations.section(*whole, chosen))

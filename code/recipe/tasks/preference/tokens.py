@@ -1,23 +1,28 @@
-"""Tokenise prompts with a chosen and a rejected answer, truncated if they do not fit."""
+"""Tokenise prompts with a chosen and a rejected answer, and make batches of these pairs."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from recipe.batching.document_batches import Documents
+from recipe.batching import batches
+from recipe.batching.batches import Samples
+from recipe.batching.document_batches import DocumentLayout, Documents
+from recipe.batching.groups import Groups
+from recipe.batching.packing import Rows
 from recipe.console import say
 from recipe.data.column_names import LEARNED, PROMPT, TOKEN_IDS
 from recipe.data.conversations import common_prefix
 from recipe.errors import DataError
-from recipe.tasks.preference.batches import AnswerPairs
 from recipe.tasks.preference.data import CHOSEN, REJECTED
 from recipe.tokenization import chat, documents, store
 
@@ -26,6 +31,52 @@ _NAMED, _SHOWN_CHARS = 5, 40
 Batch = Mapping[str, list[Any]]
 Document = tuple[list[int], list[bool]]
 """Token ids of a prompt and an answer, and a flag for each token of the answer."""
+
+
+@dataclass(frozen=True)
+class AnswerPairs(Groups):
+    """Groups of two documents: a prompt with its chosen answer, and with its rejected one.
+
+    Labels are float32 [pairs, 4]: the log-probabilities of the chosen and of the rejected answer
+    before training, which are NaN until `refer` sets them; and the tokens of each answer.
+    """
+
+    texts: Documents
+    rows: Rows = field(kw_only=True)
+    """The row of each pair in the data."""
+
+    def fingerprint(self) -> str:
+        """Return a hash of the tokens, without the log-probabilities that a model gives them."""
+        return self.texts.fingerprint()
+
+    def chosen(self) -> Documents:
+        """Return the chosen document of each pair."""
+        documents, rows = self.texts, self.members[:, 0]
+        source, _, _ = documents.token_positions(rows)
+        starts = np.concatenate([[0], np.cumsum(documents.lengths[rows])])
+        ids, learned = documents.token_ids[source], documents.learned[source]
+        return Documents(ids, starts, documents.labels[rows], learned)
+
+    def refer(self, log_probabilities: npt.NDArray[np.float32]) -> None:
+        """Set the log-probabilities [pairs, 2] of the model before training."""
+        self.labels[:, :2] = log_probabilities
+
+
+@dataclass(frozen=True)
+class AnswerLayout(DocumentLayout):
+    """A layout of both documents of each pair; `answers` is [pairs, 2, 2]."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> batches.Batch:
+        assert isinstance(samples, AnswerPairs)
+        batch = super().tensors(samples.texts, samples.laid(rows)[0])
+        return {**batch, "answers": batch["answers"].view(-1, 2, 2)}
+
+    def describe(self) -> str:
+        return f"with two answers each {super().describe()}"
+
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
+        assert isinstance(samples, AnswerPairs)
+        return super().computed_tokens(samples.texts, samples.laid(rows)[0])
 
 
 def tokenise(
@@ -70,7 +121,10 @@ def tokenise(
     rows = made[_ROW][::2]
     left_out = np.setdiff1d(np.arange(len(split)), rows)
     both = Documents(made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[LEARNED])
-    pairs = AnswerPairs.from_documents(both, rows)
+    labels = np.full((len(rows), 4), np.nan, dtype=np.float32)
+    labels[:, 2:] = both.labels.reshape(-1, 2)
+    members = np.arange(2 * len(rows)).reshape(-1, 2)
+    pairs = AnswerPairs(both.token_ids, both.starts[::2], labels, both, members, rows=rows)
     chosen, rejected = (int(count) for count in pairs.labels[:, 2:].sum(axis=0, dtype=np.int64))
     line = f"{name}: {len(pairs)} pairs, {len(pairs.token_ids)} tokens, {chosen} of them of chosen "
     line += f"answers and {rejected} of rejected ones"

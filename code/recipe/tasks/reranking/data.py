@@ -72,8 +72,8 @@ def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
     rows, each text once."""
     of_batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(_AT_ONCE)]
     hashes = [pd.util.hash_array(queries.to_numpy(zero_copy_only=False)) for queries in of_batches]
-    _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
-    order = np.argsort(firsts[numbers], kind="stable")
+    numbers, _ = pd.factorize(np.concatenate(hashes))  # in the order of first appearance
+    order = np.argsort(numbers, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(numbers[order])) + 1, len(order))
     gathering, start = values.Gathering(rows), 0
     while start < len(order):

@@ -50,7 +50,6 @@ from recipe.tasks.reranking.spec import Options
 from recipe.tokenization import texts as text_tokens
 
 _AT_ONCE = 10_000
-_SPLITS = ("evaluation", "test")
 
 
 class RankingObjective(EncoderObjective):
@@ -70,7 +69,7 @@ class RankingObjective(EncoderObjective):
         if logits.dim() == 3:
             return ranking_losses.list_net(logits[..., 0], labels)
         return functional.binary_cross_entropy_with_logits(
-            logits[:, 0].float(), labels[:, 0], reduction="none"
+            logits[:, 0].float(), labels, reduction="none"
         )
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -78,8 +77,9 @@ class RankingObjective(EncoderObjective):
 
     def _score(self, prediction: EvalPrediction) -> dict[str, float]:
         scores = np.asarray(prediction.predictions)[:, 0]
-        split = _SPLITS[int(np.asarray(prediction.label_ids)[0, 1])]
-        lists = self.lists[split]
+        split, lists = next(
+            item for item in self.lists.items() if item[1].labels is prediction.label_ids
+        )
         hits = ranking_scores.rank(scores, lists)
         self.last = split, scores, hits
         if not self._listwise:
@@ -111,7 +111,7 @@ class Reranking(Task):
             reranking.Lists(self.options.listwise).arrange,
         )
         is_listwise = self.options.listwise
-        self.train = self.data.train if is_listwise else _pairs(self.data.train, 0)
+        self.train = self.data.train if is_listwise else _pairs(self.data.train)
         counts = numbered_texts.counts(self.data.train)
         right = int((numbered_texts.scores(self.data.train) > 0).sum())
         loss = (
@@ -153,24 +153,23 @@ class Reranking(Task):
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return the pairs, or the lists of training data if the loss is listwise."""
-        number = 0 if name == "train" else _SPLITS.index(name)
-        pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
+        pairs = text_tokens.samples(_pairs(split), tokenizer, max_length)
         counts = numbered_texts.counts(split)
         starts = np.concatenate([[0], np.cumsum(counts)])
         if name != "train":
-            self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
+            self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels)
         if name != "train" or not self.options.listwise:
             return pairs
         positions = np.arange(counts.max())
         is_there = positions < counts[:, None]
         members = np.where(is_there, starts[:-1, None] + positions, -1)
-        scores = np.where(is_there, pairs.labels[:, 0][members], 0)
+        scores = np.where(is_there, pairs.labels[members], 0)
         labels = np.stack([scores, is_there], axis=2).astype(np.float32)
         return Groups.from_texts(pairs, members, labels)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         chosen_rows = self.train.select(rows)
-        pairs = _pairs(chosen_rows, 0) if self.options.listwise else chosen_rows
+        pairs = _pairs(chosen_rows) if self.options.listwise else chosen_rows
         return text_tokens.lengths(pairs, tokenizer)
 
     def findings(self) -> Iterator[Finding]:
@@ -223,20 +222,18 @@ class Reranking(Task):
         return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
 
 
-def _pairs(split: Dataset, number: int) -> Dataset:
-    """Return a row for each query and text; its label is [how relevant, `number`]."""
-    kinds = [(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.list_(pa.float32()))]
-    schema = pa.schema(kinds)
+def _pairs(split: Dataset) -> Dataset:
+    """Return a row for each query and text; its label is how relevant the text is."""
+    schema = pa.schema(
+        [(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.float32())]
+    )
 
     def pairs() -> Iterator[pa.Table]:
         for some in values.tables(split, _AT_ONCE):
             texts = some[TEXTS].combine_chunks()
             queries = some[QUERY].combine_chunks().take(pc.list_parent_indices(texts))
-            flat = pc.list_flatten(some[SCORES]).to_numpy()
-            labels = np.stack([flat, np.full_like(flat, number)], axis=1).astype(np.float32)
-            offsets = pa.array(np.arange(len(flat) + 1, dtype=np.int32) * 2)
-            of_pairs = pa.ListArray.from_arrays(offsets, pa.array(labels.reshape(-1)))
-            yield pa.table([queries, pc.list_flatten(texts), of_pairs], schema=schema)
+            labels = pc.list_flatten(some[SCORES]).cast(pa.float32())
+            yield pa.table([queries, pc.list_flatten(texts), labels], schema=schema)
 
     return data_set([spooled(schema, pairs())])
 

@@ -121,7 +121,8 @@ class LibraryVectors(ServedTask):
                 "prompt_name": name if name in self.model.prompts else None,
             }
             texts = list(prepared.inputs.values)
-            with cutting(self.model.tokenizer, side_of(prepared.parameters)):
+            tokenizer = self.model.tokenizer
+            with cutting(tokenizer, side_of(prepared.parameters, tokenizer)):
                 encoded = self.model.encode(
                     texts, batch_size=BATCH, show_progress_bar=False, **options
                 )

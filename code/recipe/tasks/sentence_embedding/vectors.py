@@ -157,7 +157,7 @@ class SentenceVectors:
             raise BadRequest(f"The prompt_name {name!r} is not one of the model, which {known}.")
         prompt = self._prompt(request.parameters)
         tokenizer, limit = self.model.tokenizer, self.max_length
-        side = side_of(request.parameters)
+        side = side_of(request.parameters, tokenizer)
         bounds.hold(Bound.ROWS, len(inputs.values))
         # If the prompt fills the model's length, no token of the text is read.
         bounds.hold_text(prompt)
@@ -190,7 +190,8 @@ class SentenceVectors:
         with the same prompt are computed together."""
         alike: dict[tuple[str, str], list[Prepared]] = {}
         for some in prepared:
-            key = self._prompt(some.parameters), side_of(some.parameters)
+            side = side_of(some.parameters, self.model.tokenizer)
+            key = self._prompt(some.parameters), side
             alike.setdefault(key, []).append(some)
         rows: dict[int, list[torch.Tensor]] = {}
         for group in alike.values():
@@ -209,7 +210,7 @@ class SentenceVectors:
         rows: list[TokenRow] = []
         # Piece by piece, since the library pads all texts of a call to the longest one.
         for piece in bounds.pieces(texts, len(prompt)):
-            with cutting(self.model.tokenizer, side_of(parameters)):
+            with cutting(self.model.tokenizer, side_of(parameters, self.model.tokenizer)):
                 some = list(texts[piece.start : piece.stop])
                 tokens: dict[str, Any] = self.model.preprocess(some, prompt=prompt)
             if self.loaded is None:

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer
 
 from recipe import metrics
 from recipe.batching.batches import Samples
 from recipe.console import say
 from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT
-from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
+from recipe.data.labels import NUMBER, SEVERAL, SINGLE
 from recipe.errors import HyperparameterError
-from recipe.models import losses, pretrained
+from recipe.models import pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
-from recipe.reports.predictions import Predictions
-from recipe.tasks import evaluation, judging
+from recipe.tasks import evaluation
 from recipe.tasks.base import (
     SHOWN_CHARS,
     EncoderObjective,
-    Finding,
     Model,
     Objective,
-    Task,
     Tokenizer,
-    balance,
-    judged_split,
 )
-from recipe.tasks.evaluation import Floats, Scores
+from recipe.tasks.classifiers import Classification, LabelLosses
+from recipe.tasks.evaluation import Scores
 from recipe.tasks.text_classification.spec import Options
 from recipe.tokenization import texts as text_tokens
 
@@ -49,35 +44,20 @@ SCORES_OF: Mapping[str, Sequence[str]] = {
 """The scores of an evaluation besides the loss, by kind of labels."""
 
 
-class _Classes(EncoderObjective):
-    def __init__(self, thresholds: Floats | None = None) -> None:
-        self._thresholds = thresholds
-
-    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return losses.sample_losses(logits, labels, smoothing)
-
-    def class_weights(
-        self, requested: str | None, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        if requested is None or samples.labels.dtype.kind != "i":
-            return None
-        count: Any = model.config.num_labels
-        return balanced_weights(samples.labels.tolist(), count)
-
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return Scores(self._thresholds)
+class _Labels(EncoderObjective, LabelLosses):
+    pass
 
 
-CLASSES: Objective = _Classes()
+CLASSES: Objective = _Labels()
 """Labels of each sample; its loss is the mean over samples."""
 
 
-class TextClassification(Task):
+class TextClassification(Classification):
     """Labels of texts: classes, several for each text, or a number."""
 
     options: Options
     takes_shards = True
-    data: classification.Splits
+    shown_columns = (TEXT, PAIR)
     objective: Objective = CLASSES
 
     def read(self, channels: Mapping[str, Path]) -> None:
@@ -100,24 +80,25 @@ class TextClassification(Task):
                     "for each row.",
                     "Leave it out, or give problem_type=single_label_classification.",
                 )
-        if self.options.tune_thresholds and problem != SEVERAL:
-            raise HyperparameterError(
-                "Hyperparameter tune_thresholds has value True, but rows have only one label: "
-                "the most probable label is predicted, without a threshold.",
+        tuning = {
+            "rows have only one label: the most probable label is predicted, without a threshold": (
+                problem != SEVERAL,
                 "Leave it out; if rows have several labels, give lists, or label_separator.",
-            )
-        if self.options.tune_thresholds and not hyperparameters.evaluates:
-            raise HyperparameterError(
-                "Hyperparameter tune_thresholds has value True, but nothing is evaluated: "
-                "thresholds are found on evaluation data.",
+            ),
+            "nothing is evaluated: thresholds are found on evaluation data": (
+                not hyperparameters.evaluates,
                 "Leave do_eval and eval_strategy out, or tune_thresholds.",
-            )
-        if self.options.tune_thresholds and not hyperparameters.trains:
-            raise HyperparameterError(
-                "Hyperparameter tune_thresholds has value True, but do_train=False writes no model "
-                "that could keep them.",
+            ),
+            "do_train=False writes no model that could keep them": (
+                not hyperparameters.trains,
                 "Leave one of the two out.",
-            )
+            ),
+        }
+        for reason, (is_wrong, remedy) in tuning.items():
+            if self.options.tune_thresholds and is_wrong:
+                raise HyperparameterError(
+                    f"Hyperparameter tune_thresholds has value True, but {reason}.", remedy
+                )
         num_labels, names = hyperparameters.num_labels, self.data.labels.names
         if num_labels is not None and num_labels != len(names):
             listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
@@ -129,16 +110,14 @@ class TextClassification(Task):
 
     def load(self, source: Source) -> Model:
         """Return the model with a head for the labels; its configuration names the columns."""
-        if not self.hyperparameters.trains:
-            self.data = judging.with_labels_of(source, self.data, self.hyperparameters)
-            self.train = self.data.train
+        self.take_labels_of(source)
         model, tokenizer = pretrained.load(source, self.data.labels, self.hyperparameters)
         kept: Any = getattr(model.config, "label_thresholds", None)
         if kept is not None and self.hyperparameters.trains:
             del model.config.label_thresholds  # they belong to former weights
         elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
             names = self.data.labels.names
-            self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
+            self.objective = _Labels(np.array([kept.get(name, 0.5) for name in names]))
             say(f"thresholds of the model: {_listed(kept)}")
         is_text = TEXT in self.train.column_names
         model.config.text_columns = list(self.data.text_columns) if is_text else None
@@ -170,14 +149,6 @@ class TextClassification(Task):
             "scores are by 0.5, `eval_tuned_` and `test_` ones by these. Accuracy is of "
             "the whole set.",
         )
-
-    def findings(self) -> Iterator[Finding]:
-        yield from super().findings()
-        if self.data.labels.problem == NUMBER:
-            return
-        rows = classification.rows_of_classes(self.data.labels, self.data.train[LABEL][:])
-        shares = {name: count / len(self.data.train) for name, count in rows.items()}
-        yield balance(shares)
 
     def shown(self, row: Mapping[str, Any]) -> str:
         texts = [row[name] for name in (TEXT, PAIR) if name in row]
@@ -216,28 +187,6 @@ class TextClassification(Task):
             f"were found on: {after['f1_macro']:.4f}, with 0.5 {before['f1_macro']:.4f}"
         )
         return {f"eval_tuned_{name}": score for name, score in after.items()}
-
-    def answers(self, trainer: Trainer) -> Predictions | None:
-        scores = trainer.compute_metrics
-        if not isinstance(scores, Scores) or scores.last is None:
-            return None
-        name, split = judged_split(self.data)
-        outputs, true = scores.last
-        # If texts are sharded, no host has all of them.
-        is_whole = len(split) == len(true)
-        texts, pairs = (
-            list(split[column]) if is_whole and column in split.column_names else None
-            for column in (TEXT, PAIR)
-        )
-        return Predictions(
-            split=name,
-            labels=self.data.labels,
-            outputs=outputs,
-            true=true,
-            texts=texts,
-            pairs=pairs,
-            thresholds=scores.thresholds,
-        )
 
 
 def _listed(thresholds: Mapping[str, float]) -> str:

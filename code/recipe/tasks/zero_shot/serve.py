@@ -83,10 +83,11 @@ class ZeroShot(ServedTask):
         bounds.hold(Bound.TEXT, size, "the hypotheses of all labels")
         hypotheses = [template.format(label) for label in labels]
         limit, read = self.loaded.max_length, 0
-        prepared, truncated = [], []
+        work: list[TokenRow] = []
+        truncated = []
         for index, text in enumerate(inputs.values):
             rows = self._rows(text, hypotheses)
-            prepared.append(rows)
+            work += rows
             read += sum(len(row.ids) for row in rows)
             bounds.hold(Bound.READ, read)
             if any(
@@ -94,10 +95,8 @@ class ZeroShot(ServedTask):
                 for row, other in zip(rows, hypotheses, strict=True)
             ):
                 truncated.append(index)
-        sizes = [len(row.ids) for rows in prepared for row in rows]
-        return Prepared(
-            request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=prepared
-        )
+        sizes = [len(row.ids) for row in work]
+        return Prepared(request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=work)
 
     def _rows(self, text: str, hypotheses: Sequence[str]) -> list[TokenRow]:
         """Return a text with each hypothesis. Raise BadRequest if a hypothesis leaves no room for
@@ -130,15 +129,14 @@ class ZeroShot(ServedTask):
         Scores are a softmax over the labels; with `multi_label` each is the label's own probability
         against its contradiction.
         """
-        every_row = [row for prepared in requests for rows in prepared.work for row in rows]
-        logits = iter(self.loaded.forward(every_row, Reading.LABELS))
         answers = []
-        for prepared in requests:
-            labels = _labels(prepared.request)
+        logits_of_requests = self.loaded.rows(requests, Reading.LABELS)
+        for prepared, rows in zip(requests, logits_of_requests, strict=True):
+            labels, logits = _labels(prepared.request), iter(rows)
             entries = []
-            for text, rows in zip(prepared.inputs.values, prepared.work, strict=True):
+            for text in prepared.inputs.values:
                 turns.pause()
-                outputs = torch.stack([next(logits) for _ in rows])
+                outputs = torch.stack([next(logits) for _ in labels])
                 if prepared.parameters.get("multi_label") or len(labels) == 1:
                     contradicts = -1 if self.entails == 0 else 0
                     scores = outputs[:, [contradicts, self.entails]].softmax(-1)[:, 1]

@@ -17,8 +17,9 @@ from recipe.errors import CheckpointError, DataError
 from recipe.models import flat_attention
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
-from recipe.tasks.preference.batches import AnswerPairs
-from recipe.tasks.preference.task import PreferenceObjective, tokens
+from recipe.tasks.preference import tokens
+from recipe.tasks.preference.task import PreferenceObjective
+from recipe.tasks.preference.tokens import AnswerPairs
 from recipe.training import preflight
 from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit
@@ -108,7 +109,7 @@ def test_losses_and_gradients_are_the_librarys(
     expected = library.compute_loss(theirs, collated)
     expected.backward()
     pairs = pairs_of(TEXTS, False, 40)
-    assert pairs.documents.lengths.max() == 40, "one is cut"
+    assert pairs.texts.lengths.max() == 40, "one is cut"
     objective = PreferenceObjective(kind, beta, smoothing)
     with torch.no_grad():
         pairs.refer(log_probabilities(load(start), pairs, packing).numpy())
@@ -156,11 +157,11 @@ def test_packed_answers_are_as_likely_as_alone(kind: str, start: Path, tmp_path:
     pairs = pairs_of(TEXTS, False)
     with torch.no_grad():
         alone = []
-        for row in range(len(pairs.documents)):
-            ids = torch.from_numpy(pairs.documents.tokens(row).astype(np.int64))
+        for row in range(len(pairs.texts)):
+            ids = torch.from_numpy(pairs.texts.tokens(row).astype(np.int64))
             likely = model(input_ids=ids[None]).logits[0].log_softmax(dim=-1)
             positions, following = (
-                torch.from_numpy(successor) for successor in pairs.documents.successors(row)
+                torch.from_numpy(successor) for successor in pairs.texts.successors(row)
             )
             alone.append(likely[positions, following.long()].sum())
         expected = torch.stack(alone).view(-1, 2)
@@ -174,8 +175,8 @@ def test_packed_answers_are_as_likely_as_alone(kind: str, start: Path, tmp_path:
 
 def shown(pairs: AnswerPairs, document: int) -> str:
     """A document with what is learned in brackets."""
-    reader, span = causal_kit.make_tokenizer(), pairs.documents.span(document)
-    ids, learned = pairs.documents.token_ids[span], pairs.documents.learned[span]
+    reader, span = causal_kit.make_tokenizer(), pairs.texts.span(document)
+    ids, learned = pairs.texts.token_ids[span], pairs.texts.learned[span]
     first = int(learned.argmax())
     last = len(learned) - int(learned[::-1].argmax())
     parts = [

@@ -1,0 +1,132 @@
+"""What tasks of labelled texts and images share: losses, scores, and the labels of a model that is
+only evaluated (`do_train=False`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import datasets
+from torch import Tensor
+from transformers import AutoConfig, EvalPrediction, PreTrainedModel, Trainer
+
+from recipe.batching.batches import Samples
+from recipe.data.classification import Splits, rows_of_classes
+from recipe.data.column_names import LABEL
+from recipe.data.labels import NUMBER, SINGLE, Labels, balanced_weights
+from recipe.errors import ModelError
+from recipe.models import losses
+from recipe.models.pretrained import Source
+from recipe.reports.predictions import Predictions
+from recipe.settings import ModelSettings
+from recipe.tasks.base import OK, WARNING, Finding, Objective, Task, judged_split
+from recipe.tasks.evaluation import Floats, Scores
+
+_RAREST_SHARE = 0.01
+
+
+class LabelLosses(Objective):
+    """Base of objectives of labels or numbers; the loss is the mean over samples."""
+
+    def __init__(self, thresholds: Floats | None = None) -> None:
+        self._thresholds = thresholds
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return losses.sample_losses(logits, labels, smoothing)
+
+    def class_weights(
+        self, requested: str | None, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        if requested is None or samples.labels.dtype.kind != "i":
+            return None
+        count: Any = model.config.num_labels
+        return balanced_weights(samples.labels.tolist(), count)
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return Scores(self._thresholds)
+
+
+class Classification(Task):
+    """Base of tasks whose samples have labels, or numbers."""
+
+    data: Splits
+    shown_columns: ClassVar[Sequence[str]]
+    """The columns of a text, maybe with a second one, by which the report shows a sample."""
+
+    def take_labels_of(self, source: Source) -> None:
+        """Number the classes of the data as the model in `source` does, if it is not trained."""
+        if not self.hyperparameters.trains:
+            self.data = with_labels_of(source, self.data, self.hyperparameters)
+            self.train = self.data.train
+
+    def findings(self) -> Iterator[Finding]:
+        yield from super().findings()
+        if self.data.labels.problem == NUMBER:
+            return
+        rows = rows_of_classes(self.data.labels, self.data.train[LABEL][:])
+        shares = {name: count / len(self.data.train) for name, count in rows.items()}
+        yield Finding(
+            level=WARNING if min(shares.values()) < _RAREST_SHARE else OK,
+            what="balance",
+            detail=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
+        )
+
+    def answers(self, trainer: Trainer) -> Predictions | None:
+        scores = trainer.compute_metrics
+        if not isinstance(scores, Scores) or scores.last is None:
+            return None
+        name, split = judged_split(self.data)
+        outputs, true = scores.last
+        # If texts are sharded, no host has all of them.
+        is_whole = len(split) == len(true)
+        texts, pairs = (
+            list(split[column]) if is_whole and column in split.column_names else None
+            for column in self.shown_columns
+        )
+        return Predictions(
+            split=name,
+            labels=self.data.labels,
+            outputs=outputs,
+            true=true,
+            texts=texts,
+            pairs=pairs,
+            thresholds=scores.thresholds,
+        )
+
+
+def with_labels_of(source: Source, splits: Splits, settings: ModelSettings) -> Splits:
+    """Return the data with the class ids of the model in `source`.
+
+    Raises:
+        ModelError: the model does not know the labels of the data.
+    """
+    try:
+        config: Any = AutoConfig.from_pretrained(
+            source.name, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError):
+        return splits  # loading the model gives a better error
+    known = splits.labels
+    names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    if names == known.names:
+        return splits
+    if known.problem != SINGLE or not set(known.names) <= set(names):
+        raise ModelError(
+            f"The model {source.name} answers with the labels {', '.join(names)}, and the data "
+            f"has {', '.join(known.names)}: do_train=False cannot compare them.",
+            "Give data with the model's labels, or train.",
+        )
+    ids = [names.index(name) for name in known.names]
+
+    def renumbered(split: datasets.Dataset) -> datasets.Dataset:
+        column = [ids[number] for number in split[LABEL]]
+        return split.remove_columns(LABEL).add_column(LABEL, column)
+
+    return dataclasses.replace(
+        splits,
+        labels=Labels(names, known.problem),
+        train=renumbered(splits.train),
+        evaluation=renumbered(splits.evaluation),
+        test=None if splits.test is None else renumbered(splits.test),
+    )
