@@ -105,8 +105,8 @@ class Objective(ABC):
         return None
 
     @abstractmethod
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        """Return the Trainer's compute_metrics."""
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Return the scores of a whole evaluation, as the Trainer's compute_metrics."""
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return scores of generated text, computed by all processes together."""
@@ -164,9 +164,9 @@ class TokenLosses(Objective):
         """Return the first of the two sums: the losses."""
         return logits[:, 0]
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return perplexity and accuracy of tokens."""
-        return evaluation.score_tokens
+        return evaluation.score_tokens(prediction)
 
 
 class Task(ABC):

@@ -4,10 +4,11 @@ only evaluated (`do_train=False`)."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import datasets
+import numpy as np
 from torch import Tensor
 from transformers import AutoConfig, EvalPrediction, PreTrainedModel, Trainer
 
@@ -20,8 +21,9 @@ from recipe.models import losses
 from recipe.models.pretrained import Source
 from recipe.reports.predictions import Predictions
 from recipe.settings import ModelSettings
+from recipe.tasks import evaluation
 from recipe.tasks.base import OK, WARNING, Finding, Objective, Task, judged_split
-from recipe.tasks.evaluation import Floats, Scores
+from recipe.tasks.evaluation import Floats
 
 _RAREST_SHARE = 0.01
 
@@ -30,7 +32,10 @@ class LabelLosses(Objective):
     """Base of objectives of labels or numbers; the loss is the mean over samples."""
 
     def __init__(self, thresholds: Floats | None = None) -> None:
-        self._thresholds = thresholds
+        self.thresholds = thresholds
+        """Probability [classes] from which each of several labels is predicted; None: 0.5."""
+        self.last: tuple[Floats, Floats] | None = None
+        """Outputs and labels of the last evaluation."""
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         return losses.sample_losses(logits, labels, smoothing)
@@ -43,14 +48,26 @@ class LabelLosses(Objective):
         count: Any = model.config.num_labels
         return balanced_weights(samples.labels.tolist(), count)
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return Scores(self._thresholds)
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Return the scores of logits [N, classes] and class ids [N] or, with several labels for
+        each text, floats 0 or 1 [N, classes]; or of outputs [N, 1] and numbers [N]."""
+        outputs = prediction.predictions
+        # Some models return hidden states in addition to the logits.
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        true = np.asarray(prediction.label_ids)
+        self.last = outputs, true
+        if np.issubdtype(true.dtype, np.integer):
+            return evaluation.score_classes(outputs.argmax(axis=-1), true)
+        if true.ndim == 1:
+            return evaluation.score_numbers(outputs[:, 0], true)
+        return evaluation.score_sets(outputs, true, self.thresholds)
 
 
 class Classification(Task):
     """Base of tasks whose samples have labels, or numbers."""
 
     data: Splits
+    objective: LabelLosses
     shown_columns: ClassVar[Sequence[str]]
     """The columns of a text, maybe with a second one, by which the report shows a sample."""
 
@@ -73,11 +90,10 @@ class Classification(Task):
         )
 
     def answers(self, trainer: Trainer) -> Predictions | None:
-        scores = trainer.compute_metrics
-        if not isinstance(scores, Scores) or scores.last is None:
+        if self.objective.last is None:
             return None
         name, split = judged_split(self.data)
-        outputs, true = scores.last
+        outputs, true = self.objective.last
         # If texts are sharded, no host has all of them.
         is_whole = len(split) == len(true)
         texts, pairs = (
@@ -91,7 +107,7 @@ class Classification(Task):
             true=true,
             texts=texts,
             pairs=pairs,
-            thresholds=scores.thresholds,
+            thresholds=self.objective.thresholds,
         )
 
 

@@ -40,42 +40,6 @@ def score_classes(predicted: Integers, true: Integers) -> dict[str, float]:
     return values
 
 
-class Scores:
-    """Computes scores from the outputs and labels of a whole evaluation, as compute_metrics.
-
-    Logits [N, classes] go with class ids [N] or, with several labels for each text, with floats 0
-    or 1 [N, classes]; outputs [N, 1] go with numbers [N].
-    """
-
-    def __init__(self, thresholds: Floats | None = None) -> None:
-        self.thresholds = thresholds
-        """Probability [classes] from which each of several labels is predicted; None: 0.5."""
-        self.last: tuple[Floats, Floats] | None = None
-        """Outputs and labels of the last evaluation."""
-
-    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Return the scores of one evaluation."""
-        outputs = prediction.predictions
-        # Some models return hidden states in addition to the logits.
-        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-        true = np.asarray(prediction.label_ids)
-        self.last = outputs, true
-        if np.issubdtype(true.dtype, np.integer):
-            return score_classes(outputs.argmax(axis=-1), true)
-        return (
-            score_numbers(outputs[:, 0], true)
-            if true.ndim == 1
-            else score_sets(outputs, true, self.thresholds)
-        )
-
-
-def sets_of(logits: Floats, thresholds: Floats | None) -> npt.NDArray[np.bool_]:
-    """Return which labels [N, classes] reach their thresholds [classes]; None: 0.5."""
-    if thresholds is None:
-        return np.asarray(logits >= 0)
-    return np.asarray(expit(logits.astype(np.float64)) >= thresholds)
-
-
 def best_thresholds(logits: Floats, true: Floats) -> Floats:
     """Return the threshold [classes] with the highest F1 of each label, midway between two rows.
 
@@ -122,7 +86,9 @@ def score_sets(logits: Floats, true: Floats, thresholds: Floats | None = None) -
         true: [N, classes], 0 or 1.
         thresholds: [classes]; None: 0.5.
     """
-    predicted, true_sets = sets_of(logits, thresholds), true > 0.5
+    is_default = thresholds is None
+    predicted = logits >= 0 if is_default else expit(logits.astype(np.float64)) >= thresholds
+    true_sets = true > 0.5
     return {
         "accuracy": float((predicted == true_sets).all(axis=1).mean()),
         "f1_micro": float(f1_score(true_sets, predicted, average="micro", zero_division=0)),

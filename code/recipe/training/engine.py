@@ -84,7 +84,7 @@ def build(
         class_weights=objective.class_weights(class_weight, samples["train"], computation.model),
         eval_dataset=samples["evaluation"],
         processing_class=computation.tokenizer,
-        compute_metrics=objective.metrics(),
+        compute_metrics=objective.score,
         **others,
     )
 

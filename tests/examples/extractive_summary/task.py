@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,9 @@ class _Chosen(EncoderObjective):
             logits[:, 0].float(), labels, reduction="none"
         )
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        def score(prediction: EvalPrediction) -> dict[str, float]:
-            is_chosen = np.asarray(prediction.predictions)[:, 0] > 0
-            return {"accuracy": float((is_chosen == np.asarray(prediction.label_ids)).mean())}
-
-        return score
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
+        is_chosen = np.asarray(prediction.predictions)[:, 0] > 0
+        return {"accuracy": float((is_chosen == np.asarray(prediction.label_ids)).mean())}
 
 
 class ExtractiveSummary(Task):

@@ -1,5 +1,6 @@
 """Multiple choice: public formats, transformers' own losses and answers."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,7 @@ def test_other_data_has_the_columns_of_the_training_data(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "packs"),
     [
-        *(
-            (kind, packs)
-            for kind in ("bert", "distilbert", "modernbert")
-            for packs in (True, False)
-        ),
+        *itertools.product(("bert", "distilbert", "modernbert"), (True, False)),
         *((kind, False) for kind in ("roberta", "electra")),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,7 @@ class Choices(EncoderObjective):
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         return functional.cross_entropy(_scores(logits, labels), labels[:, 0], reduction="none")
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return self._score
-
-    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
         labels = torch.from_numpy(np.asarray(prediction.label_ids))
         scores = _scores(torch.from_numpy(np.asarray(prediction.predictions)), labels)
         self.last = scores.softmax(-1).numpy(), labels[:, 0].numpy()

@@ -92,10 +92,7 @@ class PreferenceObjective(Objective):
             self._smoothing,
         )
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return self._score
-
-    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
         labels = np.asarray(prediction.label_ids)
         logs = -np.asarray(prediction.predictions)[..., 0].astype(np.float64)
         rewards = self._beta * (logs - labels[:, :2])

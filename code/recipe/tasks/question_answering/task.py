@@ -60,8 +60,8 @@ class Spans(EncoderObjective, TokenLosses):
             packed_encoders.patch_forward_for_lengths(model)
         token_heads.patch_forward_for_spans(model)
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return self._score
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
+        return self._score(prediction)
 
 
 class QuestionAnswering(Task):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,7 @@ class RankingObjective(EncoderObjective):
             logits[:, 0].float(), labels, reduction="none"
         )
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return self._score
-
-    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
         scores = np.asarray(prediction.predictions)[:, 0]
         split, lists = next(
             item for item in self.lists.items() if item[1].labels is prediction.label_ids

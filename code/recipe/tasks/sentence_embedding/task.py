@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,8 @@ class EmbeddingObjective(EncoderObjective):
             return ranking_losses.cosent(vectors, labels, self.sizes, across)
         return ranking_losses.multiple_negatives(vectors, labels, self._scale, self.sizes, across)
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return self._score
-
     @torch.no_grad()
-    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
         vectors = np.asarray(prediction.predictions)
         split = _SPLITS[int(np.asarray(prediction.label_ids)[0])]
         judged, known = self.judged[split], torch.from_numpy(vectors)

@@ -27,11 +27,9 @@ from recipe.tasks.base import (
     SHOWN_CHARS,
     EncoderObjective,
     Model,
-    Objective,
     Tokenizer,
 )
 from recipe.tasks.classifiers import Classification, LabelLosses
-from recipe.tasks.evaluation import Scores
 from recipe.tasks.text_classification.spec import Options
 from recipe.tokenization import texts as text_tokens
 
@@ -48,7 +46,7 @@ class _Labels(EncoderObjective, LabelLosses):
     pass
 
 
-CLASSES: Objective = _Labels()
+CLASSES = _Labels()
 """Labels of each sample; its loss is the mean over samples."""
 
 
@@ -58,7 +56,7 @@ class TextClassification(Classification):
     options: Options
     takes_shards = True
     shown_columns = (TEXT, PAIR)
-    objective: Objective = CLASSES
+    objective: LabelLosses = CLASSES
 
     def read(self, channels: Mapping[str, Path]) -> None:
         hyperparameters = self.hyperparameters
@@ -113,11 +111,12 @@ class TextClassification(Classification):
         self.take_labels_of(source)
         model, tokenizer = pretrained.load(source, self.data.labels, self.hyperparameters)
         kept: Any = getattr(model.config, "label_thresholds", None)
+        self.objective = _Labels()
         if kept is not None and self.hyperparameters.trains:
             del model.config.label_thresholds  # they belong to former weights
         elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
             names = self.data.labels.names
-            self.objective = _Labels(np.array([kept.get(name, 0.5) for name in names]))
+            self.objective.thresholds = np.array([kept.get(name, 0.5) for name in names])
             say(f"thresholds of the model: {_listed(kept)}")
         is_text = TEXT in self.train.column_names
         model.config.text_columns = list(self.data.text_columns) if is_text else None
@@ -168,19 +167,17 @@ class TextClassification(Classification):
         """
         if not self.options.tune_thresholds:
             return {}
-        scores = trainer.compute_metrics
-        assert isinstance(scores, Scores)
-        if scores.last is None:  # the run was resumed after its last evaluation
+        objective = self.objective
+        if objective.last is None:  # the run was resumed after its last evaluation
             trainer.evaluate()
-        assert scores.last is not None
-        logits, true = scores.last
-        scores.thresholds = evaluation.best_thresholds(logits, true)
-        kept = dict(zip(self.data.labels.names, scores.thresholds.tolist(), strict=True))
+        assert objective.last is not None
+        logits, true = objective.last
+        tuned = objective.thresholds = evaluation.best_thresholds(logits, true)
+        kept = dict(zip(self.data.labels.names, tuned.tolist(), strict=True))
         bare: Any = trainer.accelerator.unwrap_model(trainer.model)
         bare.config.label_thresholds = self._tuned = kept
         before, after = (
-            evaluation.score_sets(logits, true, thresholds)
-            for thresholds in (None, scores.thresholds)
+            evaluation.score_sets(logits, true, thresholds) for thresholds in (None, tuned)
         )
         say(
             f"thresholds: {_listed(kept)}; F1 (macro) of the {len(true)} evaluation rows that they "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +52,6 @@ _SHOWN_WORDS = 15
 _FEWEST = 5
 
 
-class TagScores:
-    """Computes scores for the Trainer from the outputs and labels of a whole evaluation."""
-
-    def __init__(self, names: Sequence[str], are_entities: bool) -> None:
-        self._names, self._are_entities = names, are_entities
-        self.last: list[Sentence] | None = None
-        """The model's answers for each sentence in the last evaluation."""
-
-    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Return the scores of one evaluation."""
-        outputs, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-        self.last = entities.sentences_of(outputs, labels, self._names)
-        return entities.scores(self.last, self._are_entities)
-
-
 class Tags(EncoderObjective, TokenLosses):
     """The tags of words; the loss is the mean over all learned tokens of a step."""
 
@@ -74,6 +59,8 @@ class Tags(EncoderObjective, TokenLosses):
         self._smoothing, self._are_entities = smoothing, are_entities
         self.names = names
         """In the order of the model's outputs."""
+        self.last: list[Sentence] | None = None
+        """The model's answers for each sentence in the last evaluation."""
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -88,8 +75,10 @@ class Tags(EncoderObjective, TokenLosses):
             packed_encoders.patch_forward_for_lengths(model)
         token_heads.patch_forward_for_tags(model, self._smoothing)
 
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return TagScores(self.names, self._are_entities)
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
+        outputs, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+        self.last = entities.sentences_of(outputs, labels, self.names)
+        return entities.scores(self.last, self._are_entities)
 
 
 class TokenClassification(Task):
@@ -196,20 +185,20 @@ class TokenClassification(Task):
         return " ".join(words_shown) + " ..." * (len(pairs) > _SHOWN_WORDS)
 
     def answers(self, trainer: Trainer) -> TaggedAnswers | None:
-        scores = trainer.compute_metrics
-        if not isinstance(scores, TagScores) or scores.last is None:
+        sentences = self.objective.last
+        if sentences is None:
             return None
         name, split = judged_split(self.data)
-        judged = {number: split[number] for number in {example.number for example in scores.last}}
+        judged = {number: split[number] for number in {example.number for example in sentences}}
         texts = {
             number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
             for number, row in judged.items()
         }
         # Words that were cut, or have no tokens, are not evaluated.
-        is_whole = all(len(texts[example.number]) == len(example.true) for example in scores.last)
+        is_whole = all(len(texts[example.number]) == len(example.true) for example in sentences)
         return TaggedAnswers(
             split=name,
-            sentences=scores.last,
+            sentences=sentences,
             words=texts if is_whole else None,
             are_entities=self.data.are_entities,
         )

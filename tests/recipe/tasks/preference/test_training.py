@@ -124,7 +124,7 @@ def test_losses_and_gradients_are_the_librarys(
         torch.testing.assert_close(weight.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
     assert largest > 1e-2
     scores = library._metrics["eval"]
-    output = objective.metrics()(EvalPrediction(logits.detach().numpy(), pairs.labels))
+    output = objective.score(EvalPrediction(logits.detach().numpy(), pairs.labels))
     for name, theirs_name in {
         "reward_accuracy": "rewards/accuracies",
         "reward_margin": "rewards/margins",

@@ -1,6 +1,7 @@
 """What is checked between hyperparameters and data before anything is trained."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,29 +9,28 @@ from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError
 from recipe.training import preflight
-from tests.support.jobs import folders_of
+from tests.support.jobs import folders_of, write
 
-ROWS = {
-    "classes": ["good", "bad", "so"],
-    "numbers": ["0.5", "1.25", "2.5"],
-}
+CLASSES, NUMBERS = ["good", "bad", "so"], [0.5, 1.25, 2.5]
 
 
-def channels(folder: Path, kind: str) -> dict[str, Path]:
-    rows = [f"a film of {n},{ROWS[kind][n % 3]}" for n in range(12)]
-    (folder / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    return {"train": folder}
+def channels(folder: Path, labels: list[Any]) -> dict[str, Path]:
+    rows = [{"text": f"a film of {n}", "label": labels[n % 3]} for n in range(12)]
+    return {"train": write(folder, rows)}
+
+
+def load(folder: Path, labels: list[Any], *argv: str) -> Any:
+    given = parse(["--task", "text-classification", *argv])
+    return task_table.load("text-classification")(channels(folder, labels), given)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("classes", "eval_f1_macro"), ("classes", "loss"), ("numbers", "pearson")],
+    ("labels", "name"), [(CLASSES, "eval_f1_macro"), (CLASSES, "loss"), (NUMBERS, "pearson")]
 )
-def test_a_metric_that_evaluation_gives_may_choose(tmp_path: Path, kind: str, name: str) -> None:
-    given = parse(["--task", "text-classification", "--metric_for_best_model", name])
-    assert (
-        task_table.load("text-classification")(channels(tmp_path, kind), given).train.num_rows > 0
-    )
+def test_a_metric_that_evaluation_gives_may_choose(
+    tmp_path: Path, labels: list[Any], name: str
+) -> None:
+    assert load(tmp_path, labels, "--metric_for_best_model", name).train.num_rows > 0
 
 
 def test_windows_of_long_texts_are_refused_with_what_to_do_instead() -> None:
@@ -54,19 +54,14 @@ def test_an_evaluation_is_made_unless_it_is_declined(argv: list[str], evaluates:
 
 
 def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
-    declined = parse(["--task", "text-classification", "--eval_strategy", "no"])
-    task = task_table.load("text-classification")(channels(tmp_path, "classes"), declined)
+    task = load(tmp_path, CLASSES, "--eval_strategy", "no")
     assert task.train.num_rows == 12
     assert "evaluation: none (eval_strategy=no); all rows train" in task.notes
-    usual = parse(["--task", "text-classification"])
-    assert (
-        task_table.load("text-classification")(channels(tmp_path, "classes"), usual).train.num_rows
-        < 12
-    )
+    assert load(tmp_path, CLASSES).train.num_rows < 12
 
 
 def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) -> None:
-    folders = folders_of(tmp_path, channels(tmp_path, "classes"))
+    folders = folders_of(tmp_path, channels(tmp_path, CLASSES))
     argv = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
     (only,) = preflight.inspect(argv, folders, 2)
     assert (only.level, only.what) == ("error", "hyperparameter")

@@ -17,18 +17,8 @@ from tests.support.serving_kit import Handlers
 from tests.support.words import reviews
 
 pytestmark = pytest.mark.heavy
-FAST = (
-    "--batch_size",
-    "8",
-    "--lr",
-    "5e-3",
-    "--bf16",
-    "False",
-    "--epochs",
-    "4",
-    "--max_length",
-    "32",
-)
+FAST = ("--batch_size", "8", "--lr", "5e-3", "--bf16", "False", "--epochs", "4", "--max_length",
+        "32")  # fmt: skip
 GOOD = "the film number 7 was good , truly great"
 BAD = "the film number 8 was bad , truly awful"
 
