@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from recipe.reports import section
 from recipe.reports.section import Section
 
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9822b", "#8a8f98"
@@ -29,7 +31,7 @@ _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": GREY,
 }
-_ANNOTATED = 12
+_ANNOTATED, _WORST = 12, 12
 Array = npt.NDArray[Any]
 
 
@@ -244,3 +246,49 @@ def margins(of_pairs: Array) -> Any:
         axes.legend(frameon=False)
     axes.set(xlabel="margin of rewards", ylabel="pairs")
     return figure
+
+
+def ranking_sections(
+    split: str,
+    ranks_of_queries: Sequence[Array],
+    right: Array,
+    wrong: Array,
+    show: Callable[[int], tuple[str, str, str]],
+) -> list[Section]:
+    """Return the histogram of ranks, both sides' scores, and the worst queries.
+
+    Args:
+        ranks_of_queries: The ranks of each query's relevant texts, best first.
+        right: The highest score of a relevant text of each query.
+        wrong: The highest score of an irrelevant text of each query.
+        show: Returns a query (by its number), its best relevant text, and the irrelevant text with
+            the highest score.
+    """
+    if not ranks_of_queries:
+        return []
+    firsts = np.asarray([rank[0] for rank in ranks_of_queries])
+    finite = np.isfinite(right) & np.isfinite(wrong)
+    missed = np.flatnonzero(firsts > 1)
+    worst = missed[np.lexsort((right[missed] - wrong[missed], -firsts[missed]))][:_WORST]
+    rows = []
+    for query in worst.tolist():
+        text, good, other = (section.beginning(shown) for shown in show(query))
+        score, highest = f"{right[query]:.3f}", f"{wrong[query]:.3f}"
+        rows.append([text, str(firsts[query]), good, score, other, highest])
+    draw_ranks = functools.partial(ranks, firsts)
+    sections = [Section(title=f"Ranks, {split} data", figure=("ranks", draw_ranks))]
+    if finite.any():
+        draw = functools.partial(two_scores, right[finite], wrong[finite])
+        sections.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
+    headings = (("query", "rank"), ("right text", "score"), ("wrong text", "score"))
+    sections.append(
+        Section(
+            title=f"Worst queries, {split} data",
+            note=""
+            if rows
+            else f"None of {len(firsts)}: a relevant text is ranked first for each.",
+            columns=section.texts_with_numbers(*headings),
+            rows=rows,
+        )
+    )
+    return sections

@@ -13,7 +13,7 @@ from recipe.data.labels import Labels
 from recipe.errors import DataError, HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
-from recipe.tasks.masked_lm import model as masked_lm
+from recipe.tasks.masked_lm import task as masked_lm
 from recipe.tasks.sentence_embedding import model as sentence_embedding
 from recipe.tasks.text_to_text import model as text_to_text
 from recipe.tokenization import texts as tokens
@@ -144,7 +144,7 @@ def test_an_adapter_of_tied_weights_is_not_merged(tmp_path: Path) -> None:
     ("load", "kind"),
     [
         (text_to_text.load, "T5ForConditionalGeneration"),
-        (masked_lm.load, "BertForMaskedLM"),
+        (masked_lm.load_model, "BertForMaskedLM"),
         (pretrained.load_causal, "LlamaForCausalLM"),
         (sentence_embedding.load, "BertModel"),
     ],

@@ -25,7 +25,7 @@ from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
-from recipe.tasks.masked_lm import model as masked_models
+from recipe.tasks.masked_lm import task as masked_models
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.text_to_text import model as text_to_text
 from recipe.training import preflight
@@ -151,7 +151,7 @@ def test_a_long_text_is_answered_alike_whatever_came_before(
 TO_LABELS: dict[str, Load] = {
     "text-classification": lambda *args: pretrained.load(args[0], Labels(("a", "b")), args[1]),
     "sentence-embedding": sentence_encoder.load,
-    "masked-lm": masked_models.load,
+    "masked-lm": masked_models.load_model,
 }
 
 
@@ -212,6 +212,6 @@ def test_a_new_head_for_masked_tokens_holds_no_numbers_of_old_memory(
     config: Any = CONFIG_MAPPING[kind](vocab_size=80, intermediate_size=16, **size, **more)
     AutoModel.from_config(config).save_pretrained(folder)
     source = pretrained.Source(name=str(folder), is_local=True)
-    model, _ = masked_models.load(source, Hyperparameters())
+    model, _ = masked_models.load_model(source, Hyperparameters())
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
     assert model.get_output_embeddings().bias.count_nonzero() == 0

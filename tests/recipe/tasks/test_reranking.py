@@ -14,7 +14,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
 from recipe.tasks import ranking_scores
 from recipe.tasks.ranking_scores import JudgedLists
-from recipe.tasks.reranking import data as reranking
+from recipe.tasks.reranking import task as reranking
 from recipe.tasks.reranking.task import Reranking
 from tests.support.jobs import run, write
 from tests.support.serving_kit import Handlers, assert_close

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, Trainer
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PreTrainedModel, Trainer
+from transformers.modeling_outputs import MaskedLMOutput
 
 from recipe.batching.batches import Layout, Samples
+from recipe.compat import new_weights
 from recipe.data import language_modeling
-from recipe.models import lora, packed_encoders, pretrained
+from recipe.errors import ModelError
+from recipe.models import lora, packed_decoders, packed_encoders, pretrained
+from recipe.models.packed_encoders import Family
 from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import TEXT, Section
-from recipe.settings import TRUNCATE
+from recipe.settings import TRUNCATE, ModelSettings
 from recipe.task_table import TASKS
 from recipe.tasks.base import (
     Batches,
@@ -31,7 +37,6 @@ from recipe.tasks.base import (
     text_layout,
     whole_model,
 )
-from recipe.tasks.masked_lm import model as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
 from recipe.tasks.masked_lm.spec import Options
@@ -53,7 +58,7 @@ class _MaskedTokens(EncoderObjective, TokenLosses):
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:
             packed_encoders.patch_forward_for_lengths(model)
-        masked_models.patch_forward_for_masking(model)
+        patch_forward_for_masking(model)
 
 
 MASKED_TOKENS: Objective = _MaskedTokens()
@@ -73,10 +78,10 @@ class MaskedLm(Task):
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
-        return masked_models.load(source, self.hyperparameters)
+        return load_model(source, self.hyperparameters)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return the length at which texts are split or truncated, also in serving."""
+        """Return the length at which texts are split or truncated."""
         encoding.refuse_types(model, tokenizer)
         return pretrained.longest_text(model, tokenizer, self.hyperparameters.max_length)
 
@@ -144,6 +149,79 @@ def _predicted_tokens(model: Any, tokenizer: Tokenizer, texts: MaskedTexts) -> S
 
 def _listed(tokenizer: Tokenizer, ids: list[int]) -> str:
     return ", ".join(str(tokenizer.decode([token])).strip() for token in ids)
+
+
+def load_model(source: Source, settings: ModelSettings) -> Model:
+    """Return the masked language model in float32, and its tokenizer.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, is no such model, has no mask, knows fewer
+            tokens than its tokenizer, or lacks the head that LoRA needs.
+    """
+    model, tokenizer, new = pretrained.read(AutoModelForMaskedLM, source, settings)
+    config: Any = model.config
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"The model {source.name} is of type {config.model_type}, an encoder with a decoder, "
+            "which generates text and does not fill masks.",
+            "Give an encoder such as a BERT, or another task.",
+        )
+    if tokenizer.mask_token_id is None:
+        raise ModelError(
+            f"The tokenizer of {source.name} has no mask token.",
+            "Give a model that was pretrained by masking, or set mask_token in its "
+            "tokenizer_config.json.",
+        )
+    if new:
+        new_weights.log(new)
+        lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"
+        if not settings.trains:
+            raise ModelError(
+                f"{lacks} ({new[0]} ...), which only training would create: do_train=False has "
+                "nothing to evaluate.",
+                "Give a model that was saved with its head, or leave do_train out.",
+            )
+        if settings.lora_r is not None:
+            raise ModelError(
+                f"{lacks} ({new[0]} ...), whose head would stay random with LoRA.",
+                "Give a model that was saved with its head, or leave lora_r out.",
+            )
+    return lora.wrap(model, settings, (), None, trains_head=False), tokenizer
+
+
+def patch_forward_for_masking(model: Any) -> None:
+    """Let `model` also take batches of masked texts.
+
+    Instead of logits, it then returns [samples, 2] in float32: the sum of the losses of a sample's
+    masked tokens, and how many of these it predicts.
+    """
+    inner = lora.bare(model)
+    family = packed_encoders.family_of(inner.config)
+    usual = inner.forward
+    forward = functools.partial(_forward, inner, family, usual)
+    inner.forward = functools.update_wrapper(forward, usual)
+
+
+def _forward(
+    model: Any, family: Family | None, usual: Callable[..., Any], *args: Any, **inputs: Any
+) -> Any:
+    positions = inputs.pop("places", None)
+    if positions is None:
+        return usual(*args, **inputs)
+    targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
+    segments = inputs.get("segments")
+    head: Callable[[Tensor], Tensor] = packed_decoders.identity_head
+    if family is None:
+        hidden = usual(**inputs).logits
+    else:
+        head = functools.partial(family.masked, model)
+        if segments is None:
+            hidden = model.base_model(**inputs).last_hidden_state
+        else:
+            hidden = packed_encoders.states(model, family, inputs, segments)
+    chosen = hidden.flatten(0, 1)[positions]
+    tokens = packed_decoders.token_losses(chosen, head, targets, model.config.vocab_size)
+    return MaskedLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
 
 
 TASK = MaskedLm

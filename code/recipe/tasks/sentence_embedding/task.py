@@ -29,7 +29,7 @@ from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Ro
 from recipe.errors import DataError, HyperparameterError
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
-from recipe.reports import figures, rankings
+from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
@@ -314,7 +314,7 @@ class SentenceEmbedding(Task):
             query_text, right, wrong = (judged.texts[int(number)][TEXT] for number in numbers)
             return query_text, right, wrong
 
-        return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
+        return figures.ranking_sections(split, hits.ranks, hits.right, hits.wrong, show)
 
 
 def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
