@@ -281,6 +281,7 @@ def ranking_sections(
         draw = functools.partial(two_scores, right[finite], wrong[finite])
         sections.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
     headings = (("query", "rank"), ("right text", "score"), ("wrong text", "score"))
+    none = f"None of {len(firsts)}: a relevant text is ranked first for each."
     sections.append(
         Section(
             title=f"Worst queries, {split} data",
