@@ -285,9 +285,7 @@ def ranking_sections(
     sections.append(
         Section(
             title=f"Worst queries, {split} data",
-            note=""
-            if rows
-            else f"None of {len(firsts)}: a relevant text is ranked first for each.",
+            note="" if rows else none,
             columns=section.texts_with_numbers(*headings),
             rows=rows,
         )
