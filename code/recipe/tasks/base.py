@@ -292,7 +292,7 @@ class Task(ABC):
         lora.save(model, weights, folder, self.hyperparameters)
         tokenizer.save_pretrained(folder)
 
-    def answers(self, trainer: Trainer) -> PredictedAnswers | None:
+    def answers(self) -> PredictedAnswers | None:
         """Return the last answers to the test or evaluation data; None before there are any.
 
         do_predict writes them, a line for each row.
@@ -301,7 +301,7 @@ class Task(ABC):
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """Return the report's sections on the model's answers."""
-        answers = self.answers(trainer)
+        answers = self.answers()
         return () if answers is None else answers.sections()
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 from torch import Tensor
-from transformers import AutoConfig, EvalPrediction, PreTrainedModel, Trainer
+from transformers import AutoConfig, EvalPrediction, PreTrainedModel
 
 from recipe.batching.batches import Samples
 from recipe.data.classification import Splits, rows_of_classes
@@ -89,7 +89,7 @@ class Classification(Task):
             detail=", ".join(f"{name} {share:.1%}" for name, share in shares.items()),
         )
 
-    def answers(self, trainer: Trainer) -> Predictions | None:
+    def answers(self) -> Predictions | None:
         if self.objective.last is None:
             return None
         name, split = judged_split(self.data)

@@ -128,7 +128,7 @@ class _Subject:
         """Evaluate the model as it computes now."""
         outcome = self.trainer.evaluation_loop(self._samples["evaluation"], "")
         assert outcome.metrics is not None
-        answers = self._task.answers(self.trainer)
+        answers = self._task.answers()
         decisions = [
             line[name]
             for line in (answers.lines() if answers else ())

@@ -89,7 +89,7 @@ def run(
                 _write_card(facts, folders.model_dir)
         output = folders.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
-        if hyperparameters.predicts and (answers := plan.task.answers(job.trainer)) is not None:
+        if hyperparameters.predicts and (answers := plan.task.answers()) is not None:
             predictions.write(answers, output, _REMEDY)
         if hyperparameters.trains:
             _write_report(plan, job, facts, watch.seconds, output)

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForMultipleChoice, EvalPrediction, PreTrainedModel, Trainer
+from transformers import AutoModelForMultipleChoice, EvalPrediction, PreTrainedModel
 
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
@@ -137,7 +137,7 @@ class MultipleChoice(Task):
         choice = row[CHOICES][row[ANSWER]][:SHOWN_CHARS]
         return f"{question!r}: {choice!r}, of {len(row[CHOICES])} choices"
 
-    def answers(self, trainer: Trainer) -> ChosenAnswers | None:
+    def answers(self) -> ChosenAnswers | None:
         if self.objective.last is None:
             return None
         probabilities, true = self.objective.last

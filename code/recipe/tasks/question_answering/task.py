@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel, Trainer
+from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel
 
 from recipe import metrics
 from recipe.batching.batches import Layout
@@ -160,7 +160,7 @@ class QuestionAnswering(Task):
         answer = repr(row[ANSWERS][0]) if row[ANSWERS] else "(none)"
         return f"{row[QUESTION][:SHOWN_CHARS]!r} + {row[CONTEXT][:SHOWN_CHARS]!r}: {answer}"
 
-    def answers(self, trainer: Trainer) -> FoundAnswers | None:
+    def answers(self) -> FoundAnswers | None:
         if self._last is None:
             return None
         name, answers = self._last

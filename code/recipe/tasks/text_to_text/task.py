@@ -176,7 +176,7 @@ class TextToText(Task):
         sections = figures.perplexity_sections(trainer.state.log_history)
         return [*sections, *super().sections(trainer, samples)]
 
-    def answers(self, trainer: Trainer) -> Written | None:
+    def answers(self) -> Written | None:
         last = self.objective.last
         if last is None or self.data.test is None:
             return last

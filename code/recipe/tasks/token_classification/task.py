@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForTokenClassification,
     EvalPrediction,
     PreTrainedModel,
-    Trainer,
 )
 
 from recipe.batching.batches import Layout
@@ -184,7 +183,7 @@ class TokenClassification(Task):
         words_shown = (f"{word}/{tag or 'none'}" for word, tag in pairs[:_SHOWN_WORDS])
         return " ".join(words_shown) + " ..." * (len(pairs) > _SHOWN_WORDS)
 
-    def answers(self, trainer: Trainer) -> TaggedAnswers | None:
+    def answers(self) -> TaggedAnswers | None:
         sentences = self.objective.last
         if sentences is None:
             return None
