@@ -19,7 +19,6 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
 from recipe.task_table import TASKS
-from recipe.tasks import evaluation
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
 from tests.support import causal_kit
@@ -365,12 +364,6 @@ def test_prompts_are_alpacas(tmp_path: Path) -> None:
     }
     assert "Alpaca's template" in "\n".join(loaded.notes)
     assert set(load(tmp_path, prompt_column="instruction").train["prompt"]) == {"add"}
-
-
-def test_perplexity_is_of_all_tokens_alike() -> None:
-    answers = np.array([[2.0, 1.0], [10.0, 2.0]])
-    scores = evaluation.score_tokens(transformers.EvalPrediction(answers, np.array([1, 5])))
-    assert scores == {"perplexity": pytest.approx(np.exp(2.0)), "token_accuracy": 0.5}
 
 
 def test_doctor_counts_what_is_cut(tmp_path: Path) -> None:
