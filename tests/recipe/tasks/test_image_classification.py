@@ -25,23 +25,22 @@ from recipe.tasks.image_classification.batches import FixedPictures
 from recipe.tasks.image_classification.batches import PictureSamples as Samples
 
 
-def shade(value: int, size: tuple[int, int] = (12, 8)) -> Image.Image:
-    """A picture whose upper half is of a shade, and whose lower half is black."""
-    drawn = np.zeros((size[1], size[0], 3), dtype=np.uint8)
-    drawn[: size[1] // 2] = value
-    return Image.fromarray(drawn)
-
-
-def write(path: Path, value: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shade(value).save(path)
-    return path
-
-
-def image_bytes(value: int, kind: str = "PNG") -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     out = io.BytesIO()
-    shade(value).save(out, kind)
+    image.save(out, kind, **options)
     return out.getvalue()
+
+
+def image_bytes(value: int) -> bytes:
+    """A picture whose upper half is of a shade, and whose lower half is black."""
+    drawn = np.zeros((8, 12, 3), dtype=np.uint8)
+    drawn[:4] = value
+    return encoded(Image.fromarray(drawn))
+
+
+def write(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(image_bytes(value))
 
 
 def load(channels: dict[str, Path], **options: Any) -> Splits:
@@ -163,9 +162,7 @@ def modes() -> dict[str, tuple[bytes, Image.Image]]:
     def keep(
         name: str, written: Image.Image, shown: Image.Image, kind: str, **options: Any
     ) -> None:
-        out = io.BytesIO()
-        written.save(out, kind, **options)
-        results[name] = out.getvalue(), shown
+        results[name] = encoded(written, kind, **options), shown
 
     keep("grey", grey, grey.convert("RGB"), "PNG")
     keep("two colours", grey.convert("1"), grey.convert("1").convert("RGB"), "PNG")
@@ -196,11 +193,7 @@ def samples_of(
         Image.fromarray(random.integers(0, 255, (20 + 9 * n, 50 - 7 * n, 3), dtype=np.uint8))
         for n in range(count)
     ]
-    files = []
-    for image in drawn:
-        out = io.BytesIO()
-        image.save(out, "PNG")
-        files.append(out.getvalue())
+    files = [encoded(image) for image in drawn]
     split = datasets.Dataset.from_dict(
         {"place": [str(n) for n in range(count)], "bytes": files, "file": [None] * count,
          "label": [n % 2 for n in range(count)]}
