@@ -311,7 +311,7 @@ def test_a_file_without_a_suffix_is_no_table_by_its_commas(tmp_path: Path) -> No
     assert set(load(tmp_path).train["text"]) == {"Well, he said."}
 
 
-def in_parts(role: str, *parts: str) -> dict[str, Any]:
+def spoken_parts(role: str, *parts: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": part} for part in parts]}
 
 
@@ -322,10 +322,10 @@ SPELLINGS: dict[str, Callable[[str, str], dict[str, Any]]] = {
         "from": role.replace("assistant", "chatgpt"),
         "value": text,
     },
-    "parts": in_parts,
-    "split": lambda role, text: in_parts(role, text[:1], text[1:]),
+    "parts": spoken_parts,
+    "split": lambda role, text: spoken_parts(role, text[:1], text[1:]),
     "mixed": lambda role, text: (
-        {"role": role, "content": text} if role == "user" else in_parts(role, text)
+        {"role": role, "content": text} if role == "user" else spoken_parts(role, text)
     ),
 }
 
