@@ -49,15 +49,13 @@ def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
     """Return the command of a server with other limits.
 
     `open_files` is the limit of the process, `linger` the seconds that it waits after SIGTERM for
-    requests on their way, `keep_alive` those that it waits for the next request on a connection.
+    requests on their way.
     """
-    files = int(limits.get("open_files", 4096))
-    linger, keep_alive = limits.get("linger"), limits.get("keep_alive")
+    files, linger = int(limits.get("open_files", 4096)), limits.get("linger")
     program = (
         f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}));"
-        "from amphora.cli import main; from amphora.serving.http import server, wire;"
+        "from amphora.cli import main; from amphora.serving.http import server;"
         f" server._LINGER_SECONDS = {linger} or server._LINGER_SECONDS;"
-        f" wire._KEEP_ALIVE_SECONDS = {keep_alive} or wire._KEEP_ALIVE_SECONDS;"
         " raise SystemExit(main())"
     )
     return (sys.executable, "-c", program, "serve")

@@ -147,16 +147,6 @@ class Context:
         """Return the headers of the request; names are case-insensitive."""
         return self.request_processor[0].get_request_properties()
 
-    @property
-    def custom_attributes(self) -> str:
-        """Return X-Amzn-SageMaker-Custom-Attributes of the request, or ''."""
-        return self.headers.get("x-amzn-sagemaker-custom-attributes", "")
-
-    @property
-    def response_headers(self) -> dict[str, str]:
-        """Return the headers that were added to the answer."""
-        return self.request_processor[0].get_response_headers()
-
     def get_request_id(self, idx: int = 0) -> str | None:
         """Return the id of the request; None for an index other than 0."""
         return self.request_ids.get(idx)

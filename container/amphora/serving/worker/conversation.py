@@ -52,10 +52,10 @@ class Conversation:
         self._sock = sock
         self._runner = runner
         self._turns = Turns(self._has_news)
-        self._takes_turns = runner.handlers.turns_fn is not None
-        if runner.handlers.turns_fn is not None:
+        self._takes_turns = "turns_fn" in runner.handlers
+        if self._takes_turns:
             context = runner.context("turns", {})
-            runner.handlers.turns_fn(runner.model, self._turns.pause, context=context)
+            runner.handlers["turns_fn"](runner.model, self._turns.pause, context=context)
         self._number = 0
         """The number of the last batch that was received."""
         self._arrived: list[Item] = []
@@ -142,48 +142,41 @@ class Conversation:
 
     def answer(self, batch: Sequence[Item]) -> None:
         """Answer each request of a batch, or create a job for it."""
-        if self._runner.handlers.predict_batch_fn is None:
+        if "predict_batch_fn" not in self._runner.handlers:
             for item in batch:
                 self._answer_alone(item)
             return
-        # Requests of a session need their context, which a merged prediction does not have.
-        apart = [
-            item
-            for item in batch
-            if item.session or (self._takes_turns and len(item.body) > _LONG_BODY)
-        ]
-        alone = {item.id for item in apart}
-        readable = []
+        apart: list[Item] = []
+        lists: list[Item] = []
+        merged: list[Item] = []
         for item in batch:
-            if item.id in alone:
+            # Requests of a session need their context, which a merged prediction does not have.
+            if item.session or (self._takes_turns and len(item.body) > _LONG_BODY):
+                apart.append(item)
                 continue
             self._turns.outside_until = time.thread_time() + _READ_SECONDS
             try:
-                if self._read(item):
-                    readable.append(item)
+                is_read = self._read(item)
             except TakesLong:
                 apart.append(item)
+                continue
             finally:
                 self._turns.outside_until = None
+            # Single texts stay in the batch, since one call of the model takes them all.
+            is_list = item.size.rows > 1 and item.size.total > self._slice_tokens
+            if is_read:
+                (lists if self._takes_turns and is_list else merged).append(item)
         if self._takes_turns:
             self._add_jobs(apart, self._answer_alone)
-            # Single texts stay in the batch, since one call of the model takes them all.
-            lists = [
-                item
-                for item in readable
-                if item.size.rows > 1 and item.size.total > self._slice_tokens
-            ]
             self._add_jobs(lists, self._predict_alone)
-            alone |= {item.id for item in lists}
-            readable = [item for item in readable if item.id not in alone]
         else:
             for item in apart:
                 self._answer_alone(item)
         settings = self._runner.settings
         call_tokens = KINDS[settings.device_kind].call_tokens
         spent = 0
-        for start in range(0, len(readable), settings.batch_size):
-            some = readable[start : start + settings.batch_size]
+        for start in range(0, len(merged), settings.batch_size):
+            some = merged[start : start + settings.batch_size]
             sizes = [item.size for item in some]
             for group in batching.plan(sizes, settings.batch_tokens, call_tokens):
                 members = [some[index] for index in group.members]
@@ -210,7 +203,6 @@ class Conversation:
         """Read and measure a request. Returns False if that fails, after sending the error."""
         try:
             self._runner.read_input(item)
-            self._runner.measure(item)
         except Exception as error:
             self._send_error(item, error)
             return False
@@ -218,22 +210,17 @@ class Conversation:
 
     def _answer_alone(self, item: Item) -> None:
         """Read, predict and answer one request alone."""
-        runner = self._runner
-        if runner.handlers.predict_batch_fn is not None and not item.session:
+        if "predict_batch_fn" in self._runner.handlers and not item.session:
             if self._read(item):
                 self._predict_alone(item)
-            return
-        self._calls += 1
-        try:
-            self._send(item, runner.answer(item))
-        except Exception as error:
-            self._send_error(item, error)
+        else:
+            self._calls += 1
+            self._reply(item, partial(self._runner.answer, item))
 
     def _predict_alone(self, item: Item) -> None:
         """Predict and answer one request that has been read."""
-        size = item.size
-        padded = size.rows * size.longest if size.pads else size.total
-        self._predict([item], batching.Group([0], size.total, padded))
+        (group,) = batching.plan([item.size], 0, 0)
+        self._predict([item], group)
 
     def _predict(self, members: Sequence[Item], group: batching.Group) -> None:
         """Predict requests together and answer each.
@@ -243,57 +230,53 @@ class Conversation:
         runner = self._runner
         began, is_whole = time.monotonic(), self._turns.is_outside
         pairs = list(zip(members, runner.predict_batch(members), strict=True))
-        lasting = [self._takes_turns and _lasts(prediction) for _, prediction in pairs]
-        if is_whole and not any(lasting):
+        lasting = {
+            item.id
+            for item, prediction in pairs
+            if self._takes_turns and (isinstance(prediction, Iterator) or callable(prediction))
+        }
+        if is_whole and not lasting:
             rate = group.padded / max(1e-6, time.monotonic() - began)
             self._tokens_per_second = 0.8 * self._tokens_per_second + 0.2 * rate
-        if runner.handlers.tokens_fn is not None:
+        if "tokens_fn" in runner.handlers:
             self._tokens += group.tokens
             self._padded += group.padded
         self._calls += 1
         # Streams go last, so that complete answers do not wait for them.
         works: dict[str, Callable[[], None]] = {}
         for item, prediction in sorted(pairs, key=lambda pair: isinstance(pair[1], Iterator)):
-            if self._takes_turns and _lasts(prediction) and item.id not in self._jobs:
-                works[item.id] = partial(self._finish, item, prediction)
+            work = partial(self._reply, item, partial(runner.finish, item, prediction))
+            if item.id in lasting and item.id not in self._jobs:
+                works[item.id] = work
             else:
-                self._finish(item, prediction)
+                work()
         self._jobs.update(zip(works, self._turns.add(list(works.values())), strict=True))
 
-    def _finish(self, item: Item, prediction: Any) -> None:
-        """Encode a prediction and send it as the answer."""
-        try:
-            if self._takes_turns and callable(prediction):
-                prediction = self._runner.predicted(item, prediction)
-            if isinstance(prediction, Exception):
-                raise prediction
-            self._send(item, self._runner.encode(item, prediction))
-        except Exception as error:
-            self._send_error(item, error)
-
-    def _send(self, item: Item, encoded: tuple[Any, str]) -> None:
+    def _reply(self, item: Item, encode: Callable[[], tuple[Any, str]]) -> None:
+        """Send the body that `encode` returns, with its type, or the error that it raises."""
         runner = self._runner
-        body, content_type = encoded
-        if self._takes_turns and not isinstance(body, bytes) and item.id not in self._jobs:
-            # Only the result of output_fn shows that it is a stream. Its client may be slow.
-            self._add_jobs([item], partial(self._stream, encoded=encoded))
-            return
-        chunks: Iterator[Any] | None = None
-        if not isinstance(body, bytes):
-            # Get the first chunk before the status is sent, so that a generator that fails at once
-            # is answered with an error status instead of a truncated answer.
-            chunks, body = itertools.chain([next(body, b"")], body), b""
-        status, _ = item.context.get_response_status(0)
-        content_type = item.context.get_response_content_type(0) or content_type
-        answer = Answer(
-            id=item.id, status=status, type=" ".join(content_type.split()),
-            headers=item.reply_headers, closed=runner.ends_session(item), more=chunks is not None,
-        )  # fmt: skip
-        self._send_message(answer, body)
-        if chunks is None:
-            return
-        self._credit[item.id] = messages.CHUNKS_AHEAD
         try:
+            body, content_type = encoded = encode()
+            if self._takes_turns and not isinstance(body, bytes) and item.id not in self._jobs:
+                # Only the result of output_fn shows that it is a stream. Its client may be slow.
+                self._add_jobs([item], partial(self._reply, encode=lambda: encoded))
+                return
+            chunks: Iterator[Any] = iter(())
+            is_stream = not isinstance(body, bytes)
+            if is_stream:
+                # Get the first chunk before the status is sent, so that a generator that fails at
+                # once is answered with an error status instead of a truncated answer.
+                chunks, body = itertools.chain([next(body, b"")], body), b""
+            status, _ = item.context.get_response_status(0)
+            content_type = item.context.get_response_content_type(0) or content_type
+            answer = Answer(
+                id=item.id, status=status, type=" ".join(content_type.split()),
+                headers=item.reply_headers, closed=runner.ends_session(item), more=is_stream,
+            )  # fmt: skip
+            self._send_message(answer, body)
+            if not is_stream:
+                return
+            self._credit[item.id] = messages.CHUNKS_AHEAD
             for chunk in chunks:
                 if self._takes_turns:
                     self._turns.pause(lambda: self._credit[item.id] > 0)
@@ -307,16 +290,11 @@ class Conversation:
                         break
                 data = media_types.as_bytes(chunk, content_type)
                 self._send_message(Chunk(id=item.id, more=True), data)
-        finally:
-            del self._credit[item.id]
-        self._send_message(Chunk(id=item.id, more=False, closed=runner.ends_session(item)))
-
-    def _stream(self, item: Item, encoded: tuple[Any, str]) -> None:
-        """Send a stream, or the error that broke it."""
-        try:
-            self._send(item, encoded)
+            self._send_message(Chunk(id=item.id, more=False, closed=runner.ends_session(item)))
         except Exception as error:
             self._send_error(item, error)
+        finally:
+            self._credit.pop(item.id, None)
 
     def _send_error(self, item: Item, error: Exception) -> None:
         if not isinstance(error, Fault):
@@ -328,8 +306,3 @@ class Conversation:
         self._send_message(
             Error(id=item.id, status=error.status, headers=item.reply_headers, error=details)
         )
-
-
-def _lasts(prediction: Any) -> bool:
-    """Return whether a prediction is a stream, or a function to be called later."""
-    return isinstance(prediction, Iterator) or callable(prediction)

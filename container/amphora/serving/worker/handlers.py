@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from amphora.common.errors import CodeError
 from amphora.serving import handler_files
@@ -63,19 +63,6 @@ _OTHERS = {
 }  # fmt: skip
 
 
-class Defaults(Protocol):
-    """What `code/defaults.py` provides for one file."""
-
-    def model_fn(self, model_dir: str) -> Any:
-        """Load the model if the file has no model_fn."""
-
-    def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
-        """Return the missing functions by their names, for the loaded model."""
-
-    def advice(self, model: Any, model_dir: str) -> str:
-        """Return a likely cause of an error in the file's predict_fn, or ""."""
-
-
 @dataclass(frozen=True)
 class Handler:
     """One function of a handlers' file, called with or without `context` as it was written."""
@@ -97,15 +84,25 @@ class Handler:
             raise CodeError(f"{file}: {name} is written with `async def`.", "Write it with `def`.")
         expected = _SIGNATURES[name]
         parameters = list(inspect.signature(function).parameters.values())
-        body_place = expected.index("body") if "body" in expected else len(parameters)
         body_type: type[str] | type[bytes] | None = None
-        if body_place < len(parameters):
-            annotation = parameters[body_place].annotation
-            if annotation in (str, "str"):
+        for expected_name, parameter in zip(expected, parameters, strict=False):
+            if expected_name == "body" and parameter.annotation in (str, "str"):
                 body_type = str
-            elif annotation in (bytes, "bytes"):
+            elif expected_name == "body" and parameter.annotation in (bytes, "bytes"):
                 body_type = bytes
-        takes_context = _takes_context(file, name, parameters, expected)
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [parameter for parameter in parameters if parameter.kind in kinds]
+        required = sum(parameter.default is parameter.empty for parameter in positional)
+        count = len(expected)
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+            return cls(name, function, required > count, body_type)
+        if len(positional) < count or required > count + 1:
+            names = ", ".join(expected)
+            raise CodeError(
+                f"{file}: {name} takes {len(positional)} arguments.",
+                f"Write `def {name}({names})` or `def {name}({names}, context)`.",
+            )
+        takes_context = required > count or [p.name for p in positional[count:]][:1] == ["context"]
         return cls(name, function, takes_context, body_type)
 
     def __call__(self, *args: Any, context: Any) -> Any:
@@ -131,46 +128,28 @@ class Handler:
 class Handlers:
     """The functions that answer a request: the trio, or `transform_fn` alone."""
 
-    model_fn: Handler
-    pre_model_fn: Handler | None = None
-    model_warmup_fn: Handler | None = None
-    input_fn: Handler | None = None
-    predict_fn: Handler | None = None
-    output_fn: Handler | None = None
-    transform_fn: Handler | None = None
-    predict_batch_fn: Handler | None = None
-    """Declares that predictions may be merged, and repeated: see `protocol.batching`."""
-    tokens_fn: Handler | None = None
-    turns_fn: Handler | None = None
-    """Declares that predictions of several requests may take turns at `pause()`: see
-    `worker.job_threads`."""
-    describe_fn: Handler | None = None
-    """Describes the model and the routes of clients' APIs that it answers, as a JSON object."""
+    functions: Mapping[str, Handler]
+    """Each by its name. `predict_batch_fn` declares that predictions may be merged and repeated
+    (`protocol.batching`), `turns_fn` that they may take turns (`worker.job_threads`)."""
     image_only: bool = False
     """Whether the image's own trio answers, so that the server knows a request to warm up with."""
-    defaults: Defaults | None = None
-    """Provides the missing functions once the model is loaded."""
-
-    def function(self, name: str) -> Handler:
-        """Return a function that the handlers define or `completed` has added."""
-        handler = getattr(self, name)
-        assert isinstance(handler, Handler)
-        return handler
+    defaults: Any = None
+    """An object of `code/defaults.py` that provides the missing functions once the model is loaded:
+    all of them by `complete`, and by `advice` a likely cause of an error in predict_fn."""
 
     def completed(self, model: Any, model_dir: str) -> Handlers:
         """Return these handlers with the missing functions, for a loaded model."""
         if self.defaults is None:
             return self
-        functions = self.defaults.complete(model, model_dir)
-        added: dict[str, Any] = {
+        functions = {
             name: Handler.from_function(_DEFAULTS, name, function)
-            for name, function in functions.items()
-            if getattr(self, name) is None
+            for name, function in self.defaults.complete(model, model_dir).items()
         }
-        if self.predict_fn is not None:
+        functions |= self.functions
+        if "predict_fn" in self.functions:
             advice = self.defaults.advice(model, model_dir)
-            added["predict_fn"] = replace(self.predict_fn, advice=advice)
-        return replace(self, defaults=None, **added)
+            functions["predict_fn"] = replace(self.functions["predict_fn"], advice=advice)
+        return replace(self, defaults=None, functions=functions)
 
 
 def resolve(
@@ -191,12 +170,8 @@ def resolve(
     user = modules.user_module(code_dir, program)
     file = str(getattr(user, "__file__", ""))
     defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
-    _refuse_service(code_dir / HANDLER_SERVICE, None if defined else user)
+    _check_code(user, defined, code_dir, model_dir)
     endpoint = None if defined - _COMPANIONS else getattr(user, ENDPOINT_HANDLER, None)
-    if user is None:
-        _refuse_idle_files(code_dir, model_dir)
-    elif endpoint is None:
-        _refuse_other_names(user, defined)
     others = sorted(defined & {*_TRIO, "predict_batch_fn"})
     if "transform_fn" in defined and others:
         raise CodeError(
@@ -215,7 +190,7 @@ def resolve(
     elif not defined - _COMPANIONS:
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
-        return _image_handlers(image_code, functions.get("pre_model_fn"), model_dir)
+        return _image_handlers(image_code, functions, model_dir)
     LOG.info("%s defines %s.", file, ", ".join(name for name in _SIGNATURES if name in defined))
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
         functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])
@@ -229,7 +204,7 @@ def resolve(
         defaults = image_defaults.select_defaults(frozenset(functions), file)
         if "model_fn" in missing:
             functions["model_fn"] = Handler.from_function(_DEFAULTS, "model_fn", defaults.model_fn)
-    return Handlers(**functions, defaults=defaults)
+    return Handlers(functions=functions, defaults=defaults)
 
 
 def _endpoint_functions(file: str, kind: Any) -> dict[str, Handler]:
@@ -252,7 +227,42 @@ def _endpoint_functions(file: str, kind: Any) -> dict[str, Handler]:
     }
 
 
-def _refuse_other_names(user: ModuleType, defined: set[str]) -> None:
+def _check_code(
+    user: ModuleType | None, defined: set[str], code_dir: Path, model_dir: Path | None
+) -> None:
+    """Raise CodeError if the user's code has what only other servers run."""
+    service = code_dir / HANDLER_SERVICE
+    files = [service] if service.is_file() else []
+    if user is not None and not defined:
+        kinds = [kind for kind in vars(user).values() if inspect.isclass(kind)]
+        local_kinds = [kind for kind in kinds if kind.__module__ == user.__name__]
+        if any(callable(getattr(value, "handle", None)) for value in (user, *local_kinds)):
+            files.append(Path(user.__file__ or ""))
+    if files:
+        raise CodeError(
+            f"{files[0]} is a handler service (handle(data, context)), which this server does not"
+            " run.",
+            "Define model_fn and transform_fn, or input_fn, predict_fn and output_fn, in"
+            " inference.py.",
+        )
+    if user is not None:
+        if defined - _COMPANIONS or not hasattr(user, ENDPOINT_HANDLER):
+            _check_names(user, defined)
+        return
+    names = {*_SIGNATURES, "predict", "load_model", "handle", ENDPOINT_HANDLER}
+    paths = sorted(code_dir.glob("*.py"))
+    for path in [*paths, *([model_dir / "inference.py"] if model_dir is not None else [])]:
+        unused = [name for name in handler_files.unused_names(path) if name in names]
+        if unused or (path in paths and path.stem.lower() in _SERVERS):
+            what = f", which defines {', '.join(unused)}," if unused else ""
+            raise CodeError(
+                f"{path}{what} is not run.",
+                f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, "
+                "or remove it to use the image's own handlers.",
+            )
+
+
+def _check_names(user: ModuleType, defined: set[str]) -> None:
     """Raise CodeError if the user's module defines what only other servers call."""
     path = Path(user.__file__ or "")
     unused = handler_files.unused_names(path) if path.suffix == ".py" else []
@@ -284,48 +294,16 @@ def _refuse_other_names(user: ModuleType, defined: set[str]) -> None:
         )
 
 
-def _refuse_idle_files(code_dir: Path, model_dir: Path | None) -> None:
-    """Raise CodeError if handlers are in a file that is not run."""
-    names = {*_SIGNATURES, "predict", "load_model", "handle", ENDPOINT_HANDLER}
-    paths = sorted(code_dir.glob("*.py"))
-    for path in [*paths, *([model_dir / "inference.py"] if model_dir is not None else [])]:
-        defined = [name for name in handler_files.unused_names(path) if name in names]
-        if defined or (path in paths and path.stem.lower() in _SERVERS):
-            what = f", which defines {', '.join(defined)}," if defined else ""
-            raise CodeError(
-                f"{path}{what} is not run.",
-                f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, "
-                "or remove it to use the image's own handlers.",
-            )
-
-
-def _refuse_service(path: Path, user: ModuleType | None) -> None:
-    """Raise CodeError if the user's code is a handler service of AWS's model servers."""
-    files = [path] if path.is_file() else []
-    if user is not None:
-        kinds = [kind for kind in vars(user).values() if inspect.isclass(kind)]
-        local_kinds = [kind for kind in kinds if kind.__module__ == user.__name__]
-        if any(callable(getattr(value, "handle", None)) for value in (user, *local_kinds)):
-            files.append(Path(user.__file__ or ""))
-    if files:
-        raise CodeError(
-            f"{files[0]} is a handler service (handle(data, context)), which this server does not"
-            " run.",
-            "Define model_fn and transform_fn, or input_fn, predict_fn and output_fn, in"
-            " inference.py.",
-        )
-
-
 def _image_handlers(
-    image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None
+    image_code: Path, companions: Mapping[str, Handler], model_dir: Path | None
 ) -> Handlers:
     """Return the image's handlers, or its defaults if only they can load the folder."""
     if model_dir is not None and (image_code / "defaults.py").is_file():
         defaults = modules.load_image(image_code, "defaults")
         if defaults.leads(str(model_dir)):
+            load = Handler.from_function(_DEFAULTS, "model_fn", defaults.load_torchscript)
             return Handlers(
-                pre_model_fn=pre_model_fn,
-                model_fn=Handler.from_function(_DEFAULTS, "model_fn", defaults.load_torchscript),
+                functions={**companions, "model_fn": load},
                 defaults=defaults.select_defaults(frozenset(), ""),
             )
     path = image_code / "inference.py"
@@ -335,13 +313,12 @@ def _image_handlers(
     module = modules.load_image(image_code, "inference")
     if missing := sorted(name for name in needed if not hasattr(module, name)):
         raise CodeError(f"{path} does not define {', '.join(missing)}.", "The image is incomplete.")
-    names = [
-        name for name in _SIGNATURES if hasattr(module, name) and name not in _IMAGE_COMPANIONS
-    ]
-    functions: dict[str, Any] = {
-        name: Handler.from_function(str(path), name, getattr(module, name)) for name in names
+    functions = {
+        name: Handler.from_function(str(path), name, getattr(module, name))
+        for name in _SIGNATURES
+        if hasattr(module, name) and name not in _IMAGE_COMPANIONS
     }
-    return Handlers(**functions, pre_model_fn=pre_model_fn, image_only=True)
+    return Handlers(functions={**functions, **companions}, image_only=True)
 
 
 def _no_image(path: Path, missing: set[str]) -> CodeError:
@@ -362,22 +339,3 @@ def _one_by_one(batch: Handler) -> Handler:
         return prediction
 
     return Handler("predict_batch_fn", predict, takes_context=True)
-
-
-def _takes_context(
-    file: str, name: str, parameters: list[inspect.Parameter], expected: tuple[str, ...]
-) -> bool:
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is p.empty]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return len(required) > len(expected)
-    extra = len(positional) - len(expected)
-    if extra < 0 or len(required) > len(expected) + 1:
-        names = ", ".join(expected)
-        raise CodeError(
-            f"{file}: {name} takes {len(positional)} arguments.",
-            f"Write `def {name}({names})` or `def {name}({names}, context)`.",
-        )
-    return extra >= 1 and (
-        len(required) == len(expected) + 1 or positional[len(expected)].name == "context"
-    )

@@ -89,8 +89,8 @@ def _load(control: socket.socket, order: Load) -> runner.ModelRunner | None:
             tasks = Path("/proc/self/task")
             is_forkable = tasks.is_dir() and len(list(tasks.iterdir())) == 1
         loaded = Loaded(
-            batches=model_runner.handlers.predict_batch_fn is not None,
-            turns=model_runner.handlers.turns_fn is not None,
+            batches="predict_batch_fn" in model_runner.handlers,
+            turns="turns_fn" in model_runner.handlers,
             description=model_runner.description,
             forkable=is_forkable,
             seconds=round(time.monotonic() - started, 3),
@@ -108,7 +108,19 @@ def _load(control: socket.socket, order: Load) -> runner.ModelRunner | None:
 def _fork(
     control: socket.socket, descriptor: int, threads: int, model_runner: runner.ModelRunner
 ) -> None:
-    signal.signal(signal.SIGCHLD, _reap)
+    def reap(*_: object) -> None:
+        """Reap children that have ended, and log signals and exit codes that ended them."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                child, child_status = ended
+                code = os.waitstatus_to_exitcode(child_status)
+                if code < 0:
+                    name = signal.Signals(-code).name
+                    LOG.error("Model worker %d was killed by %s.", child, name)
+                elif code > 0:
+                    LOG.error("Model worker %d ended with exit code %d.", child, code)
+
+    signal.signal(signal.SIGCHLD, reap)
     # The collector would write to every object, which copies the shared pages.
     gc.collect()
     gc.freeze()
@@ -140,18 +152,6 @@ def _use_threads(threads: int) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-
-
-def _reap(*_: object) -> None:
-    """Reap children that have ended, and log signals and exit codes that ended them."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
-            code = os.waitstatus_to_exitcode(status)
-            if code < 0:
-                LOG.error("Model worker %d was killed by %s.", pid, signal.Signals(-code).name)
-            elif code > 0:
-                LOG.error("Model worker %d ended with exit code %d.", pid, code)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -89,12 +90,18 @@ def load_image(image_code: Path, name: str) -> ModuleType:
     """
     path = image_code / f"{name}.py"
     packages = add_image(image_code)
-    if hidden := [package for package in packages if _is_elsewhere(package, image_code)]:
-        raise CodeError(
-            f"The user's code has a module {hidden[0]!r}, which hides the image's package of that"
-            f" name, and {path.name} of the image is needed for the functions that it leaves out.",
-            "Rename the module, or define model_fn, input_fn, predict_fn and output_fn.",
-        )
+    for package in packages:
+        paths: list[str | None] = []
+        with contextlib.suppress(ValueError):  # A module without a spec is not the image's.
+            spec = importlib.util.find_spec(package)
+            paths = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+        if not any(Path(location).is_relative_to(image_code) for location in paths if location):
+            raise CodeError(
+                f"The user's code has a module {package!r}, which hides the image's package of that"
+                f" name, and {path.name} of the image is needed for the functions that it leaves"
+                " out.",
+                "Rename the module, or define model_fn, input_fn, predict_fn and output_fn.",
+            )
     spec = importlib.util.spec_from_file_location(f"amphora_image_{name}", path)
     return _execute(path, f"amphora_image_{name}", spec)
 
@@ -110,30 +117,20 @@ def add_image(image_code: Path) -> list[str]:
     return packages
 
 
-def _is_elsewhere(package: str, image_code: Path) -> bool:
-    """Return whether `import package` would take another one than the image's."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except ValueError:  # a module without a spec
-        return True
-    paths = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
-    return not any(Path(path).is_relative_to(image_code) for path in paths if path)
-
-
+@dataclass(frozen=True)
 class _ImageFinder(importlib.abc.MetaPathFinder):
     """Finds the image's packages, and nothing else of its folder, if nobody else has them."""
 
-    def __init__(self, image_code: Path, packages: Sequence[str]) -> None:
-        self._image_code = image_code
-        self._packages = packages
+    image_code: Path
+    packages: Sequence[str]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Find one of the packages; Python's import system finds the modules inside of it."""
-        if fullname not in self._packages:
+        if fullname not in self.packages:
             return None
-        return importlib.machinery.PathFinder.find_spec(fullname, [str(self._image_code)])
+        return importlib.machinery.PathFinder.find_spec(fullname, [str(self.image_code)])
 
 
 def _execute(path: Path, name: str, spec: importlib.machinery.ModuleSpec | None) -> ModuleType:

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -57,7 +57,7 @@ class Item:
         """
         return {
             name: " ".join(str(value).split())
-            for name, value in self.context.response_headers.items()
+            for name, value in self.context.get_response_headers(0).items()
             if name.lower() not in _RESERVED_HEADERS
         }
 
@@ -66,10 +66,10 @@ class Item:
 class ModelRunner:
     """A loaded model with its handlers. Methods raise Fault if a handler fails."""
 
-    handlers: Handlers
+    handlers: Mapping[str, Handler]
     model: Any
     settings: RunnerSettings
-    sessions: dict[str, dict[str, Any]]
+    sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The state of each session that lives in this worker."""
     description: dict[str, Any] = field(default_factory=dict)
     """The result of `describe_fn`, for the front process."""
@@ -102,7 +102,7 @@ class ModelRunner:
 
     def answer(self, item: Item) -> tuple[Any, str]:
         """Answer one request: return its body (bytes, or an iterator to stream) and type."""
-        if (handler := self.handlers.transform_fn) is None:
+        if (handler := self.handlers.get("transform_fn")) is None:
             self.read_input(item)
             return self.encode(item, self.predict(item))
         body = handler.body(item.body, item.content_type)
@@ -110,21 +110,18 @@ class ModelRunner:
         return _as_answer(handler, result, item)
 
     def read_input(self, item: Item) -> None:
-        """Set the item's data, by `input_fn`."""
-        handler = self.handlers.function("input_fn")
+        """Set the item's data, by `input_fn`, and its size if the handlers count tokens."""
+        handler = self.handlers["input_fn"]
         body = handler.body(item.body, item.content_type)
         item.data = _call(handler, item, body, item.content_type)
-
-    def measure(self, item: Item) -> None:
-        """Set the item's size, if the handlers count tokens."""
-        if self.handlers.tokens_fn is not None:
-            counts = _call(self.handlers.tokens_fn, item, item.data, self.model)
+        if "tokens_fn" in self.handlers:
+            counts = _call(self.handlers["tokens_fn"], item, item.data, self.model)
             pads = self.description.get("padding") is not False
             item.size = batching.Size.from_tokens(counts, pads)
 
     def predict(self, item: Item) -> Any:
         """Return one item's prediction, by `predict_fn`."""
-        return _call(self.handlers.function("predict_fn"), item, item.data, self.model)
+        return _call(self.handlers["predict_fn"], item, item.data, self.model)
 
     def predict_batch(self, items: Sequence[Item]) -> list[Any]:
         """Return a prediction or an exception for each item, by `predict_batch_fn`.
@@ -132,7 +129,7 @@ class ModelRunner:
         If the prediction fails as a whole, its items are predicted again one at a time, so that
         the good neighbours of a bad one are answered. Raises nothing.
         """
-        handler = self.handlers.function("predict_batch_fn")
+        handler = self.handlers["predict_batch_fn"]
         try:
             inputs = [item.data for item in items]
             predictions = list(_call(handler, items[0], inputs, self.model))
@@ -154,17 +151,22 @@ class ModelRunner:
             for value in predictions
         ]
 
-    def predicted(self, item: Item, later: Callable[[], Any]) -> Any:
-        """Call a function that `predict_batch_fn` returned in place of a prediction."""
-        handler = replace(
-            self.handlers.function("predict_batch_fn"), function=later, takes_context=False
-        )
-        return _call(handler, item)
-
     def encode(self, item: Item, prediction: Any) -> tuple[Any, str]:
         """Return the body and type of an answer, by `output_fn`."""
-        handler = self.handlers.function("output_fn")
+        handler = self.handlers["output_fn"]
         return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
+
+    def finish(self, item: Item, prediction: Any) -> tuple[Any, str]:
+        """Return the body and type of an answer, for a prediction of `predict_batch_fn`.
+
+        If the handlers take turns, that may be a function to be called later.
+        """
+        if "turns_fn" in self.handlers and callable(prediction):
+            handler = self.handlers["predict_batch_fn"]
+            prediction = _call(replace(handler, function=prediction, takes_context=False), item)
+        if isinstance(prediction, Exception):
+            raise prediction
+        return self.encode(item, prediction)
 
     def ends_session(self, item: Item) -> bool:
         """Return whether the handlers have ended the item's session; its state is then dropped."""
@@ -178,26 +180,26 @@ def load(handlers: Handlers, settings: RunnerSettings) -> ModelRunner:
 
     Raises whatever the handlers raise, and Fault if the first answer is an error.
     """
-    runner = ModelRunner(handlers, None, settings, {})
-    context = runner.context("load", {})
-    if handlers.pre_model_fn is not None:
-        handlers.pre_model_fn(settings.model_dir, context=context)
+    folder, functions = settings.model_dir, handlers.functions
+    context = ModelRunner(functions, None, settings).context("load", {})
+    if "pre_model_fn" in functions:
+        functions["pre_model_fn"](folder, context=context)
     try:
-        model = handlers.model_fn(settings.model_dir, context=context)
+        model = functions["model_fn"](folder, context=context)
     except Exception as error:
         if not (advice := transformers4.remedy_of(error)):
             raise
         raise CodeError(f"model_fn: {type(error).__name__}: {error}.", advice) from error
-    handlers = handlers.completed(model, settings.model_dir)
-    describe = handlers.describe_fn
-    description = {} if describe is None else describe(settings.model_dir, model, context=context)
+    functions, description = handlers.completed(model, folder).functions, {}
+    if "describe_fn" in functions:
+        description = functions["describe_fn"](folder, model, context=context)
     if not isinstance(description, dict):
         raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON can hold")
     # Fails here if JSON cannot hold it, with the reason.
     json.dumps(description)
-    runner = replace(runner, handlers=handlers, model=model, description=description)
-    if handlers.model_warmup_fn is not None:
-        handlers.model_warmup_fn(settings.model_dir, model, context=context)
+    runner = ModelRunner(functions, model, settings, description=description)
+    if "model_warmup_fn" in functions:
+        functions["model_warmup_fn"](folder, model, context=context)
     elif handlers.image_only:
         runner.answer(Item("warm-up", _WARM_UP, media_types.JSON, media_types.JSON, context))
     return runner

@@ -371,7 +371,7 @@ def test_programs_may_be_dotted_with_relative_imports(tmp_path: Path) -> None:
         "def transform_fn(m, b, c, a): return str(m)\n"
     )
     resolved = handlers.resolve(tmp_path / "code", "serving_pkg.serve", CODE)
-    assert resolved.model_fn.function("") == 7
+    assert resolved.functions["model_fn"].function("") == 7
 
 
 @pytest.mark.parametrize("program", ["train.py", "train", "a.b"])

@@ -36,35 +36,34 @@ def write(folder: Path, text: str, name: str = "inference.py") -> None:
 def test_without_user_code_the_image_answers(folders: tuple[Path, Path]) -> None:
     resolved = resolve(folders[0], None, folders[1])
     assert resolved.image_only
-    assert resolved.predict_batch_fn is not None
-    assert resolved.input_fn is not None
-    assert resolved.input_fn.body_type is bytes
+    assert "predict_batch_fn" in resolved.functions
+    assert resolved.functions["input_fn"].body_type is bytes
 
 
-def test_what_a_file_leaves_out_waits_for_the_model(folders: tuple[Path, Path]) -> None:
-    write(folders[0], "def output_fn(prediction, accept): return prediction.upper()")
+@pytest.mark.parametrize(
+    ("code", "defined"),
+    [
+        ("def output_fn(prediction, accept): return prediction.upper()", {"output_fn"}),
+        # A user's predict_fn is not merged by the image's predict_batch_fn.
+        ("def predict_fn(data, model): return data", {"predict_fn"}),
+        ("transform_fn = None\ndef predict_fn(data, model): return data", {"predict_fn"}),
+        (
+            "def predict_batch_fn(inputs, model): return [value * 2 for value in inputs]",
+            {"predict_batch_fn", "predict_fn"},
+        ),
+    ],
+)
+def test_what_a_file_leaves_out_waits_for_the_model(
+    folders: tuple[Path, Path], code: str, defined: set[str]
+) -> None:
+    write(folders[0], code)
     resolved = resolve(folders[0], None, CODE)
     assert not resolved.image_only
-    assert resolved.predict_batch_fn is None
-    assert resolved.input_fn is None
-    whole = resolved.completed(str.lower, "")
-    assert whole.input_fn is not None
-    assert whole.predict_fn is not None
-    assert whole.output_fn is resolved.output_fn
-
-
-def test_a_users_predict_fn_is_not_merged_by_the_images_hook(folders: tuple[Path, Path]) -> None:
-    write(folders[0], "def predict_fn(data, model): return data")
-    resolved = resolve(folders[0], None, CODE).completed(None, "")
-    assert resolved.predict_batch_fn is None
-    assert resolved.tokens_fn is None
-
-
-def test_predict_batch_fn_alone_is_predict_fn_too(folders: tuple[Path, Path]) -> None:
-    write(folders[0], "def predict_batch_fn(inputs, model): return [each * 2 for each in inputs]")
-    resolved = resolve(folders[0], None, CODE)
-    assert resolved.predict_fn is not None
-    assert resolved.predict_fn(3, None, context=None) == 6
+    assert set(resolved.functions) == {"model_fn", *defined}
+    whole = resolved.completed(str.lower, "").functions
+    assert set(whole) == {"model_fn", "input_fn", "predict_fn", "output_fn", *defined}
+    if "predict_batch_fn" in defined:
+        assert whole["predict_fn"](3, None, context=None) == 6
 
 
 @pytest.mark.parametrize(
@@ -83,13 +82,7 @@ def test_a_file_without_handlers_leaves_all_to_the_image(
     write(folders[0], code)
     resolved = resolve(folders[0], None, folders[1])
     assert resolved.image_only
-    assert (resolved.pre_model_fn is not None) == ("pre_model_fn" in code)
-
-
-def test_none_in_a_functions_place_is_no_function(folders: tuple[Path, Path]) -> None:
-    write(folders[0], "transform_fn = None\ndef predict_fn(data, model): return data")
-    resolved = resolve(folders[0], None, CODE)
-    assert resolved.transform_fn is None
+    assert ("pre_model_fn" in resolved.functions) == ("pre_model_fn" in code)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +100,7 @@ def test_context_is_decided_by_the_parameters(
     folders: tuple[Path, Path], signature: str, takes: bool
 ) -> None:
     write(folders[0], f"def predict_fn({signature}): return 1")
-    handler = resolve(folders[0], None, CODE).predict_fn
-    assert handler is not None
-    assert handler.takes_context is takes
+    assert resolve(folders[0], None, CODE).functions["predict_fn"].takes_context is takes
 
 
 @pytest.mark.parametrize(
@@ -202,8 +193,7 @@ def test_functions_that_a_file_calls_itself_are_not_taken_for_handlers(
         "def preprocess(data): return data\ndef predict(data): return preprocess(data) + 1\n"
         "def predict_fn(data, model): return predict(data)",
     )
-    predict_fn = resolve(folders[0], None, CODE).predict_fn
-    assert predict_fn is not None
+    predict_fn = resolve(folders[0], None, CODE).functions["predict_fn"]
     assert predict_fn(1, None, context=None) == 2
 
 
@@ -211,7 +201,7 @@ def test_a_helper_beside_predict_fn_is_not_refused(
     folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     write(folders[0], "def preprocess(data): return data\ndef predict_fn(data, model): return data")
-    assert resolve(folders[0], None, CODE).predict_fn is not None
+    assert "predict_fn" in resolve(folders[0], None, CODE).functions
     assert "defines preprocess, which is not called: input_fn is" in caplog.text
 
 

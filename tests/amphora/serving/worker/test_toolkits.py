@@ -31,12 +31,13 @@ from transformers import (
 )
 
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.worker import handlers, runner
+from amphora.serving.worker import runner
 from tests.support import toolkit_oracles
 from tests.support.paths import CODE
 from tests.support.serving_kit import tokenizer
 from tests.support.toolkit_files import FILES
 from tests.support.toolkit_questions import CSV, NPY, File, Question
+from tests.support.worker_front import load_runner
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -132,13 +133,6 @@ def forget(before: set[str]) -> None:
             del sys.modules[name]
 
 
-def load(model: Path, program: str | None) -> runner.ModelRunner:
-    settings = runner.RunnerSettings(
-        model_dir=str(model), device_kind="cpu", batch_size=32, batch_tokens=16384
-    )
-    return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
-
-
 def ask(loaded: runner.ModelRunner, question: Question) -> tuple[int, str, bytes]:
     """Status, type and body."""
     headers = {"content-type": question.content_type, "accept": question.accept}
@@ -206,14 +200,14 @@ def test_a_file_answers_as_in_the_image_it_was_written_for(
     program = file.program if file.program != "inference.py" else None
     if not file.starts:
         with pytest.raises(Exception, match=r"."):
-            load(model, program)
+            load_runner(model, program)
     refused = any(question.ours == REFUSED for question in file.questions)
     if refused:
         with pytest.raises(ValueError, match="define predict_fn"):
-            load(model, program)
+            load_runner(model, program)
     answers = []
     if file.starts and not refused:
-        loaded = load(model, program)
+        loaded = load_runner(model, program)
         answers = [ask(loaded, question) for question in file.questions]
 
     forget({name for name in sys.modules if not name.startswith("inference")})
