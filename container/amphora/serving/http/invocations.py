@@ -50,7 +50,7 @@ class Invocations:
     """Turns requests into calls of a pool and replies into answers, for every route."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.draining = False
         """Whether every answer asks its client to close the connection."""
         self.answered: Callable[[], Sequence[str]] = tuple
@@ -153,7 +153,7 @@ class Invocations:
 
         Raises Fault (413 beyond the limit, 415 if it is compressed), and ClientDisconnect.
         """
-        limit = self._settings.max_body
+        limit = self.settings.max_body
         headers = request.headers
         if "expect" in headers and int(headers.get("content-length", 0)) > limit:
             # The client waits for "100 Continue" and has sent nothing of the body yet.
@@ -189,10 +189,10 @@ class Invocations:
             id=identifier,
             body=body,
             content_type=headers.get("content-type", media_types.JSON),
-            accept=media_types.accepted(headers.get("accept", ""), self._settings.default_accept),
+            accept=media_types.accepted(headers.get("accept", ""), self.settings.default_accept),
             headers=dict(headers),
             path=route_of(connection),
-            deadline=loop.time() + self._settings.timeout,
+            deadline=loop.time() + self.settings.timeout,
             reply=loop.create_future(),
         )
 
@@ -210,7 +210,7 @@ class Invocations:
             give_up(ClientDisconnect())
 
         loop = asyncio.get_running_loop()
-        late = loop.call_at(call.deadline, give_up, too_late(self._settings.timeout))
+        late = loop.call_at(call.deadline, give_up, too_late(self.settings.timeout))
         # A task that waits for the end of the connection would take a tenth of the front's time.
         if gone is not None:
             gone.add_done_callback(leave)

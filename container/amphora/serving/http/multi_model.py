@@ -54,13 +54,8 @@ class MultiModel:
     """The loaded models, and the routes that manage them."""
 
     def __init__(
-        self,
-        settings: ServerSettings,
-        environ: Mapping[str, str],
-        metrics: Metrics,
-        invocations: Invocations,
+        self, environ: Mapping[str, str], metrics: Metrics, invocations: Invocations
     ) -> None:
-        self._settings = settings
         self._environ = environ
         self._metrics = metrics
         self._invocations = invocations
@@ -154,18 +149,43 @@ class MultiModel:
         async with self._loading:
             if name in self._models:
                 raise Fault(409, "model_already_loaded", f"Model {name!r} is already loaded.")
-            pool = await self._open(name, Path(folder))
+            settings = await self._settings(name, Path(folder))
+            pool = Pool(settings, self._environ, self._metrics)
+            pool.start()
+            loaded = asyncio.create_task(pool.loaded.wait())
+            ends: list[asyncio.Future[Any]] = [loaded, pool.failed]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            loaded.cancel()
+            if pool.failed.done():
+                await pool.close()
+                error = pool.failed.result()
+                LOG.error("Model %s: %s", name, error)
+                if isinstance(error, spawner.TooLarge):
+                    raise Fault(507, "out_of_memory", str(error))
+                raise Fault(500, "model_not_loaded", str(error))
             self._models[name] = LoadedModel(name, folder, pool)
         LOG.info("Model %s is loaded from %s.", name, folder)
         return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 
-    async def _open(self, name: str, folder: Path) -> Pool:
-        """Load a model. Raises Fault: 404 without its folder, 507 if it does not fit, else 500."""
+    async def _settings(self, name: str, folder: Path) -> ServerSettings:
+        """Return a model's settings. Raises Fault: 404 without its folder, 507 if memory is short.
+
+        SAGEMAKER_PROGRAM applies to models that have the file, and to an archive for all models.
+        """
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
+
+        def weigh() -> int:
+            size = 0
+            for path in folder.rglob("*"):
+                with contextlib.suppress(OSError):
+                    size += path.stat().st_size if path.is_file() else 0
+            return size
+
+        settings = self._invocations.settings
         # In a thread, since /ping would wait if the files are many or on a slow disk.
-        weights = await asyncio.to_thread(_bytes_of, folder)
-        processes = 1 if self._settings.device_kind == CPU else self._settings.workers
+        weights = await asyncio.to_thread(weigh)
+        processes = 1 if settings.device_kind == CPU else settings.workers
         needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
         if needed > (free := free_memory()):
             raise Fault(
@@ -174,43 +194,18 @@ class MultiModel:
                 f"Model {name!r} needs about {needed // MIB} MiB of memory,"
                 f" and {free // MIB} MiB are free.",
             )
-        # SAGEMAKER_PROGRAM applies to models that have the file, and to an archive for all models.
-        program = self._settings.program
-        has_program = program and handler_files.program_path(folder / "code", program) is not None
-        shares_code = self._settings.submitted.endswith("gz")
-        if program and not has_program and not shares_code:
+        program = settings.program
+        if not (
+            program is None
+            or settings.submitted.endswith("gz")
+            or handler_files.program_path(folder / "code", program)
+        ):
             LOG.info("Model %s has no code/%s: the image's handlers serve it.", name, program)
-        program = program if has_program or shares_code else None
-        settings = replace(
-            self._settings,
-            model_name=name,
-            model_dir=folder,
-            code_dir=handler_files.code_folder(folder, program),
-            program=program,
+            program = None
+        code_dir = handler_files.code_folder(folder, program)
+        return replace(
+            settings, model_name=name, model_dir=folder, code_dir=code_dir, program=program
         )
-        pool = Pool(settings, self._environ, self._metrics)
-        pool.start()
-        loaded = asyncio.create_task(pool.loaded.wait())
-        ends: list[asyncio.Future[Any]] = [loaded, pool.failed]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        loaded.cancel()
-        if pool.failed.done():
-            await pool.close()
-            error = pool.failed.result()
-            LOG.error("Model %s: %s", name, error)
-            if isinstance(error, spawner.TooLarge):
-                raise Fault(507, "out_of_memory", str(error))
-            raise Fault(500, "model_not_loaded", str(error))
-        return pool
-
-
-def _bytes_of(folder: Path) -> int:
-    """Return the size of all files below a folder that can be read."""
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
 
 
 def _number(request: Request, name: str, default: int) -> int:

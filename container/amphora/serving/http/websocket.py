@@ -18,7 +18,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from amphora.serving.http.invocations import Invocations, check_route, chunks, error_body
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
     from amphora.serving.http.invocations import Backend
@@ -28,60 +27,46 @@ if TYPE_CHECKING:
 _MOST_AHEAD = 8
 
 
-class WebSocketInvocations:
-    """Answers the messages of WebSockets by one model."""
+async def converse(socket: WebSocket, invocations: Invocations, pool: Backend) -> None:
+    """Answer each message as an invocation, in order, until the client leaves."""
+    await socket.accept()
+    inbox: asyncio.Queue[bytes] = asyncio.Queue(_MOST_AHEAD)
 
-    def __init__(self, settings: ServerSettings, invocations: Invocations, pool: Backend) -> None:
-        self._settings = settings
-        self._invocations = invocations
-        self._pool = pool
+    async def read() -> None:
+        while (message := await socket.receive())["type"] != "websocket.disconnect":
+            data = message.get("bytes")
+            await inbox.put(data if data is not None else (message.get("text") or "").encode())
 
-    async def converse(self, socket: WebSocket) -> None:
-        """Answer each message as an invocation, in order, until the client leaves."""
-        await socket.accept()
-        inbox: asyncio.Queue[bytes] = asyncio.Queue(_MOST_AHEAD)
-        tasks = [
-            asyncio.create_task(_read(socket, inbox)),
-            asyncio.create_task(self._answer_all(socket, inbox)),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception) and not isinstance(
-                end, (WebSocketDisconnect, RuntimeError)
-            ):
-                raise end
-
-    async def _answer_all(self, socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
-        while not self._invocations.draining:
+    async def answer() -> None:
+        while not invocations.draining:
             body, identifier = await inbox.get(), uuid.uuid4().hex
             try:
-                call = self._invocations.call(socket, identifier, body)
-                if len(body) > self._settings.max_body:
+                call = invocations.call(socket, identifier, body)
+                if len(body) > invocations.settings.max_body:
                     raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
-                check_route(call.path, self._pool)
-                self._pool.submit(call)
-                reply = await self._invocations.wait(self._pool, call)
+                check_route(call.path, pool)
+                pool.submit(call)
+                reply = await invocations.wait(pool, call)
                 if reply.chunks is None:
                     await _send(socket, reply.body, reply.content_type)
                 else:
-                    async with aclosing(chunks(call, reply, self._pool)) as parts:
+                    async with aclosing(chunks(call, reply, pool)) as parts:
                         async for chunk in parts:
                             await _send(socket, chunk, reply.content_type)
             except Fault as fault:
                 await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
         await socket.close(1012, "The server is stopping.")
 
-
-async def _read(socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
-    """Queue messages until the client leaves."""
-    while (message := await socket.receive())["type"] != "websocket.disconnect":
-        data = message.get("bytes")
-        await inbox.put(data if data is not None else (message.get("text") or "").encode())
+    tasks = [asyncio.create_task(read()), asyncio.create_task(answer())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception) and not isinstance(end, (WebSocketDisconnect, RuntimeError)):
+            raise end
 
 
 async def _send(socket: WebSocket, body: bytes, content_type: str) -> None:

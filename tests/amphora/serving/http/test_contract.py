@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.servers import ECHO, SERVE, Running, Start, write_code
 from tests.support.until import until
@@ -119,6 +120,7 @@ def test_transform_fn_with_context_answers_alone(start: Start) -> None:
     """Text in its type's charset, a status without a body, and a call of sys.exit, too."""
     code = """
     import sys
+    ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
     def model_fn(model_dir, context=None):
         return context.system_properties["model_dir"]
@@ -130,8 +132,8 @@ def test_transform_fn_with_context_answers_alone(start: Start) -> None:
             context.set_response_status(204)
         if body in ("half", "1"):
             return "\\ud800" if body == "half" else "é", "text/plain; charset=iso-8859-1"
-        name = model.rsplit("/", 1)[1]
-        return f"{name}|{body}|{content_type}|{accept}|{context.custom_attributes}", "text/plain"
+        name, attributes = model.rsplit("/", 1)[1], context.headers[ATTRIBUTES]
+        return f"{name}|{body}|{content_type}|{accept}|{attributes}", "text/plain"
     """
     server = start(code).ready()
     headers = {"accept": "text/plain", "X-Amzn-SageMaker-Custom-Attributes": "a=1"}
@@ -223,3 +225,21 @@ def test_a_worker_keeps_the_containers_limit_of_open_files(tmp_path: Path) -> No
         assert server.ready().invoke(0).json() == 300
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()
         assert int(limits.partition("Max open files")[2].split()[0]) > 300, "the front's is raised"
+
+
+def test_outside_a_container_only_this_machine_is_let_in(start: Start, tmp_path: Path) -> None:
+    server = start().ready()
+    other = socket.gethostbyname(socket.gethostname())
+    for address in {other, "127.0.0.2"} - {"127.0.0.1"}:
+        with pytest.raises(OSError), socket.create_connection((address, server.port), timeout=5):
+            pass
+    server.stop()
+    everywhere = start(AMPHORA_BIND="0.0.0.0").ready()
+    with socket.create_connection(("127.0.0.2", everywhere.port), timeout=5):
+        pass
+
+
+def test_the_images_listen_on_every_interface() -> None:
+    root = Path(__file__).parents[4]
+    for name in ("Dockerfile.gpu", "Dockerfile.neuron"):
+        assert "AMPHORA_BIND=0.0.0.0" in (root / name).read_text()

@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Mapping
-from pathlib import Path
 
 import httpx
 import pytest
@@ -17,13 +15,10 @@ from tests.support.servers import (
     COUNTING,
     ECHO,
     MERGING,
-    NAMED,
-    RECIPE,
     STREAM,
     Running,
     Start,
     fault,
-    write_model,
 )
 from tests.support.until import until
 
@@ -150,85 +145,6 @@ def test_batch_transform_is_told_its_parameters(start: Start) -> None:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def several(shared: Start, preloaded: Mapping[str, str]) -> Running:
-    """A server of models that tests load, and unload again."""
-    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_PROGRAM": "inference.py"}
-    return shared(**{**preloaded, **RECIPE, **environ}).ready()
-
-
-def test_models_come_and_go(several: Running, tmp_path: Path) -> None:
-    http = several.http
-    for name in ("a", "b", "c/d.tar.gz"):
-        url = write_model(tmp_path / "models" / name[0], NAMED)
-        assert http.post("/models", json={"model_name": name, "url": url}).status_code == 200
-    again = http.post("/models", json={"model_name": "a", "url": url})
-    assert fault(again) == (409, "model_already_loaded")
-    page = http.get("/models?limit=2").json()
-    assert [model["modelName"] for model in page["models"]] == ["a", "b"]
-    rest = http.get(f"/models?limit=2&next_page_token={page['nextPageToken']}").json()
-    assert rest == {"models": [{"modelName": "c/d.tar.gz", "modelUrl": url}]}
-    assert http.get("/models/a").json()["modelUrl"].endswith("/models/a")
-    assert http.post("/models/b/invoke", json=5).json() == ["b", 5]
-    assert http.post("/models/c/d.tar.gz/invoke", json=6).json() == ["c", 6]
-    assert http.delete("/models/b").status_code == 200
-    for missing in (http.get("/models/b"), http.delete("/models/b"), http.post("/models/b/invoke")):
-        assert fault(missing) == (404, "model_not_found")
-    assert http.post("/models/a/invoke", json=7).json() == ["a", 7]
-    for name in ("a", "c/d.tar.gz"):
-        assert http.delete(f"/models/{name}").status_code == 200
-    assert "amphora_queue_age_seconds 0.0" in http.get("/metrics").text
-
-
-def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(
-    several: Running, tmp_path: Path
-) -> None:
-    http = several.http
-    good = write_model(tmp_path / "models" / "good", NAMED)
-    bad = write_model(tmp_path / "models" / "bad", "import not_there")
-    assert http.post("/models", json={"model_name": "good", "url": good}).status_code == 200
-    answer = http.post("/models", json={"model_name": "bad", "url": bad})
-    assert fault(answer) == (500, "model_not_loaded")
-    assert "not_there" in answer.json()["error"]["message"]
-    nowhere = http.post("/models", json={"model_name": "n", "url": str(tmp_path / "n")})
-    assert nowhere.status_code == 404
-    (tmp_path / "bare").mkdir()
-    bare = http.post("/models", json={"model_name": "bare", "url": str(tmp_path / "bare")})
-    assert bare.status_code == 500
-    assert "Model bare has no code/inference.py: the image's handlers serve it." in several.log
-    assert http.post("/models", json=[]).status_code == 400
-    assert http.post("/models/good/invoke", json=1).json() == ["good", 1]
-    assert several.ping() == 200
-    assert http.delete("/models/good").status_code == 200
-
-
-FULL, FAILED = (507, "out_of_memory"), (500, "model_not_loaded")
-
-
-@pytest.mark.parametrize(
-    ("loads", "expected"),
-    [
-        ("raise OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB.')", FULL),
-        ('raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")', FULL),
-        ("raise MemoryError", FULL),
-        ("import os; os.kill(os.getpid(), 9)", FULL),
-        ("raise RuntimeError('CUDA error: device-side assert triggered')", FAILED),
-        ("raise KeyError('memory')", FAILED),
-        ("return 'of 4 TB'", FULL),
-    ],
-)
-def test_a_model_for_which_there_is_no_room_is_507(
-    several: Running, tmp_path: Path, loads: str, expected: tuple[int, str]
-) -> None:
-    code = f"class OutOfMemoryError(RuntimeError): ...\ndef model_fn(d): {loads}\n"
-    url = write_model(tmp_path / "huge", code + NAMED.split("\n", 3)[3])
-    if "TB" in loads:
-        with (tmp_path / "huge" / "weights").open("wb") as sparse:
-            sparse.truncate(1 << 42)
-    answer = several.http.post("/models", json={"model_name": "huge", "url": url})
-    assert fault(answer) == expected
-
-
 def duplex(
     server: Running, path: str = "/invocations-bidirectional-stream", **headers: str
 ) -> ClientConnection:
@@ -302,22 +218,6 @@ def test_the_server_stops_with_an_open_websocket(start: Start) -> None:
         socket.recv()
         # It is not waited for as long as a request would be, which is 24 s.
         assert server.stop(timeout=20) == 0
-
-
-def test_a_refused_method_is_answered_by_all_that_its_path_has(
-    shared: Start, several: Running
-) -> None:
-    single = shared(AMPHORA_UI="1").ready()
-    allowed = {
-        "/": "GET, HEAD, POST", "/adapters": "GET, HEAD, POST", "/invocations": "POST",
-        "/ping": "GET, HEAD, POST", "/models": "GET, HEAD, POST", "/models/a": "DELETE, GET, HEAD",
-        "/models/a/invoke": "POST",
-    }  # fmt: skip
-    for path, methods in allowed.items():
-        server = several if path.startswith("/models") else single
-        for method in ("PUT", "OPTIONS"):
-            answer = server.http.request(method, path)
-            assert (answer.status_code, answer.headers["allow"]) == (405, methods), path
 
 
 def test_the_log_says_what_is_served_and_where_in_lines_of_one_form(start: Start) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +17,6 @@ SMALL = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "1"}
 SLEEPING = ECHO.replace(
     'return {"echo"',
     """import os, time
-        if isinstance(data, dict) and "sleep" in data:
-            time.sleep(data["sleep"])
         if isinstance(data, dict) and "gate" in data:
             open(data["gate"] + ".began", "w").close()
             while not os.path.exists(data["gate"]):
@@ -62,17 +59,6 @@ def statuses(answers: bytes) -> list[int]:
 
 
 HEAD = b"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-
-
-def test_an_idle_connection_is_closed_and_a_used_one_is_not(start: Start) -> None:
-    server = start(SLEEPING, limits={"keep_alive": 3}).ready()
-    with connected(server) as sock:
-        began = time.monotonic()
-        while time.monotonic() - began < 3.5:
-            sock.sendall(PING)
-            assert statuses(sock.recv(65536)) == [200]
-            time.sleep(0.5)
-        assert rest_of(sock) == b""
 
 
 @pytest.mark.parametrize("upgrade", [b"", b"upgrade: websocket\r\nconnection: upgrade\r\n"])
