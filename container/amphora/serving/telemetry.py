@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,18 +25,16 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
 
-        def counter(name: str, what: str) -> Counter:
-            return Counter(f"amphora_{name}", what, registry=self.registry)
+        def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"amphora_{name}", what, labels, registry=self.registry)
 
-        def gauge(name: str, what: str) -> Gauge:
-            return Gauge(f"amphora_{name}", what, registry=self.registry)
+        def gauge(name: str, what: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"amphora_{name}", what, labels, registry=self.registry)
 
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"amphora_{name}", what, buckets=buckets, registry=self.registry)
 
-        self.requests = Counter(
-            "amphora_requests", "Answers by status.", ["status"], registry=self.registry
-        )
+        self.requests = counter("requests", "Answers by status.", ["status"])
         self.seconds = histogram(
             "request_seconds", "From a request's arrival to the end of its answer.", _SECONDS
         )
@@ -54,10 +53,9 @@ class Metrics:
         self.waiting = gauge("queue_requests", "Requests that wait for a worker.")
         self.queue_age = gauge("queue_age_seconds", "How long the oldest of them has waited.")
         self.workers = gauge("workers", "Living model workers.")
-        self.model = Gauge(
-            "amphora_model", "1 for the task and engine of each loaded model.", ["task", "engine"],
-            registry=self.registry,
-        )  # fmt: skip
+        self.model = gauge(
+            "model", "1 for the task and engine of each loaded model.", ["task", "engine"]
+        )
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

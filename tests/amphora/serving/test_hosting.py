@@ -32,6 +32,10 @@ def test_defaults_are_the_contracts() -> None:
     assert not detected.is_multi_model
 
 
+def test_a_submit_directory_is_the_code_folder(tmp_path: Path) -> None:
+    assert read(SAGEMAKER_SUBMIT_DIRECTORY=str(tmp_path)).code_dir == tmp_path
+
+
 def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> None:
     def start(**environ: str) -> settings.ServerSettings:
         devices = Devices(efa=False, reason="test", cpus=1)

@@ -147,20 +147,21 @@ class WorkerConnection:
 
     def watch(self) -> None:
         """Kill the worker unless a frame arrives within the time-out; call it for each frame."""
+
+        def end_hanging() -> None:
+            seconds = self._timeout
+            LOG.error(
+                "Model worker %d has not answered for %g s; it is replaced.", self.pid, seconds
+            )
+            self.kill()
+
         self.unwatch()
-        self._watchdog = asyncio.get_running_loop().call_later(self._timeout, self.end_hanging)
+        self._watchdog = asyncio.get_running_loop().call_later(self._timeout, end_hanging)
 
     def expect(self) -> None:
         """Start to watch it, unless it is watched already."""
         if self._watchdog is None:
             self.watch()
-
-    def end_hanging(self) -> None:
-        """Kill a worker that hangs, so that it is replaced."""
-        LOG.error(
-            "Model worker %d has not answered for %g s; it is replaced.", self.pid, self._timeout
-        )
-        self.kill()
 
     def unwatch(self) -> None:
         """Stop watching: the worker is idle, or waits for a slow client."""

@@ -81,15 +81,10 @@ class Pool:
         return self._loaded.description if self._loaded is not None else {}
 
     @property
-    def oldest(self) -> float:
-        """Return how many seconds the oldest waiting request has waited; 0 if none waits."""
-        waiting = (call for queue in self._dispatcher.queues for call in queue)
-        arrived = [call.arrived for call in waiting if not call.reply.done()]
-        return time.monotonic() - min(arrived) if arrived else 0.0
-
-    @property
-    def waiting(self) -> int:
-        return sum(map(len, self._dispatcher.queues))
+    def waiting(self) -> list[Call]:
+        """Return the calls that wait for a worker."""
+        calls = (call for queue in self._dispatcher.queues for call in queue)
+        return [call for call in calls if not call.reply.done()]
 
     def start(self) -> None:
         """Begin to load the model; `loaded` and `failed` report the outcome.
@@ -112,7 +107,7 @@ class Pool:
         """Queue a request. Raises Fault: not ready, queue full, or no such session."""
         if self._loaded is None:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
-        if (waiting := self.waiting) >= self.settings.queue_limit:
+        if (waiting := sum(map(len, self._dispatcher.queues))) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{waiting} requests wait already.")
         if not (header := call.headers.get(HEADER)):
             self._dispatcher.queue.append(call)
@@ -144,10 +139,6 @@ class Pool:
         for connection in self._dispatcher.connections.values():
             if connection.calls.get(call.id) is call:
                 connection.note_taken(call)
-
-    async def metrics_text(self) -> bytes:
-        """Return nothing: the front counts everything itself."""
-        return b""
 
     async def _keep(self, index: int) -> None:
         """Start a worker, and replace it when it ends, until the pool is closed."""

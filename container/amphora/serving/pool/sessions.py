@@ -58,8 +58,6 @@ class Sessions:
         self._lifetime, self._most = lifetime, most
         self._open: dict[str, Session] = {}
         """In the order of their last use, which is that of their end."""
-        self._held: Counter[int] = Counter()
-        """Sessions of each worker."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -77,10 +75,10 @@ class Sessions:
                     f"{len(self._open)} sessions are open, the most that are allowed."
                     " Close one, or try again later.",
                 )
-            worker = min(workers, key=self._held.__getitem__)
+            held = Counter(session.worker for session in self._open.values())
+            worker = min(workers, key=held.__getitem__)
             session = Session(uuid.uuid4().hex, worker, time.time() + self._lifetime)
             self._open[session.id] = session
-            self._held[worker] += 1
             return session
         known = self._open.get(header)
         if known is None or known.expires <= time.time() or known.worker not in workers:
@@ -93,14 +91,11 @@ class Sessions:
 
     def end(self, session_id: str) -> None:
         """Forget a session that its handler has closed or whose worker has ended."""
-        session = self._open.pop(session_id, None)
-        if session is not None:
-            self._held[session.worker] -= 1
+        self._open.pop(session_id, None)
 
     def lose(self, worker: int) -> None:
         """Forget the sessions of a worker that has ended."""
-        if self._held.pop(worker, 0):
-            self._open = {name: it for name, it in self._open.items() if it.worker != worker}
+        self._open = {name: it for name, it in self._open.items() if it.worker != worker}
 
     def expired(self) -> list[Session]:
         """Remove the sessions whose time is over and return them, for their workers to forget."""

@@ -131,11 +131,9 @@ class Spawner:
         self._settings = settings
         self._environ = environ
         self._share = settings.device_kind == devices.CPU and sys.platform == "linux"
-        self._parent: ModelProcess | None = None
-        self._unshared: ModelProcess | None = None
-        """A process that has loaded the model and cannot be forked: it becomes the next worker."""
+        self._parent: tuple[ModelProcess, Loaded] | None = None
+        """The process that is forked."""
         self._processes: dict[int, ModelProcess] = {}
-        self._loaded: Loaded | None = None
         self._lock = asyncio.Lock()
         self._code = UserCode(settings, environ)
         self._is_prepared = False
@@ -154,38 +152,35 @@ class Spawner:
             self._is_prepared = True
         async with self._lock:
             if self._share and self._parent is None:
-                process = await self._start(index)
-                self._loaded = await asyncio.to_thread(process.load)
-                if self._loaded.forkable:
-                    self._parent = process
-                else:
+                process, loaded = await self._start(index)
+                if not loaded.forkable:
                     LOG.info("The loaded code runs threads: each worker loads the model itself.")
-                    self._share, self._unshared = False, process
-            if self._parent is not None and self._loaded is not None:
+                    self._share = False
+                    return *process.serve(threads), loaded
+                self._parent = process, loaded
+            if self._parent is not None:
+                parent, loaded = self._parent
                 try:
-                    return *await asyncio.to_thread(self._parent.fork, threads), self._loaded
+                    return *await asyncio.to_thread(parent.fork, threads), loaded
                 except (EOFError, OSError):
                     LOG.error(
                         "The process that holds the loaded model has ended; it is loaded again."
                     )
-                    self._parent.end()
+                    parent.end()
                     self._parent = None
                     raise
-            if self._unshared is not None and self._loaded is not None:
-                process, self._unshared = self._unshared, None
-                return *process.serve(threads), self._loaded
-        process = await self._start(index)
-        loaded = await asyncio.to_thread(process.load)
+        process, loaded = await self._start(index)
         return *process.serve(threads), loaded
 
-    async def _start(self, index: int) -> ModelProcess:
+    async def _start(self, index: int) -> tuple[ModelProcess, Loaded]:
+        """Start a process instead of the last one of this index, and load the model in it."""
         if (old := self._processes.pop(index, None)) is not None:
             await asyncio.to_thread(old.end)
         process = await asyncio.to_thread(
             ModelProcess, self._settings, self._environ, index, self._share
         )
         self._processes[index] = process
-        return process
+        return process, await asyncio.to_thread(process.load)
 
     def close(self) -> None:
         """End every process that was started; forks end when their sockets close."""

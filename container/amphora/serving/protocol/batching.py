@@ -52,30 +52,28 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
     except for a single request that is larger. Exact: dynamic programming over the cuts.
     """
     order = sorted(range(len(sizes)), key=lambda index: sizes[index].longest)
-    best = [0.0]
-    cuts = [0]
+    # Of the first 0, 1, 2 ... requests: the cost, and the start and tokens of the last call.
+    best = [(0.0, 0, 0, 0)]
     for end in range(1, len(order) + 1):
         longest, rows, total = sizes[order[end - 1]].longest, 0, 0
-        cheapest, cut = float("inf"), end - 1
+        cheapest = (float("inf"), 0, 0, 0)
         for start in range(end - 1, -1, -1):
-            rows += sizes[order[start]].rows
-            total += sizes[order[start]].total
-            padded = rows * longest if sizes[order[start]].pads else total
+            size = sizes[order[start]]
+            rows += size.rows
+            total += size.total
+            padded = rows * longest if size.pads else total
             if padded > most_tokens and start < end - 1:
                 break
-            if (cost := best[start] + call_tokens + padded) < cheapest:
-                cheapest, cut = cost, start
+            cost = best[start][0] + call_tokens + padded
+            if cost < cheapest[0]:
+                cheapest = (cost, start, total, padded)
         best.append(cheapest)
-        cuts.append(cut)
     groups = []
     end = len(order)
     while end > 0:
-        members = order[cuts[end] : end]
-        tokens = sum(sizes[index].total for index in members)
-        rows = sum(sizes[index].rows for index in members)
-        padded = rows * sizes[members[-1]].longest if sizes[members[-1]].pads else tokens
-        groups.append(Group(members, tokens, padded))
-        end = cuts[end]
+        _, start, tokens, padded = best[end]
+        groups.append(Group(order[start:end], tokens, padded))
+        end = start
     return groups[::-1]
 
 

@@ -56,14 +56,14 @@ class Engine:
         if settings.adapters:
             configs = sorted(settings.model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
             self.adapters = {path.parent.name: str(path.parent) for path in configs}
-        self.name = server_arguments.served_name(environ)
+        self.name = server_arguments.served_names(environ)[0]
         self.names: set[str] = set()
         """The names of the model, and of the adapter that is the model itself."""
         self.keys: dict[str, set[str]] = {}
         """The keys that vLLM reads from a body, by route; it would ignore any other."""
         self.description: dict[str, Any] = {}
         """The model, its routes and limits; empty before it has answered."""
-        self._settings = settings
+        self.settings = settings
         self._metrics = metrics
         self._environ = server_arguments.environment(environ)
         self._folder = tempfile.TemporaryDirectory(prefix="amphora-vllm-")
@@ -73,7 +73,7 @@ class Engine:
         self._loads = 0
         """Adapters that the engine has loaded since its start; it keeps those that are unloaded."""
         self._first_loads = int(selection.adapter is not None)
-        self._process = ServerProcess()
+        self._process: ServerProcess | None = None
         self._code = UserCode(settings, environ)
         self._session: aiohttp.ClientSession | None = None
 
@@ -81,7 +81,8 @@ class Engine:
         """End the server. Cancel `keep` before."""
         self.is_ready = False
         self._code.cancel()
-        await self._process.stop()
+        if self._process is not None:
+            await self._process.stop()
         if self._session is not None:
             await self._session.close()
         self._folder.cleanup()
@@ -95,16 +96,16 @@ class Engine:
         """Start vLLM, and start it again whenever it ends."""
         failures, has_answered = 0, False
         try:  # As AWS's vLLM image does.
-            await asyncio.to_thread(self._code.install, self._settings.model_dir)
+            await asyncio.to_thread(self._code.install, self.settings.model_dir)
         except AmphoraError as wrong:
             self.failed.set_result(ModelError(str(wrong)))
             return
         while True:
             began = time.monotonic()
             self._socket.unlink(missing_ok=True)
-            self._process = ServerProcess()
-            await self._process.start(self._command, self._environ)
-            ended = asyncio.create_task(self._process.wait())
+            process = await ServerProcess.start(self._command, self._environ)
+            self._process = process
+            ended = asyncio.create_task(process.wait())
             warming = asyncio.create_task(self._warm_up())
             await asyncio.wait({ended, warming}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
@@ -112,21 +113,27 @@ class Engine:
                 error = f"vLLM's server ended: {ended.result()}"
             elif (failure := warming.exception()) is not None:
                 error = f"vLLM's server does not answer: {failure}"
-                await self._process.stop()
+                await process.stop()
             else:
                 LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
-                LOG.info("ready at %s", self._settings.url)
+                LOG.info("ready at %s", self.settings.url)
                 failures, has_answered, self.is_ready = 0, True, True
                 while not (await asyncio.wait({ended}, timeout=1))[0]:
-                    self.is_ready = self.is_ready and await self._is_alive()
-                reason = ended.result()
+                    # Without its engine, the server goes on for half a minute.
+                    try:
+                        status, _ = await self.answer("/health", None, 10)
+                        self.is_ready = self.is_ready and status != 503
+                    except aiohttp.ClientConnectorError:
+                        self.is_ready = False
+                    except ERRORS:
+                        pass  # The server is busy.
                 self.is_ready = False
                 self._metrics.restarts.inc()
-                LOG.error("vLLM's server died: %s", reason)
+                LOG.error("vLLM's server died: %s", ended.result())
                 continue
             failures += 1
             if not has_answered or failures >= _GIVE_UP_AFTER:
-                model = self._settings.model_dir
+                model = self.settings.model_dir
                 message = f"The model in {model} cannot be served by vLLM. {error}"
                 self.failed.set_result(ModelError(message))
                 return
@@ -152,6 +159,12 @@ class Engine:
         async with self.ask(route, body, seconds) as response:
             return response.status, await response.read()
 
+    async def metrics(self) -> bytes:
+        """Return vLLM's own metrics, if it answers."""
+        with contextlib.suppress(*ERRORS):
+            return (await self.answer("/metrics", None, 5))[1] if self.is_ready else b""
+        return b""
+
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter, and have it generate a token.
 
@@ -165,15 +178,15 @@ class Engine:
                 raise Fault(409, "adapter_already_loaded", f"{name!r} is already loaded.")
             if not (folder / ADAPTER_CONFIG).is_file():
                 raise Fault(404, "adapter_not_found", f"{folder} holds no {ADAPTER_CONFIG}.")
-            if len(self.adapters) >= (most := self._settings.adapters):
+            if len(self.adapters) >= (most := self.settings.adapters):
                 raise Fault(
                     507,
                     "too_many_adapters",
                     f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
                     " Unload one, or raise it.",
                 )
-            is_full = self._loads >= server_arguments.loads_of_engine(self._settings)
-            if is_full and self._settings.device_kind == CPU:
+            is_full = self._loads >= server_arguments.loads_of_engine(self.settings)
+            if is_full and self.settings.device_kind == CPU:
                 raise Fault(
                     507,
                     "too_many_adapters",
@@ -199,15 +212,6 @@ class Engine:
             with contextlib.suppress(*ERRORS):
                 await self.answer("/v1/unload_lora_adapter", {"lora_name": name}, 60)
 
-    async def _is_alive(self) -> bool:
-        """Return whether the engine lives: without it the server goes on for half a minute."""
-        try:
-            return (await self.answer("/health", None, 10))[0] != 503
-        except aiohttp.ClientConnectorError:
-            return False
-        except ERRORS:
-            return True  # The server is busy.
-
     async def _warm_up(self) -> None:
         """Wait until vLLM has answered a request. Raises ModelError with its reason."""
         if self._session is not None:
@@ -216,7 +220,7 @@ class Engine:
             # vLLM closes idle connections, and a request on one would fail.
             connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
         )
-        limit = self._settings.startup_timeout
+        limit = self.settings.startup_timeout
         end = time.monotonic() + limit
         while True:
             with contextlib.suppress(*ERRORS):
@@ -254,14 +258,14 @@ class Engine:
             "max_length": longest,
             "max_input_tokens": longest - 1,
             "max_total_tokens": longest,
-            "adapters": self._settings.adapters > 0,
+            "adapters": self.settings.adapters > 0,
             "engine": "vllm",
         }  # fmt: skip
 
     async def _add_adapter(self, name: str, folder: str) -> None:
         """Load an adapter in vLLM. Raises ModelError with vLLM's reason if it does not fit."""
         order = {"lora_name": name, "lora_path": folder}
-        limit = self._settings.startup_timeout
+        limit = self.settings.startup_timeout
         status, answer = await self.answer("/v1/load_lora_adapter", order, limit)
         if status != 200:
             reason = error_of(answer)["message"]
@@ -275,7 +279,7 @@ class Engine:
     async def _try(self, name: str) -> None:
         """Generate a token by the model or an adapter. Raises ModelError if vLLM refuses."""
         body = {"model": name, "prompt": "Hello", "max_tokens": 1}
-        limit = self._settings.startup_timeout
+        limit = self.settings.startup_timeout
         status, answer = await self.answer(routes.COMPLETIONS, body, limit)
         if status != 200:
             raise ModelError(f"{name} does not answer: {error_of(answer)['message']}")

@@ -25,8 +25,10 @@ from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
+from amphora.serving.telemetry import Metrics
 from amphora.serving.vllm import server_arguments, translation
-from amphora.serving.vllm.lifecycle import ERRORS, Engine, error_of
+from amphora.serving.vllm.lifecycle import Engine, error_of
+from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.translation import Events, Part
 
 LOG = logging.getLogger("amphora.vllm")
@@ -53,17 +55,19 @@ class _Work:
     """When vLLM last sent something that the client had room for, on the monotonic clock."""
 
 
-class VllmServer:
+class VllmServer(Engine):
     """A model that vLLM serves, with the public members of a `Pool`."""
 
     merges = True
 
     def __init__(
-        self, settings: ServerSettings, environ: Mapping[str, str], engine: Engine
+        self,
+        settings: ServerSettings,
+        environ: Mapping[str, str],
+        metrics: Metrics,
+        selection: Selection,
     ) -> None:
-        self.settings = settings
-        self.failed = engine.failed
-        self._engine = engine
+        super().__init__(settings, environ, metrics, selection)
         variables = Variables(environ)
         self._most_written = variables.number("AMPHORA_MAX_TOKENS_WRITTEN", 262_144, least=1)
         variables.check()
@@ -71,44 +75,41 @@ class VllmServer:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def is_ready(self) -> bool:
-        return self._engine.is_ready
-
-    @property
     def living(self) -> int:
         return int(self.is_ready)
 
     @property
-    def description(self) -> Mapping[str, Any]:
-        """Return the model, its routes and limits, in the form of the handlers' `describe_fn`."""
-        return self._engine.description
-
-    @property
-    def oldest(self) -> float:
-        """Return how many seconds the oldest request has waited for its answer to begin."""
-        calls = [work.call for work in self._work.values() if not work.call.reply.done()]
-        return time.monotonic() - min(call.arrived for call in calls) if calls else 0.0
-
-    @property
-    def waiting(self) -> int:
-        """Return the number of requests whose answer has not begun."""
-        return sum(not work.call.reply.done() for work in self._work.values())
+    def waiting(self) -> list[Call]:
+        """Return the calls whose answer has not begun."""
+        return [work.call for work in self._work.values() if not work.call.reply.done()]
 
     def start(self) -> None:
-        tasks = (self._engine.keep(), self._end_stalled())
-        self._tasks = [asyncio.create_task(task) for task in tasks]
+        """Start vLLM; `failed` reports if it cannot serve."""
+
+        async def end_stalled() -> None:
+            # Whose client reads nothing, or for which vLLM writes nothing, for too long. A timer
+            # for each chunk would be a fifth of the front's CPU time.
+            limit = self.settings.timeout
+            while True:
+                await asyncio.sleep(min(1.0, limit / 4))
+                for work in [*self._work.values()]:
+                    if time.monotonic() - work.moved > limit:
+                        work.call.fail(too_late(limit))
+                        self.cancel(work.call)
+
+        self._tasks = [asyncio.create_task(task) for task in (self.keep(), end_stalled())]
 
     async def close(self) -> None:
         """End vLLM. Unanswered requests are lost, so drain first."""
         for task in self._tasks:
             task.cancel()
-        await self._engine.close()
+        await super().close()
         for work in self._work.values():
             self.cancel(work.call)
 
     def submit(self, call: Call) -> None:
         """Begin to answer a request. Raises Fault if vLLM is not ready, or has too many."""
-        self._engine.check_ready()
+        self.check_ready()
         if len(self._work) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{len(self._work)} requests are running already.")
         if sessions.HEADER in call.headers:
@@ -125,25 +126,6 @@ class VllmServer:
 
     def took(self, call: Call) -> None:
         """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
-
-    async def metrics_text(self) -> bytes:
-        """Return vLLM's own metrics."""
-        with contextlib.suppress(*ERRORS):
-            return (await self._engine.answer("/metrics", None, 5))[1] if self.is_ready else b""
-        return b""
-
-    async def _end_stalled(self) -> None:
-        """End requests whose client reads nothing, or for which vLLM writes nothing, for too long.
-
-        A timer for each chunk would be a fifth of the front's CPU time.
-        """
-        limit = self.settings.timeout
-        while True:
-            await asyncio.sleep(min(1.0, limit / 4))
-            for work in [*self._work.values()]:
-                if time.monotonic() - work.moved > limit:
-                    work.call.fail(too_late(limit))
-                    self.cancel(work.call)
 
     async def _answer(self, work: _Work) -> None:
         """Answer a request, whatever happens."""
@@ -174,7 +156,7 @@ class VllmServer:
             Fault: 400 for an unknown key, 404 for an unknown model, 413 beyond the bound of costs.
         """
         adapter = call.headers.get(_ADAPTER)
-        known_keys = self._engine.keys.get(part.route) or {*part.body}
+        known_keys = self.keys.get(part.route) or {*part.body}
         body = {
             key: value
             for key, value in part.body.items()
@@ -184,11 +166,11 @@ class VllmServer:
             key = min(unknown)
             message = f"{key!r} is not a key of vLLM's {part.route}.{did_you_mean(key, known_keys)}"
             raise Fault(400, "bad_request", message, key)
-        named = adapter or body.get("model") or self._engine.name
-        known = self._engine.names | set(self._engine.adapters)
+        named = adapter or body.get("model") or self.name
+        known = self.names | set(self.adapters)
         if named not in known:
             # A single model answers to any name. With adapters an unknown name would be a guess.
-            others = known - {self._engine.name, server_arguments.BASE}
+            others = known - {self.name, server_arguments.BASE}
             if adapter or others or self.settings.adapters or "adapter_id" in part.values:
                 listed = ", ".join(sorted(known))
                 message = (
@@ -196,7 +178,7 @@ class VllmServer:
                     f"{listed}.{did_you_mean(str(named), known)}"
                 )
                 raise Fault(404, "model_not_found", message, "model")
-            named = self._engine.name
+            named = self.name
         prompt, prompts = body.get("prompt"), 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompts = len(prompt)
@@ -226,7 +208,7 @@ class VllmServer:
         """Pass vLLM's answer or stream on, translated if the request was."""
         call = work.call
         body, _ = self._complete(part, call)
-        async with self._engine.ask(part.route, body) as response:
+        async with self.ask(part.route, body) as response:
             if response.status != 200:
                 raise _refused(response.status, await response.read(), part)
             kind = response.headers.get("content-type", media_types.JSON)
@@ -268,7 +250,7 @@ class VllmServer:
                     raise part
                 body, cost = self._complete(part, call, spent)
                 spent += cost
-                status, answer = await self._engine.answer(part.route, body, self.settings.timeout)
+                status, answer = await self.answer(part.route, body, self.settings.timeout)
                 if status != 200:
                     raise _refused(status, answer, part)
                 return part.answer(json.loads(answer))

@@ -43,13 +43,8 @@ _EMPTY_SLOTS, _RELOADS = 1, 8
 _WEIGHTS_SHARE = 0.7
 
 
-def served_name(environ: Mapping[str, str]) -> str:
-    """Return the model's name in clients' answers."""
-    return served_names(environ)[0]
-
-
 def served_names(environ: Mapping[str, str]) -> list[str]:
-    """Return all names of the model; SM_VLLM_SERVED_MODEL_NAME may be a JSON list."""
+    """Return the model's names, that of answers first. SM_VLLM_SERVED_MODEL_NAME may be a list."""
     names = ("AMPHORA_MODEL_NAME", PREFIX + "SERVED_MODEL_NAME", "HF_MODEL_ID")
     text = next((environ[name] for name in names if environ.get(name)), "model")
     return _words(text) or ["model"]
@@ -70,10 +65,10 @@ def command(
     """
     given = _given(environ)
     _check_files(selection, given)
-    name = served_name(environ)
+    names = served_names(environ)
     usual: dict[str, list[str]] = {
         "uds": [str(socket)],
-        "served-model-name": [BASE] if selection.adapter else served_names(environ),
+        "served-model-name": [BASE] if selection.adapter else names,
         "disable-uvicorn-access-log": [],
         # The maximum of OpenAI's API.
         "max-logprobs": ["20"],
@@ -92,7 +87,7 @@ def command(
     folders = [path.parent for path in settings.model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}")]
     if selection.adapter is not None:
         folders.append(selection.adapter)
-        usual["lora-modules"] = [f"{name}={selection.adapter}"]
+        usual["lora-modules"] = [f"{names[0]}={selection.adapter}"]
         # By default vLLM takes the base's tokenizer and settings, and not the adapter's.
         for argument, file in _OWN_FILES.items():
             if (selection.adapter / file).is_file():

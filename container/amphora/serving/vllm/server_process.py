@@ -41,14 +41,15 @@ _REMEDIES = {
 class ServerProcess:
     """One started server. Its processes are a group of their own, which ends together."""
 
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-        self._relay: asyncio.Task[None] | None = None
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._relay = asyncio.create_task(self._pass_on())
 
-    async def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start it."""
-        self._process = await asyncio.create_subprocess_exec(
+    @classmethod
+    async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> ServerProcess:
+        """Start a server."""
+        process = await asyncio.create_subprocess_exec(
             *command,
             env=dict(environ),
             stdin=asyncio.subprocess.DEVNULL,
@@ -56,11 +57,10 @@ class ServerProcess:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        self._relay = asyncio.create_task(self._pass_on())
+        return cls(process)
 
     async def wait(self) -> str:
         """Wait for its end, and return the reason."""
-        assert self._process is not None and self._relay is not None
         code = await self._process.wait()
         self._kill()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -69,8 +69,6 @@ class ServerProcess:
 
     async def stop(self) -> None:
         """End it and its processes, with a moment to release devices."""
-        if self._process is None:
-            return
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -78,33 +76,27 @@ class ServerProcess:
                 await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
         self._kill()
         await self._process.wait()
-        if self._relay is not None:
-            self._relay.cancel()
+        self._relay.cancel()
 
     def _kill(self) -> None:
-        assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _pass_on(self) -> None:
         """Print its output with secrets masked, and keep the last lines."""
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process.stdout is not None
         rest = b""
-        while data := await self._process.stdout.read(_READ_BYTES):
+        while (data := await self._process.stdout.read(_READ_BYTES)) or rest:
             *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _READ_BYTES:
+            if len(rest) > _READ_BYTES or not data:
                 lines, rest = [*lines, rest], b""
-            self._note(lines)
-        self._note([rest] if rest else [])
-
-    def _note(self, lines: Sequence[bytes]) -> None:
-        for line in lines:
-            # A progress bar overwrites its line.
-            text = logs.mask(line.decode(errors="replace").rpartition("\r")[2])
-            self._lines.append(text)
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(text + "\n")
-                sys.stderr.flush()
+            for line in lines:
+                # A progress bar overwrites its line.
+                text = logs.mask(line.decode(errors="replace").rpartition("\r")[2])
+                self._lines.append(text)
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(text + "\n")
+                    sys.stderr.flush()
 
 
 def reason(lines: Sequence[str], code: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -299,31 +299,29 @@ class Events:
         written = b""
         for line in lines:
             value = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and value != b"[DONE]":
-                document = json.loads(value)
-                if "error" in document:
-                    raise Fault(500, "stream_broken", str(document["error"].get("message")))
-                for event in self._events(document):
+            if not line.startswith(b"data:") or value == b"[DONE]":
+                continue
+            document = json.loads(value)
+            if "error" in document:
+                raise Fault(500, "stream_broken", str(document["error"].get("message")))
+            for choice in document["choices"]:
+                ids = document.get("prompt_token_ids") or choice.get("prompt_token_ids") or ()
+                self._prompt_tokens = self._prompt_tokens or len(ids)
+                text = _text(choice)
+                self._text += text
+                tokens = _tokens(choice, text)
+                for index, token in enumerate(tokens, 1):
+                    self._count += 1
+                    whole, details = None, None
+                    if choice.get("finish_reason") and index == len(tokens):
+                        full = self._values.get("return_full_text", False)
+                        whole = _with_prompt(self._prompt, self._text) if full else self._text
+                        details = _details(choice, self._count, self._values)
+                        details["input_length"] = self._prompt_tokens
+                    event = {"index": self._count, "token": token, "generated_text": whole,
+                             "details": details}  # fmt: skip
                     written += before + json.dumps(event, ensure_ascii=False).encode() + after
         return written
-
-    def _events(self, document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for choice in document["choices"]:
-            ids = document.get("prompt_token_ids") or choice.get("prompt_token_ids") or ()
-            self._prompt_tokens = self._prompt_tokens or len(ids)
-            text = _text(choice)
-            self._text += text
-            tokens = _tokens(choice, text)
-            for index, token in enumerate(tokens, 1):
-                self._count += 1
-                whole, details = None, None
-                if choice.get("finish_reason") and index == len(tokens):
-                    full = self._values.get("return_full_text", False)
-                    whole = _with_prompt(self._prompt, self._text) if full else self._text
-                    details = _details(choice, self._count, self._values)
-                    details["input_length"] = self._prompt_tokens
-                yield {"index": self._count, "token": token, "generated_text": whole,
-                       "details": details}  # fmt: skip
 
 
 def renamed(message: str, part: Part) -> str:

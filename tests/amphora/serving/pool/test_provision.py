@@ -1,6 +1,5 @@
 """Code that is fetched and requirements that are installed before the model is loaded."""
 
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,21 +52,6 @@ def test_another_major_version_of_transformers_ends_the_server(
         assert words in last
 
 
-def test_an_archive_is_unpacked_where_the_submit_directory_names_one(
-    start: Start, tmp_path: Path
-) -> None:
-    packed = tmp_path / "packed"
-    packed.mkdir()
-    (packed / "mine.py").write_text(ECHO.replace("\n    ", "\n").replace("42", "'archived'"))
-    with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
-        archive.add(packed / "mine.py", "mine.py")
-    server = start(
-        SAGEMAKER_SUBMIT_DIRECTORY=f"file://{tmp_path}/sourcedir.tar.gz",
-        SAGEMAKER_PROGRAM="mine.py",
-    ).ready()
-    assert server.invoke(1).json()["answer"] == "archived"
-
-
 # moto's server, which takes seconds to start.
 
 
@@ -84,11 +68,3 @@ def test_code_is_fetched_from_s3(
         **AWS,
     ).ready()
     assert server.invoke(1).json()["answer"] == "from S3"
-
-
-def test_a_submit_directory_is_the_code_folder(start: Start, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    (folder / "inference.py").write_text(ECHO.replace("\n    ", "\n").replace("42", "'elsewhere'"))
-    server = start(SAGEMAKER_SUBMIT_DIRECTORY=str(folder)).ready()
-    assert server.invoke(1).json()["answer"] == "elsewhere"
