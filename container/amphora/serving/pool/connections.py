@@ -17,8 +17,6 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.protocol.messages import Batch, Cancel, Credit, Entry, Forget
 
 LOG = logging.getLogger("amphora.pool")
-# After this many chunks that its client has read, a worker may send as many more.
-_CREDIT = messages.CHUNKS_AHEAD // 4
 
 
 @dataclass(kw_only=True)
@@ -137,13 +135,6 @@ class WorkerConnection:
         held = sum(len(call.body) for call in self.calls.values())
         has_suspect = any(call.retried for call in self.calls.values())
         return len(self.calls) < requests and held < size and not has_suspect
-
-    def note_taken(self, call: Call) -> None:
-        """Count a chunk that the client has read, and sometimes report the count to the worker."""
-        call.taken += 1
-        if self.takes_turns and call.taken >= _CREDIT:
-            self.notify(Credit(id=call.id, count=call.taken))
-            call.taken = 0
 
     def watch(self) -> None:
         """Kill the worker unless a frame arrives within the time-out; call it for each frame."""

@@ -25,6 +25,7 @@ from amphora.serving.protocol.messages import (
     Begun,
     Cancel,
     Chunk,
+    Credit,
     Error,
     Forget,
     Loaded,
@@ -37,6 +38,8 @@ LOG = logging.getLogger("amphora.pool")
 # Without a living worker, failed starts in a row for each worker after which the container ends.
 _GIVE_UP_AFTER = 5
 _LONGEST_PAUSE = 10.0
+# After this many chunks that its client has read, a worker may send as many more.
+_CREDIT = messages.CHUNKS_AHEAD // 4
 # The pause before a worker is replaced that died soon after its start.
 _RESTART_PAUSE = 0.1
 _JUST_STARTED_SECONDS = 5.0
@@ -135,10 +138,13 @@ class Pool:
                     connection.expect()
 
     def took(self, call: Call) -> None:
-        """Note that the client has read a chunk of a stream."""
+        """Count a chunk that the client has read, and sometimes report the count to the worker."""
+        call.taken += 1
         for connection in self._dispatcher.connections.values():
-            if connection.calls.get(call.id) is call:
-                connection.note_taken(call)
+            is_due = connection.takes_turns and call.taken >= _CREDIT
+            if is_due and connection.calls.get(call.id) is call:
+                connection.notify(Credit(id=call.id, count=call.taken))
+                call.taken = 0
 
     async def _keep(self, index: int) -> None:
         """Start a worker, and replace it when it ends, until the pool is closed."""

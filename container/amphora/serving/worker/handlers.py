@@ -193,7 +193,15 @@ def resolve(
         return _image_handlers(image_code, functions, model_dir)
     LOG.info("%s defines %s.", file, ", ".join(name for name in _SIGNATURES if name in defined))
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
-        functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])
+        batch = functions["predict_batch_fn"]
+
+        def predict(data: Any, model: Any, context: Any) -> Any:
+            (prediction,) = batch([data], model, context=context)
+            if isinstance(prediction, Exception):
+                raise prediction
+            return prediction
+
+        functions["predict_fn"] = Handler("predict_batch_fn", predict, takes_context=True)
     needed = {"model_fn"} if "transform_fn" in functions else {"model_fn", *_TRIO}
     defaults = None
     if missing := needed - set(functions):
@@ -327,15 +335,3 @@ def _no_image(path: Path, missing: set[str]) -> CodeError:
         "Set AMPHORA_CODE_DIR to the folder that has the image's inference.py and defaults.py,"
         " or define every function in the model's code/inference.py.",
     )
-
-
-def _one_by_one(batch: Handler) -> Handler:
-    """Return a `predict_fn` for a file that has only `predict_batch_fn`."""
-
-    def predict(data: Any, model: Any, context: Any) -> Any:
-        (prediction,) = batch([data], model, context=context)
-        if isinstance(prediction, Exception):
-            raise prediction
-        return prediction
-
-    return Handler("predict_batch_fn", predict, takes_context=True)

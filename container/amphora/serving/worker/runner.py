@@ -104,7 +104,8 @@ class ModelRunner:
         """Answer one request: return its body (bytes, or an iterator to stream) and type."""
         if (handler := self.handlers.get("transform_fn")) is None:
             self.read_input(item)
-            return self.encode(item, self.predict(item))
+            prediction = _call(self.handlers["predict_fn"], item, item.data, self.model)
+            return self.encode(item, prediction)
         body = handler.body(item.body, item.content_type)
         result = _call(handler, item, self.model, body, item.content_type, item.accept)
         return _as_answer(handler, result, item)
@@ -118,10 +119,6 @@ class ModelRunner:
             counts = _call(self.handlers["tokens_fn"], item, item.data, self.model)
             pads = self.description.get("padding") is not False
             item.size = batching.Size.from_tokens(counts, pads)
-
-    def predict(self, item: Item) -> Any:
-        """Return one item's prediction, by `predict_fn`."""
-        return _call(self.handlers["predict_fn"], item, item.data, self.model)
 
     def predict_batch(self, items: Sequence[Item]) -> list[Any]:
         """Return a prediction or an exception for each item, by `predict_batch_fn`.

@@ -132,7 +132,7 @@ def test_transform_fn_with_context_answers_alone(start: Start) -> None:
             context.set_response_status(204)
         if body in ("half", "1"):
             return "\\ud800" if body == "half" else "é", "text/plain; charset=iso-8859-1"
-        name, attributes = model.rsplit("/", 1)[1], context.headers[ATTRIBUTES]
+        name, attributes = model.rsplit("/", 1)[1], context.headers.get(ATTRIBUTES)
         return f"{name}|{body}|{content_type}|{accept}|{attributes}", "text/plain"
     """
     server = start(code).ready()
