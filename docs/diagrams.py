@@ -119,7 +119,7 @@ def job() -> Drawing:
     drawing.box(210, 140, 150, 60, "checkpoints\nwhole ones only", "out")
     drawing.box(20, 140, 150, 60, "/opt/ml/model\nand the report", "out")
     drawing.box(400, 240, 170, 60, "failure\nthe innermost cause", "ours")
-    drawing.box(610, 240, 230, 60, "cluster, verdict\none decision for all hosts", "ours")
+    drawing.box(610, 240, 230, 60, "cluster\none decision for all hosts", "ours")
     drawing.box(210, 240, 150, 60, "output/failure\nFailureReason", "out")
     for left in (170, 360, 570):
         drawing.arrow((left, 70), (left + 40, 70))

@@ -127,7 +127,7 @@ def read_configuration(base: Path) -> None:
     from amphora.training import launch
 
     job = contract.read_job({"SAGEMAKER_BASE_DIR": str(base)})
-    _ = (job.rank, job.channels, job.framework_params, job.instance_groups, job.instance_type)
+    _ = (job.channels, job.instance_groups)
     host = devices.Devices(cpus=2, efa=False, reason="ordeal")
     sm_variables.sm_variables(job, host, {})
     launch.arguments(job)

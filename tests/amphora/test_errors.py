@@ -12,7 +12,7 @@ from amphora.contract.job import read_job
 from amphora.serving import settings
 from amphora.training import entry_point, launch
 from amphora.training.entry_point import ProgramKind, Source
-from amphora.training.limits import Limits
+from amphora.training.job_runner import Limits
 from tests.support.job_tree import Tree
 from tests.support.package_indexes import ARN
 
@@ -137,8 +137,6 @@ def test_an_error_has_the_key_its_value_and_the_remedy(
 
 def test_names_near_ours_and_spaces_are_no_errors() -> None:
     assert (
-        Limits.from_environment(
-            {"AMPHORA_STOP_SECONDS": " 2.5 ", "AMPHORAX": "a user's"}
-        ).stop_seconds
+        Limits.from_environment({"AMPHORA_STOP_SECONDS": " 2.5 ", "AMPHORAX": "a user's"}).stop
         == 2.5
     )

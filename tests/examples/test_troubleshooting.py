@@ -13,7 +13,7 @@ from amphora.contract.job import Job, read_job
 from amphora.serving.worker import handlers
 from amphora.training.entry_point import locate
 from amphora.training.failure import Ended, diagnose
-from amphora.training.limits import Limits
+from amphora.training.job_runner import Limits
 from tests.support.job_tree import Tree
 
 ROOT = Path(__file__).parents[2]

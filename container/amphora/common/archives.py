@@ -106,7 +106,6 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
 
 
 def _is_link(folder: Path, name: str) -> bool:
-    """Return whether a path or one of its parents is a link."""
     return any((folder / part).is_symlink() for part in (Path(name), *Path(name).parents))
 
 

@@ -22,16 +22,15 @@ from amphora.common.errors import CodeError
 
 IMAGE = "build the image with transformers 4 (./build_and_push.sh gpu|cpu --transformers 4)"
 _OWN_TASK = "leave out model_fn: the image's own handlers answer this task (HF_TASK)"
-TASKS: Mapping[str, str] = {
+REMOVED: Mapping[str, str] = {
+    # Tasks of `pipeline`.
     "question-answering": _OWN_TASK,
     "summarization": _OWN_TASK,
     "translation": _OWN_TASK,
     "text2text-generation": _OWN_TASK,
     "visual-question-answering": 'write pipeline("image-text-to-text")',
     "image-to-image": "call the model and its image processor",
-}
-"""Tasks of `pipeline` that transformers 5 has removed, and what to do instead."""
-METHODS: Mapping[str, str] = {
+    # Methods of tokenizers.
     "encode_plus": "call the tokenizer itself: tokenizer(text, ...)",
     "batch_encode_plus": "call the tokenizer itself: tokenizer(texts, ...)",
     "prepare_seq2seq_batch": "write tokenizer(texts, text_target=targets, ...)",
@@ -41,15 +40,7 @@ METHODS: Mapping[str, str] = {
     "create_token_type_ids_from_sequences": "call the tokenizer itself: tokenizer(a, b, ...)",
     "special_tokens_map_extended": "write special_tokens_map",
     "additional_special_tokens": "write extra_special_tokens",
-}
-IGNORED: Mapping[str, str] = {
-    "return_all_scores": "write top_k=None (the answer for one text is then a flat list)",
-    "multi_class": "write multi_label",
-    "pad_to_max_length": 'write padding="max_length"',
-    "head_mask": "version 5 has no replacement",
-}
-"""Arguments that 5 silently ignores."""
-ARGUMENTS: Mapping[str, str] = {
+    # Arguments that are refused.
     "grouped_entities": 'write aggregation_strategy="simple"',
     "ignore_subwords": 'write aggregation_strategy="first"',
     "torchscript": "call torch.jit.trace on a model with return_dict=False",
@@ -57,9 +48,7 @@ ARGUMENTS: Mapping[str, str] = {
     "use_auth_token": "write token",
     "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
     "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
-}
-"""Arguments that 5 refuses."""
-TRAINER_ARGUMENTS: Mapping[str, str] = {
+    # Arguments of Trainer and TrainingArguments; others have no counterpart.
     "evaluation_strategy": "write eval_strategy",
     "tokenizer": "write processing_class",
     "no_cuda": "write use_cpu",
@@ -70,9 +59,7 @@ TRAINER_ARGUMENTS: Mapping[str, str] = {
     "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
     "overwrite_output_dir": "leave it out",
     "save_safetensors": "leave it out",
-}
-"""Arguments of Trainer and TrainingArguments that 5 has removed; others have no counterpart."""
-NAMES: Mapping[str, str] = {
+    # Names of the package.
     "AdamW": "import it from torch.optim",
     "AutoModelWithLMHead": "use AutoModelForCausalLM, ...MaskedLM or ...Seq2SeqLM",
     "AutoModelForVision2Seq": "use AutoModelForImageTextToText",
@@ -83,6 +70,14 @@ NAMES: Mapping[str, str] = {
     "Text2TextGenerationPipeline": _OWN_TASK,
     "QuestionAnsweringPipeline": _OWN_TASK,
 }
+"""What transformers 5 has removed, and what to do instead."""
+IGNORED: Mapping[str, str] = {
+    "return_all_scores": "write top_k=None (the answer for one text is then a flat list)",
+    "multi_class": "write multi_label",
+    "pad_to_max_length": 'write padding="max_length"',
+    "head_mask": "version 5 has no replacement",
+}
+"""Arguments that 5 silently ignores."""
 NOT_IN_4 = frozenset({"AdamW", "pad_to_max_length"})
 """Names that the last transformers 4 lacks too, so that its image is not a remedy."""
 _TEMPLATE = "apply_chat_template"
@@ -198,8 +193,7 @@ def remedy(text: str) -> str:
     for path, pattern in enumerate(_RAISED):
         match = re.search(pattern, text.strip().strip("'\""))
         name = match.group(1) if match else ""
-        tables = (TASKS, METHODS, IGNORED, ARGUMENTS, TRAINER_ARGUMENTS, NAMES)
-        instead = next((table[name] for table in tables if name in table), None)
+        instead = REMOVED.get(name, IGNORED.get(name))
         if name and (instead is not None or path < _ALWAYS) and installed():
             image = "" if name in NOT_IN_4 else f"if the code was written for version 4, {IMAGE}"
             advice = "; or ".join(part for part in (instead, image) if part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,56 +17,30 @@ from typing import Any
 from amphora.common.errors import ConfigError
 
 DEFAULT_BASE_DIR = "/opt/ml"
-PREFIX = "sagemaker_"
-# Keys of the platform without its prefix.
-_UNPREFIXED_KEYS = frozenset({"_tuning_objective_metric", "default_user_module_name"})
-# The platform's keys that are not `framework_params`.
-CORE_KEYS = frozenset(
-    {
-        "sagemaker_program",
-        "sagemaker_submit_directory",
-        "sagemaker_enable_cloudwatch_metrics",
-        "sagemaker_region",
-        "sagemaker_container_log_level",
-        "sagemaker_job_name",
-        "sagemaker_s3_output",
-    }
-    | _UNPREFIXED_KEYS
-)
+UNPREFIXED_KEYS = frozenset({"_tuning_objective_metric", "default_user_module_name"})
+"""Keys of the platform without its prefix."""
 GROUPS_KEY = "sagemaker_distribution_instance_groups"
 """The instance groups on which a distribution runs."""
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True)
 class Paths:
     """Names the folders and files of one job, below SAGEMAKER_BASE_DIR."""
 
-    base: Path
+    def __init__(self, base: Path) -> None:
+        self.base, self.input, self.output = base, base / "input", base / "output"
+        self.model, self.code = base / "model", base / "code"
+        self.config, self.data = self.input / "config", self.input / "data"
+        self.output_data = self.output / "data"
+        self.output_intermediate = self.output / "intermediate"
+        self.failure = self.output / "failure"
+        """Its first 1,024 characters become the job's FailureReason."""
+        self.success = self.output / "success"
+        """An empty file, written once the job has succeeded."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Paths:
         return cls(Path(environ.get("SAGEMAKER_BASE_DIR") or DEFAULT_BASE_DIR).absolute())
-
-    @property
-    def input(self) -> Path:
-        return self.base / "input"
-
-    @property
-    def config(self) -> Path:
-        return self.input / "config"
-
-    @property
-    def data(self) -> Path:
-        return self.input / "data"
-
-    @property
-    def model(self) -> Path:
-        return self.base / "model"
-
-    @property
-    def code(self) -> Path:
-        return self.base / "code"
 
     @property
     def checkpoints(self) -> Path:
@@ -74,32 +48,10 @@ class Paths:
 
         A path below /opt/ml moves with the tree.
         """
-        settings = _read_object(self.config / "checkpointconfig.json", [], dict)
+        settings = _read_object(self.config / "checkpointconfig.json", {})
         local = Path(settings.get("LocalPath") or f"{DEFAULT_BASE_DIR}/checkpoints")
         is_inside = local.is_relative_to(DEFAULT_BASE_DIR)
         return self.base / local.relative_to(DEFAULT_BASE_DIR) if is_inside else local
-
-    @property
-    def output(self) -> Path:
-        return self.base / "output"
-
-    @property
-    def output_data(self) -> Path:
-        return self.output / "data"
-
-    @property
-    def output_intermediate(self) -> Path:
-        return self.output / "intermediate"
-
-    @property
-    def failure(self) -> Path:
-        """Return the failure file; its first 1,024 characters become the job's FailureReason."""
-        return self.output / "failure"
-
-    @property
-    def success(self) -> Path:
-        """Return the empty file that is written once the job has succeeded."""
-        return self.output / "success"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +79,8 @@ class Job:
     """Assumptions, for the log."""
 
     @property
-    def rank(self) -> int:
-        return self.hosts.index(self.current_host)
-
-    @property
     def channels(self) -> dict[str, Path]:
         return {name: self.paths.data / name for name in sorted(self.input_data_config)}
-
-    @property
-    def framework_params(self) -> dict[str, Any]:
-        return {key: value for key, value in self.sagemaker.items() if key not in CORE_KEYS}
-
-    @property
-    def instance_type(self) -> str:
-        return str(self.resource_config.get("current_instance_type", "local"))
 
     @property
     def instance_group(self) -> str:
@@ -180,24 +120,18 @@ def read_job(environ: Mapping[str, str]) -> Job:
             "Run the image as a SageMaker training job, or mount a folder with input/config/"
             "hyperparameters.json at /opt/ml (SAGEMAKER_BASE_DIR names another place).",
         )
-    notes: list[str] = []
-    raw = _read_object(paths.config / "hyperparameters.json", notes, dict)
+    given = paths.config / "hyperparameters.json"
     # A local run has neither of the next two files.
-    input_data_config = _read_object(
-        paths.config / "inputdataconfig.json", [], lambda: _channels_found(paths.data)
-    )
-    resources = _read_object(
-        paths.config / "resourceconfig.json",
-        [],
-        lambda: {"current_host": "algo-1", "hosts": ["algo-1"]},
-    )
+    channels = _read_object(paths.config / "inputdataconfig.json", _channels_found(paths.data))
+    one_host = {"current_host": "algo-1", "hosts": ["algo-1"]}
+    resources = _read_object(paths.config / "resourceconfig.json", one_host)
     platform: dict[str, Any] = {}
     hyperparameters: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
-    for key, text in raw.items():
+    for key, text in _read_object(given, {}).items():
         value = decode(text)
         _check_representable(key, value)
-        if key.startswith(PREFIX) or key in _UNPREFIXED_KEYS:
+        if key.startswith("sagemaker_") or key in UNPREFIXED_KEYS:
             platform[key] = value
         else:
             hyperparameters[key] = value
@@ -205,8 +139,8 @@ def read_job(environ: Mapping[str, str]) -> Job:
             arguments[key] = text.strip() if keeps_spelling else value
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
-    _check_channels(input_data_config, paths)
-    if "config" in input_data_config and not program:
+    _check_channels(channels, paths)
+    if "config" in channels and not program:
         raise ConfigError(
             "The recipe does not read a channel 'config'.",
             "Set the hyperparameters on the job, and remove the channel.",
@@ -226,14 +160,14 @@ def read_job(environ: Mapping[str, str]) -> Job:
         hyperparameters=hyperparameters,
         arguments=arguments,
         sagemaker=platform,
-        input_data_config=input_data_config,
+        input_data_config=channels,
         resource_config=resources,
         hosts=hosts,
         current_host=resources["current_host"],
         entry_point=str(program) if program else None,
         submit_directory=str(submit or paths.code),
         log_level=log_level,
-        notes=tuple(notes),
+        notes=() if given.exists() else (f"{given} does not exist; using {{}}",),
     )
 
 
@@ -251,14 +185,21 @@ def decode(value: Any) -> Any:
         return value
 
 
-def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
-    """Read the JSON object in `path`, or return the default, with a note, if it is missing."""
+def to_argument(value: Any) -> str:
+    """Encode a hyperparameter for argv, as sagemaker-training does."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+    return str(value)
+
+
+def _read_object(path: Path, default: dict[str, Any]) -> dict[str, Any]:
+    """Read the JSON object in `path`, or return the default if it is missing."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        value: dict[str, Any] = default()
-        notes.append(f"{path} does not exist; using {json.dumps(value)}")
-        return value
+        return default
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.", "It must be UTF-8 JSON.") from error
     try:
@@ -338,7 +279,7 @@ def _hosts(
 def _check_representable(key: str, value: Any) -> None:
     """Raise ConfigError if a value cannot be passed in argv or the environment."""
     try:
-        is_representable = b"\0" not in os.fsencode("".join((key, *_texts(value))))
+        is_representable = b"\0" not in os.fsencode(key + to_argument(value))
     except UnicodeEncodeError:
         is_representable = False
     if not is_representable:
@@ -350,15 +291,3 @@ def _check_representable(key: str, value: Any) -> None:
         raise ConfigError(
             f"The hyperparameter {key!r} has no usable name.", "Give it one without '='."
         )
-
-
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)

@@ -1,8 +1,8 @@
 """Computes the SM_* variables and the arguments of a training script.
 
 sagemaker-training is not imported, because its `environment` creates folders, needs boto3 and a
-compiled extension, and overwrites variables. A test compares both on generated configurations;
-`DIFFERENCES` lists what may differ.
+compiled extension, and overwrites variables. A test compares both on generated configurations, and
+lists what differs.
 """
 
 from __future__ import annotations
@@ -15,24 +15,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from amphora.common.devices import Devices
-from amphora.contract.job import GROUPS_KEY, Job
+from amphora.common.errors import ConfigError
+from amphora.contract.job import GROUPS_KEY, UNPREFIXED_KEYS, Job, to_argument
 
-DIFFERENCES: Mapping[str, str] = {
-    "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
-    "SM_USER_ARGS": "as SM_HP_*",
-    "SM_MODULE_DIR": "SAGEMAKER_SUBMIT_DIRECTORY is applied; the toolkit reads it and drops it",
-    "SM_LOG_LEVEL": "SAGEMAKER_CONTAINER_LOG_LEVEL is applied, likewise",
-    "SM_HOSTS": "sorted, so that a host's index is its rank",
-    "SM_CURRENT_INSTANCE_GROUP_HOSTS": "sorted; the toolkit keeps the order of the file",
-    "SM_INSTANCE_GROUPS_DICT": "the hosts of each group sorted, likewise",
-    "SM_MODULE_NAME": "empty without an entry point; the toolkit writes 'None'",
-    "SM_TRAINING_ENV": "has the values above; is_modelparallel_enabled is a boolean, read from"
-    " the hyperparameter rather than from a variable that is not set yet",
-    "SAGEMAKER_REGION": "without boto3: the hyperparameter, AWS_REGION or AWS_DEFAULT_REGION",
+# The platform's keys that are not `framework_params`.
+_CORE_KEYS = UNPREFIXED_KEYS | {
+    "sagemaker_program",
+    "sagemaker_submit_directory",
+    "sagemaker_enable_cloudwatch_metrics",
+    "sagemaker_region",
+    "sagemaker_container_log_level",
+    "sagemaker_job_name",
+    "sagemaker_s3_output",
 }
-"""Differences from sagemaker-training 5.1.4, with the reason."""
-
-DISTRIBUTION_KEYS = (
+_DISTRIBUTION_KEYS = (
     "sagemaker_torch_distributed_enabled",
     "sagemaker_distributed_dataparallel_enabled",
     "sagemaker_pytorch_ddp_enabled",
@@ -57,7 +53,7 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
     values["training_env"] = {
         **{name: value for name, value in settings.items() if name not in renamed},
         "hyperparameters": job.hyperparameters,
-        "additional_framework_parameters": job.framework_params,
+        "additional_framework_parameters": settings["framework_params"],
         "channel_input_dirs": {name: str(path) for name, path in job.channels.items()},
         "distribution_hosts": distribution_hosts(job),
         "is_master": job.current_host == master_host(job),
@@ -73,7 +69,7 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
         "input_data_dir": str(job.paths.data),
         "output_failure": str(job.paths.failure),
         "host_count": len(job.hosts),
-        "current_host_rank": job.rank,
+        "current_host_rank": job.hosts.index(job.current_host),
         "master_addr": master_host(job),
         "master_port": MASTER_PORT,
         "source_dir": job.submit_directory if job.entry_point else None,
@@ -93,13 +89,28 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
     }
 
 
-def too_long(variables: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that are too long for Linux (E2BIG)."""
-    return sorted(
-        name
+def fitting(job: Job, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are short enough for Linux (E2BIG).
+
+    Raises:
+        ConfigError: A hyperparameter is too long, so that it cannot be an argument either.
+    """
+    kept = {
+        name: value
         for name, value in variables.items()
-        if len(os.fsencode(name)) + 1 + len(os.fsencode(value)) > _LONGEST_STRING
-    )
+        if len(os.fsencode(f"{name}={value}")) <= _LONGEST_STRING
+    }
+    sizes = [
+        f"{name} ({len(os.fsencode(to_argument(value))):,} bytes)"
+        for name, value in job.arguments.items()
+        if f"SM_HP_{name.upper()}" in variables.keys() - kept.keys()
+    ]
+    if sizes:
+        raise ConfigError(
+            f"Larger than the 128 KiB that Linux allows for one argument: {', '.join(sizes)}.",
+            "Put the value into a file of a channel, and pass the file's name.",
+        )
+    return kept
 
 
 def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -110,13 +121,15 @@ def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[st
         "network_interface_name": job.network_interface,
         "hps": job.hyperparameters,
         "user_entry_point": job.entry_point,
-        "framework_params": job.framework_params,
+        "framework_params": {
+            key: value for key, value in job.sagemaker.items() if key not in _CORE_KEYS
+        },
         "resource_config": job.resource_config,
         "input_data_config": job.input_data_config,
         "output_data_dir": str(paths.output_data),
         "channels": sorted(job.channels),
         "current_host": job.current_host,
-        "current_instance_type": job.instance_type,
+        "current_instance_type": job.resource_config.get("current_instance_type", "local"),
         "current_instance_group": job.instance_group,
         "current_instance_group_hosts": current_group.get("hosts", []),
         "instance_groups": list(groups),
@@ -156,7 +169,7 @@ def distribution_groups(job: Job) -> list[str]:
     chosen = job.sagemaker.get(GROUPS_KEY)
     if chosen is not None:
         return list(chosen)
-    return [job.instance_group] if any(job.wants(key) for key in DISTRIBUTION_KEYS) else []
+    return [job.instance_group] if any(job.wants(key) for key in _DISTRIBUTION_KEYS) else []
 
 
 def distribution_hosts(job: Job) -> list[str]:
@@ -179,15 +192,6 @@ def to_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def to_argument(value: Any) -> str:
-    """Encode a hyperparameter for argv, as sagemaker-training does."""
-    if value is None:
-        return ""
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
-    return str(value)
 
 
 def to_arguments(arguments: Mapping[str, Any]) -> list[str]:

@@ -2,31 +2,140 @@
 
 A host that fails or vanishes ends the job on every host with its reason. A host that is done waits
 for the others, because the platform may end all containers when the first one ends. The first host
-listens and the others connect to it; each side sends a report (a line of JSON) every two seconds.
-Only addresses of the job's hosts may connect. torchrun does none of this: a rank in a collective
-notices a lost host only after minutes.
+listens and the others connect to it; each side sends a report (a line of JSON) every two seconds,
+and the first host decides from them for all. Only addresses of the job's hosts may connect.
+torchrun does none of this: a rank in a collective notices a lost host only after minutes.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amphora.common.errors import CodeError, ConfigError
-from amphora.training.verdict import BEAT_SECONDS, CAUSE_SECONDS, Peer, Report, judge
 
 log = logging.getLogger("amphora")
 
 PORT = 7776
 """The port of the first host; torchrun uses 7777."""
+CAUSE_SECONDS = 10.0
+"""How long to wait for the report of the host that failed first, once another host has lost it: a
+broken connection is noticed before the script and its launcher have ended."""
+BEAT_SECONDS = 2.0
+LOST_SECONDS = 15.0
+"""A host that is silent for this long is lost."""
+# How long the others may run after one host was stopped: SageMaker stops all, and each has its
+# budget.
+_STOPPED_SECONDS = 110.0
+_TICK_SECONDS = 0.2
+_MAX_LINE = 64 * 1024
 _MOST_WARNINGS = 16
+_STATES = {"running", "done", "failed", "stopped", "abort", "all done"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Holds the state of one host; from the first host also the decision for all."""
+
+    host: str
+    state: str
+    """'running', 'done', 'failed' or 'stopped'; decisions are 'abort' and 'all done'."""
+    reason: str = ""
+    is_consequence: bool = False
+    """Whether a failed host only lost another one, which may still report the cause."""
+    command: str = ""
+    """From the first host: the command by which mpirun starts ranks on the receiver."""
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Report:
+        """Read a line from the network. Raises ValueError if it is not a report."""
+        try:
+            report = cls(**json.loads(line))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"not a report: {error}") from None
+        types = {name: type(value) for name, value in vars(cls(host="", state="")).items()}
+        has_types = all(type(getattr(report, name)) is kind for name, kind in types.items())
+        if not has_types or report.state not in _STATES:
+            raise ValueError("a field of the report has a wrong type or an unknown state")
+        return report
+
+    def line(self) -> bytes:
+        return json.dumps(vars(self)).encode() + b"\n"
+
+
+def judge(
+    reports: Mapping[str, Report], hosts: Sequence[str], consequence_for: float = 0.0
+) -> Report | None:
+    """Decide whether the job is over, or return None while it goes on.
+
+    Args:
+        reports: The latest of each host that is known.
+        consequence_for: Seconds since a host first reported that it lost another one.
+    """
+    failed = [report for report in reports.values() if report.state == "failed"]
+    if failed:
+        first = min(failed, key=lambda report: report.is_consequence)
+        if first.is_consequence and len(failed) < len(hosts) and consequence_for <= CAUSE_SECONDS:
+            return None
+        return replace(first, state="abort")
+    has_ended = [report.state in ("done", "stopped") for report in reports.values()]
+    is_over = len(reports) == len(hosts) and all(has_ended)
+    return Report(host=hosts[0], state="all done") if is_over else None
+
+
+class _Peer:
+    """Reads the reports of another host in a thread, and sends those of this one."""
+
+    def __init__(
+        self, connection: socket.socket, take: Callable[[_Peer, Report], bool], address: str = ""
+    ) -> None:
+        self.connection, self.address, self._take = connection, address, take
+        self.heard = time.monotonic()
+        self.report: Report | None = None
+        """The latest."""
+        self.ended = False
+        self._stopped_at = 0.0
+        threading.Thread(target=self._read, name="peer", daemon=True).start()
+
+    def _read(self) -> None:
+        # What sends anything else than reports is not a host of the job.
+        with self.connection, suppress(OSError, ValueError), self.connection.makefile("rb") as file:
+            while line := file.readline(_MAX_LINE):
+                report = Report.from_line(line)
+                if not self._take(self, report):
+                    break
+                self.heard = time.monotonic()
+                if report.state == "stopped":
+                    self._stopped_at = self._stopped_at or self.heard
+                self.report = report
+        self.ended = True
+
+    def lost(self, now: float) -> str:
+        """Return why this host counts as lost, or ''."""
+        if self.report is not None and self.report.state == "stopped":
+            was_stopped = now - self._stopped_at > _STOPPED_SECONDS
+            return "it was stopped, and this host was not" if was_stopped else ""
+        if self.ended:
+            return "its container ended without a report (killed, or the instance was lost)"
+        if now - self.heard > LOST_SECONDS:
+            return f"no message from it for {LOST_SECONDS:.0f} s (stopped, or the network is down)"
+        return ""
+
+    def send(self, report: Report) -> None:
+        """Send a report; if the connection has ended, the reading thread notices it."""
+        with suppress(OSError):
+            self.connection.sendall(report.line())
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 class Link:
@@ -37,8 +146,6 @@ class Link:
         self._reader, self._writer = socket.socketpair()
         self._decided = threading.Event()
         self.host, self.hosts = host, tuple(hosts)
-        self.addresses: dict[str, set[str]] = {}
-        """The addresses of each host."""
         self.outbox: Path | None = None
         """The folder in which mpirun's agent leaves a command for each of the other hosts."""
         self.command = ""
@@ -79,7 +186,7 @@ class Link:
             return
         if state == "done":
             log.info("done on this host; waiting for the others")
-            while not self._decided.wait(0.2) and not self._stopped():
+            while not self._decided.wait(_TICK_SECONDS) and not self._stopped():
                 pass
             return
         # Long enough to send the report, and for the first host to learn which others have ended.
@@ -123,24 +230,25 @@ def linked(
         if len(hosts) == 1:
             yield link
             return
-        deadline = _Deadline(wait, stopped)
-        # Names appear late in a cluster that starts.
-        while missing := [name for name in hosts if name not in link.addresses]:
-            for name in missing:
+        deadline = time.monotonic() + wait
+        while True:  # Names appear late in a cluster that starts.
+            addresses: dict[str, set[str]] = {}
+            for name in hosts:
                 with suppress(OSError):
                     entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-                    link.addresses[name] = {str(entry[4][0]) for entry in entries}
-            missing = [name for name in missing if name not in link.addresses]
-            if missing and deadline.passed():
+                    addresses[name] = {str(entry[4][0]) for entry in entries}
+            missing = [name for name in hosts if name not in addresses]
+            if not missing:
+                break
+            if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"No address for {', '.join(missing)} within {deadline.wait:.0f} s.",
+                    f"No address for {', '.join(missing)} within {wait:.0f} s.",
                     "Check that every host of resourceconfig.json has started and that they share"
                     " a network, or raise AMPHORA_HOST_WAIT_SECONDS.",
                 )
-            if missing:
-                time.sleep(0.2)
+            time.sleep(_TICK_SECONDS)
         is_first = host == hosts[0]
-        talk = _Listener(link, deadline) if is_first else _Caller(link, hosts[0], deadline)
+        talk = _Listener(link, addresses, deadline) if is_first else _Caller(link, wait)
         thread = threading.Thread(target=talk.run, name="peers", daemon=True)
         thread.start()
         try:
@@ -151,26 +259,52 @@ def linked(
             talk.close()
 
 
-class _Deadline:
-    """Bounds the wait for other hosts; a stop of the job cuts it short."""
+class _Talk:
+    """Exchanges reports with other hosts until the job is over."""
 
-    def __init__(self, wait: float, stopped: Callable[[], bool]) -> None:
-        self.wait, self._stopped = wait, stopped
-        self._deadline = time.monotonic() + wait
+    def __init__(self, link: Link) -> None:
+        self.link, self.stop = link, threading.Event()
+        self.connected: list[_Peer] = []
+        self.peers: dict[str, _Peer] = {}
+        """By host, once a connection has named it; also those that have ended."""
 
-    def passed(self) -> bool:
-        return self._stopped() or self.is_late()
+    def run(self) -> None:
+        last: Report | None = None
+        beat = 0.0
+        while self.link.decision is None and not self.stop.is_set():
+            # The threads that read add peers, and set the decision.
+            local, peers = self.link.local, dict(self.peers)
+            # What mpirun's agent has left, before the report that this host is done.
+            for path in self.link.outbox.iterdir() if self.link.outbox else ():
+                if path.name in peers:
+                    peers[path.name].send(replace(local, command=path.read_text()))
+                    path.unlink()
+            if local != last or time.monotonic() - beat > BEAT_SECONDS:
+                last, beat = local, time.monotonic()
+                for peer in peers.values():
+                    peer.send(local)
+            if decision := self.judge(local, peers):
+                self.link._decide(decision)
+            self.wait()
 
-    def is_late(self) -> bool:
-        """Return whether the time itself is over, without regard to a stop."""
-        return time.monotonic() > self._deadline
+    def wait(self) -> None:
+        self.stop.wait(_TICK_SECONDS)
+
+    def judge(self, local: Report, peers: Mapping[str, _Peer]) -> Report | None:
+        """Return the decision for the whole job, if there is one."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for peer in self.connected:
+            peer.close()
 
 
-class _Listener:
+class _Listener(_Talk):
     """Receives the reports of all other hosts on the first one, and decides for all."""
 
-    def __init__(self, link: Link, deadline: _Deadline) -> None:
-        self.link, self.stop, self._deadline = link, threading.Event(), deadline
+    def __init__(self, link: Link, addresses: Mapping[str, set[str]], deadline: float) -> None:
+        super().__init__(link)
+        self._addresses, self._deadline = addresses, deadline
         try:
             self._server = socket.create_server(("", PORT), backlog=64)
         except OSError as error:
@@ -178,76 +312,45 @@ class _Listener:
                 f"Port {PORT}, on which the hosts of a job meet, cannot be opened: {error}.",
                 "End the program that uses it, perhaps another job on this host.",
             ) from error
-        self._server.settimeout(0)
-        self._selector = selectors.DefaultSelector()
-        self._peers: dict[str, Peer] = {}
-        """By host, once a connection has named it."""
-        self._open: list[Peer] = []
+        self._server.settimeout(_TICK_SECONDS)
         self._warned: set[str] = set()
         self._consequence_at = float("inf")
         """When a host first reported that it lost another one."""
 
     def run(self) -> None:
-        """Talk to the other hosts until the job is over."""
-        last, beat = self.link.local, 0.0
-        self._selector.register(self._server, selectors.EVENT_READ)
-        with self._server, self._selector:
-            while not self.stop.is_set():
-                for key, _ in self._selector.select(timeout=0.2):
-                    try:
-                        self._read(key.data) if key.data else self._accept()
-                    except Exception as error:  # A stranger must not end the job.
-                        self._warn(f"{type(error).__name__}: {error}")
-                        self.stop.wait(0.05)
-                local = self.link.local
-                # What mpirun's agent has left, before the report that this host is done.
-                for path in self.link.outbox.iterdir() if self.link.outbox else ():
-                    if path.name in self._peers:
-                        command = path.read_text()
-                        self._peers[path.name].send(replace(self.link.local, command=command))
-                        path.unlink()
-                if local != last or time.monotonic() - beat > BEAT_SECONDS:
-                    last, beat = local, time.monotonic()
-                    for peer in self._peers.values():
-                        peer.send(local)
-                decision = self._judge(local)
-                if decision is not None:
-                    # All that have connected receive it, also if they have not reported yet.
-                    for _ in self.link.hosts[1:]:
-                        self._accept()
-                    for peer in self._open:
-                        peer.send(decision)
-                        if peer.report is None:
-                            peer.read()  # Unread bytes would make close() discard what was sent.
-                    self.link._decide(decision)
-                    return
+        with self._server:
+            super().run()
+            if self.link.decision:
+                # All that have connected receive it, also if they have not reported yet.
+                self._server.settimeout(0)
+                for _ in self.link.hosts[1:]:
+                    self.wait()
+                for peer in self.connected:
+                    peer.send(self.link.decision)
 
-    def _accept(self) -> None:
+    def wait(self) -> None:
         try:
             connection, (address, *_) = self._server.accept()
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             return
-        if not any(address in self.link.addresses[name] for name in self.link.hosts[1:]):
+        except OSError as error:  # A stranger must not end the job.
+            self._warn(f"{type(error).__name__}: {error}")
+            self.stop.wait(0.05)
+            return
+        if any(address in self._addresses[name] for name in self.link.hosts[1:]):
+            self.connected.append(_Peer(connection, self._is_host, address))
+        else:
             connection.close()
             self._warn(f"refused {address}, which is not an address of a host of the job")
-            return
-        connection.settimeout(BEAT_SECONDS)
-        peer = Peer(connection, address)
-        self._open.append(peer)
-        self._selector.register(connection, selectors.EVENT_READ, peer)
 
-    def _read(self, peer: Peer) -> None:
-        peer.read()
-        if peer.report is not None and not peer.ended:
-            name = peer.report.host
-            is_host = name in self.link.hosts[1:] and peer.address in self.link.addresses[name]
-            # The first connection that names a host from its local address is that host.
-            if not is_host or self._peers.setdefault(name, peer) is not peer:
-                peer.ended = True
-        if peer.ended:  # The peer of a host stays known as ended.
-            self._selector.unregister(peer.connection)
-            self._open.remove(peer)
-            peer.connection.close()
+    def _is_host(self, peer: _Peer, report: Report) -> bool:
+        """Return whether a peer is the host that its report names.
+
+        The first connection that names a host from an address of it is that host.
+        """
+        name = report.host
+        is_known = name in self.link.hosts[1:] and peer.address in self._addresses[name]
+        return is_known and self.peers.setdefault(name, peer) is peer
 
     def _warn(self, text: str) -> None:
         """Log what strangers do, once for each text and up to a bound."""
@@ -255,72 +358,57 @@ class _Listener:
             self._warned.add(text)
             log.warning("port %d: %s", PORT, text)
 
-    def close(self) -> None:
-        for peer in self._open:
-            peer.connection.close()
-
-    def _judge(self, local: Report) -> Report | None:
-        """Return the decision for the whole job, if there is one."""
+    def judge(self, local: Report, peers: Mapping[str, _Peer]) -> Report | None:
         now = time.monotonic()
         reports = {local.host: local}
-        reports |= {name: peer.report for name, peer in self._peers.items() if peer.report}
+        reports |= {name: peer.report for name, peer in peers.items() if peer.report}
         failed = [report for report in reports.values() if report.state == "failed"]
         if any(report.is_consequence for report in failed):
             self._consequence_at = min(self._consequence_at, now)
+        if all(report.is_consequence for report in failed):  # The cause is not known.
+            for name, peer in peers.items():
+                has_failed = peer.report is not None and peer.report.state == "failed"
+                if not has_failed and (reason := peer.lost(now)):
+                    return Report(host=name, state="abort", reason=reason)
         decision = judge(reports, self.link.hosts, now - self._consequence_at)
-        is_cause_known = any(not report.is_consequence for report in failed)
-        for name, peer in self._peers.items():
-            has_failed = peer.report is not None and peer.report.state == "failed"
-            if not is_cause_known and not has_failed and (reason := peer.lost(now)):
-                return Report(host=name, state="abort", reason=reason)
         missing = [name for name in self.link.hosts[1:] if name not in reports]
-        if decision is None and missing and self._deadline.is_late():
+        if decision is None and missing and now > self._deadline:
             reason = "; ".join(("it did not appear in time", *sorted(self._warned)))
             return Report(host=missing[0], state="abort", reason=reason)
         return decision
 
 
-class _Caller:
+class _Caller(_Talk):
     """Reports to the first host from any other one, and receives its decisions."""
 
-    def __init__(self, link: Link, first: str, deadline: _Deadline) -> None:
-        self.link, self.stop, self._first = link, threading.Event(), first
+    def __init__(self, link: Link, wait: float) -> None:
+        super().__init__(link)
+        first, deadline = link.hosts[0], time.monotonic() + wait
         while True:
             try:
                 connection = socket.create_connection((first, PORT), timeout=BEAT_SECONDS)
                 break
             except OSError as error:
-                if deadline.passed():
+                if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"The host {first} does not answer on port {PORT} within"
-                        f" {deadline.wait:.0f} s ({error}).",
+                        f"The host {first} does not answer on port {PORT} within {wait:.0f} s"
+                        f" ({error}).",
                         "Check that it has started and that the security group lets the hosts"
                         " connect to each other, or raise AMPHORA_HOST_WAIT_SECONDS.",
                     ) from error
-                time.sleep(0.2)
-        self._peer = Peer(connection)
+                time.sleep(_TICK_SECONDS)
+        connection.settimeout(None)
+        self.connected = [_Peer(connection, self._take)]
+        self.peers = {first: self.connected[0]}
 
-    def close(self) -> None:
-        self._peer.connection.close()
+    def _take(self, _peer: _Peer, report: Report) -> bool:
+        self.link.command = report.command or self.link.command
+        self.link.is_left_out = report.state == "done" and not self.link.command
+        if report.state in ("abort", "all done"):
+            self.link._decide(report)
+        return True
 
-    def run(self) -> None:
-        """Talk to the first host until the job is over."""
-        last: Report | None = None
-        beat = 0.0
-        self._peer.connection.settimeout(0.2)
-        while not self.stop.is_set():
-            local = self.link.local
-            if local != last or time.monotonic() - beat > BEAT_SECONDS:
-                last, beat = local, time.monotonic()
-                self._peer.send(local)
-            if self._peer.ended:
-                self.stop.wait(0.2)  # Reading would return at once.
-            for report in () if self._peer.ended else self._peer.read():
-                self.link.command = report.command or self.link.command
-                self.link.is_left_out = report.state == "done" and not self.link.command
-                if report.state in ("abort", "all done"):
-                    self.link._decide(report)
-                    return
-            if reason := self._peer.lost(time.monotonic()):
-                self.link._decide(Report(host=self._first, state="abort", reason=reason))
-                return
+    def judge(self, local: Report, peers: Mapping[str, _Peer]) -> Report | None:
+        ((first, peer),) = peers.items()
+        reason = peer.lost(time.monotonic())
+        return Report(host=first, state="abort", reason=reason) if reason else None

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, CodeError
 from amphora.contract.job import Job, read_job
 from amphora.training import entry_point, launch
-from amphora.training.limits import Limits
+from amphora.training.job_runner import Limits
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 _MARKS = {OK: "ok", WARNING: "warn", ERROR: "ERROR"}
@@ -31,7 +32,7 @@ _RECIPE_SECONDS = 300
 _REPORT_PREFIX, _WARNING_PREFIX = "amphora-check ", "warning: "
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Holds the result of one check."""
 
@@ -63,18 +64,15 @@ def doctor(environ: Mapping[str, str], as_json: bool, steps: int = 0) -> int:
         findings = list(examine(environ, Path(scratch), steps))
     counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
     if as_json:
-        summary = {"errors": counts[ERROR], "warnings": counts[WARNING]}
-        text = json.dumps(
-            {**summary, "findings": [asdict(finding) for finding in findings]}, indent=1
-        )
+        summary: dict[str, Any] = {"errors": counts[ERROR], "warnings": counts[WARNING]}
+        text = json.dumps(summary | {"findings": list(map(asdict, findings))}, indent=1)
     else:
         width = max(len(finding.what) for finding in findings)
+        below = "\n" + " " * (width + 9)
         rows = [
-            f"{_MARKS[finding.level]:5}  {finding.what:{width}}  {line}"
-            if number == 0
-            else f"{'':5}  {'':{width}}  {line}"
+            f"{_MARKS[finding.level]:5}  {finding.what:{width}}  "
+            + below.join(str(finding).splitlines())
             for finding in findings
-            for number, line in enumerate(str(finding).splitlines() or [""])
         ]
         total = f"{counts[ERROR]} errors, {counts[WARNING]} warnings"
         text = "\n".join([*rows, "", total])
@@ -87,74 +85,71 @@ def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterat
     try:
         job = read_job(environ)
     except AmphoraError as error:
-        yield Finding(level=ERROR, what="configuration", detail=str(error))
+        yield Finding(ERROR, "configuration", str(error))
         return
     logs.remember(logs.secret_values(job.hyperparameters))
     names = ", ".join(sorted(job.hyperparameters)) or "none"
-    yield Finding(level=OK, what="configuration", detail=f"hyperparameters: {names}")
+    yield Finding(OK, "configuration", f"hyperparameters: {names}")
     for note in job.notes:
-        yield Finding(level=WARNING, what="configuration", detail=note)
+        yield Finding(WARNING, "configuration", note)
     if not job.channels:
-        yield Finding(level=WARNING, what="channels", detail="there are no channels")
+        yield Finding(WARNING, "channels", "there are no channels")
     for name, path in job.channels.items():
         what = f"channel {name}"
         if not path.is_dir():
-            yield Finding(level=OK, what=what, detail="Pipe mode: not checked")
+            yield Finding(OK, what, "Pipe mode: not checked")
             continue
         files = [file for file in path.rglob("*") if file.is_file()]
-        size = sum(file.stat().st_size for file in files)
-        if size == 0:
-            yield Finding(level=ERROR, what=what, detail=f"it is empty ({path})")
+        counted = f"{len(files)} file{'s' * (len(files) != 1)}"
+        if size := sum(file.stat().st_size for file in files):
+            yield Finding(OK, what, f"{counted}, {_bytes(size)} ({path})")
         else:
-            counted = f"{len(files)} file{'s' * (len(files) != 1)}, {_bytes(size)}"
-            yield Finding(level=OK, what=what, detail=f"{counted} ({path})")
+            yield Finding(ERROR, what, f"it is empty ({path})")
     for name in ("model", "output", "checkpoints"):
         folder: Path = getattr(job.paths, name)
         present = next(existing for existing in (folder, *folder.parents) if existing.exists())
         free = shutil.disk_usage(present).free
         what = f"folder {name}"
         if not os.access(present, os.W_OK):
-            yield Finding(level=ERROR, what=what, detail=f"{present} is read-only")
+            yield Finding(ERROR, what, f"{present} is read-only")
         else:
             level = OK if free >= LEAST_FREE_BYTES else WARNING
-            yield Finding(level=level, what=what, detail=f"{_bytes(free)} free: {folder}")
+            yield Finding(level, what, f"{_bytes(free)} free: {folder}")
     yield from _start(job, environ, scratch, steps)
 
 
 def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> Iterator[Finding]:
-    """Check the device, the code, and how it would be started."""
     try:
         host = devices.detect(environ)
-        yield Finding(level=OK, what="device", detail=f"{host.kind}: {host.reason}")
+        yield Finding(OK, "device", f"{host.kind}: {host.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, host, code, scratch, environ)
         Limits.from_environment(environ)
     except AmphoraError as error:
-        yield Finding(level=ERROR, what="start", detail=str(error))
+        yield Finding(ERROR, "start", str(error))
         return
     for note in plan.notes:
-        yield Finding(level=OK, what="start", detail=note)
+        yield Finding(OK, "start", note)
     needs = ["S3 for the code"] if job.submit_directory.startswith("s3://") else []
     if job.entry_point is not None:
         for install in entry_point.install_steps(code):
             try:
                 shown = packages.described(environ)
             except AmphoraError as error:
-                yield Finding(level=ERROR, what="packages", detail=str(error))
+                yield Finding(ERROR, "packages", str(error))
                 continue
-            yield Finding(level=OK, what="packages", detail=f"{install.what} from {shown}")
+            yield Finding(OK, "packages", f"{install.what} from {shown}")
             if not shown.startswith(packages.NO_INDEX):
                 needs.append(f"a package index for {install.what}")
     if len(job.hosts) > 1:
         needs.append(f"the other hosts: {', '.join(h for h in job.hosts if h != job.current_host)}")
     detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"
-    yield Finding(level=OK, what="network", detail=detail)
+    yield Finding(OK, "network", detail)
     if job.entry_point is None:
-        yield from _recipe(job, code, plan, launch.world_of(job, host, code, environ), steps)
+        yield from _recipe(job, code, plan, steps)
     else:
         if steps:
-            detail = "--steps tries the recipe's jobs, not scripts"
-            yield Finding(level=WARNING, what="trial", detail=detail)
+            yield Finding(WARNING, "trial", "--steps tries the recipe's jobs, not scripts")
         yield from _script(job, code)
 
 
@@ -162,13 +157,12 @@ def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
     """Check that a user's script compiles and that its imports are installed."""
     file = code.script
     if file is None:
-        yield Finding(level=OK, what="code", detail=f"{code.path} is run by {code.command[0]}")
+        yield Finding(OK, "code", f"{code.path} is run by {code.command[0]}")
         return
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
-        detail = f"{file}:{error.lineno} cannot be compiled: {error.msg}"
-        yield Finding(level=ERROR, what="code", detail=detail)
+        yield Finding(ERROR, "code", f"{file}:{error.lineno} cannot be compiled: {error.msg}")
         return
     missing = set()
     for node in tree.body:
@@ -189,31 +183,23 @@ def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
     if missing:
         remedy = "requirements.txt may install them" if listed else "list them in requirements.txt"
         detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
-        yield Finding(level=level, what="code", detail=detail)
+        yield Finding(level, "code", detail)
     else:
-        detail = f"{code.name} compiles, and its imports are installed"
-        yield Finding(level=OK, what="code", detail=detail)
+        yield Finding(OK, "code", f"{code.name} compiles, and its imports are installed")
     try:
         transformers4.check(file, code.root)
     except CodeError as error:  # requirements.txt may install transformers 4.
-        yield Finding(level=level, what="code", detail=str(error))
+        yield Finding(level, "code", str(error))
 
 
 def _recipe(
-    job: Job, code: entry_point.Source, plan: launch.Launch, world: launch.World, steps: int
+    job: Job, code: entry_point.Source, plan: launch.Launch, steps: int
 ) -> Iterator[Finding]:
     """Run the recipe's own checks of the data and the model (code/check.py)."""
-    processes = str(world.processes * len(world.hosts))
-    argv = [
-        sys.executable,
-        str(code.root / "check.py"),
-        processes,
-        str(steps),
-        *launch.arguments(job),
-    ]
+    argv = [sys.executable, str(code.root / "check.py"), str(plan.world_size), str(steps)]
     try:
         result = subprocess.run(
-            argv,
+            [*argv, *launch.arguments(job)],
             env={**plan.environ, "AMPHORA_LAUNCHER": ""},
             cwd=plan.cwd,
             capture_output=True,
@@ -223,17 +209,16 @@ def _recipe(
         )
     except subprocess.TimeoutExpired:
         detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to check"
-        yield Finding(level=WARNING, what="recipe", detail=detail)
+        yield Finding(WARNING, "recipe", detail)
         return
     for line in result.stdout.splitlines():
         if line.startswith(_REPORT_PREFIX):
             yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
         elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
-            detail = line.removeprefix(_WARNING_PREFIX)
-            yield Finding(level=WARNING, what="recipe", detail=detail)
+            yield Finding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX))
     if result.returncode != 0:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
-        yield Finding(level=ERROR, what="recipe", detail=lines[-1])
+        yield Finding(ERROR, "recipe", lines[-1])
 
 
 def _bytes(size: float) -> str:

@@ -154,11 +154,6 @@ def within_shown(head: str) -> str:
     return "\n".join(lines)
 
 
-def is_consequence(text: str) -> bool:
-    """Return whether a failure's first line only reports a lost peer."""
-    return bool(re.search(PEER_LOST, text.split("\n", 1)[0]))
-
-
 def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failure:
     """Describe the outcome of a job.
 
@@ -166,16 +161,16 @@ def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failu
         folder: The folder of the hook's records.
         conflicts: pip's lines about packages that do not fit what it has installed.
     """
-    records = sorted(map(Record.read, folder.glob("*.json")), key=lambda record: record.time)
-    return _Diagnosis(ended, records, conflicts).failure()
+    return _Diagnosis(ended, folder, conflicts).failure()
 
 
 class _Diagnosis:
     """Looks for the cause in how the process tree ended and in the recorded exceptions."""
 
-    def __init__(self, ended: Ended, records: Sequence[Record], conflicts: Sequence[str]) -> None:
-        self.ended, self.records, self.conflicts = ended, records, conflicts
-        self.by_pid = {record.pid: record for record in records}
+    def __init__(self, ended: Ended, folder: Path, conflicts: Sequence[str]) -> None:
+        self.ended, self.conflicts = ended, conflicts
+        records = sorted(map(Record.read, folder.glob("*.json")), key=lambda record: record.time)
+        self.records, self.by_pid = records, {record.pid: record for record in records}
         output, signs = "\n".join(ended.tail), ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1))
         matches = ((re.search(pattern, output), sign) for pattern, sign in signs)
         self.mpi_worker = next(
@@ -189,7 +184,24 @@ class _Diagnosis:
             mark = f"[1,{self.mpi_worker.rank}]<stderr>:"
             of_rank = [line.removeprefix(mark) for line in self.tail if line.startswith(mark)]
             self.tail = of_rank or self.tail
-        self.suspect, self.worker = self._cause()
+        # The exception that ended the job, and the rank that a launcher saw fail first. A program
+        # below the script may have failed without consequences: it counts if a checked command ran
+        # it. Below a shell the last exception counts, among ranks the first.
+        self.suspect: Record | None = None
+        self.worker = self.mpi_worker
+        if ended.pid in self.by_pid:
+            self.suspect, self.worker = self._followed(self.by_pid[ended.pid])
+        elif uppermost := [record for record in records if not self._outer(record)]:
+            last = uppermost[-1]
+            ranks = [
+                record
+                for record in uppermost
+                if record.ancestors[:1] == last.ancestors[:1]
+                and None not in (record.rank, last.rank)
+            ]
+            if chosen := _first_cause(ranks or [last], self.mpi_worker):
+                self.suspect, inner = self._followed(chosen)
+                self.worker = inner or self.mpi_worker
         self.record = self.suspect if self.suspect and self._is_certain(self.suspect) else None
         if self.worker is not None and self.record is not None and self.record.rank is not None:
             seen = {str(worker.rank): worker for record in records for worker in record.workers}
@@ -280,28 +292,6 @@ class _Diagnosis:
                 if re.search(rf"\b({names})\b", output):
                     head.append(f"requirements.txt has replaced a package of the image: {line}")
         return head
-
-    def _cause(self) -> tuple[Record | None, Worker | None]:
-        """Find the exception that ended the job, and the rank that a launcher saw fail first.
-
-        A program below the script may have failed without consequences: it counts if a checked
-        command ran it. Below a shell the last exception counts, among ranks the first.
-        """
-        if self.ended.pid in self.by_pid:
-            return self._followed(self.by_pid[self.ended.pid])
-        uppermost = [record for record in self.records if not self._outer(record)]
-        worker = self.mpi_worker
-        if not uppermost:
-            return None, worker
-        last = uppermost[-1]
-        ranks = [
-            record
-            for record in uppermost
-            if record.ancestors[:1] == last.ancestors[:1] and None not in (record.rank, last.rank)
-        ]
-        chosen = _first_cause(ranks or [last], worker)
-        record, inner = self._followed(chosen) if chosen else (None, None)
-        return record, inner or worker
 
     def _followed(self, record: Record) -> tuple[Record | None, Worker | None]:
         """Return the record behind this one: of torchrun's rank, or of the command that was run."""

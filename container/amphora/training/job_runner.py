@@ -9,20 +9,50 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amphora import __version__
 from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, ConfigError
+from amphora.common.variables import Variables
 from amphora.contract.job import Job, Paths, read_job
 from amphora.training import cluster, entry_point, failure, launch, mpi, process_tree, sdk_v3
-from amphora.training.limits import Limits
 
 log = logging.getLogger("amphora")
 
 CONFIG_EXIT_CODE = 2
 PEER_EXIT_CODE = 1
+STOP_SECONDS = 100.0
+"""SageMaker sends SIGKILL 120 s after SIGTERM; the rest is for the work after the script."""
+HOST_WAIT_SECONDS = 300.0
+"""Instances of one job start at different times."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Holds the limits of a training, in seconds."""
+
+    stop: float
+    """How long a stopped script may take to end."""
+    host_wait: float
+    """How long another host may take to appear."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Limits:
+        """Read the variables. Raises ConfigError that names each wrong one."""
+        variables = Variables(environ)
+        limits = cls(
+            *(
+                variables.number(name, default, least=0.001, unit="seconds")
+                for name, default in (
+                    ("AMPHORA_STOP_SECONDS", STOP_SECONDS),
+                    ("AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS),
+                )
+            )
+        )
+        variables.check()
+        return limits
 
 
 def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
@@ -53,7 +83,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             logs.remember(logs.secret_values(job.hyperparameters))
             limits = Limits.from_environment(environ)
             with cluster.linked(
-                job.hosts, job.current_host, signals.stopped, limits.host_wait_seconds
+                job.hosts, job.current_host, signals.stopped, limits.host_wait
             ) as link:
                 return _run(job, environ, limits, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
@@ -80,11 +110,10 @@ def _run(
     link: cluster.Link,
     sdk_command: str | None,
 ) -> int:
-    """Run the job on this host, and report to the other hosts."""
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
-        plan, conflicts = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
+        plan, conflicts = _prepared(job, environ, limits, scratch, signals, error_dir, sdk_command)
         if plan.agent_dir is not None:
             mpi.create_agent(plan.agent_dir)
             link.outbox = plan.agent_dir / mpi.COMMANDS
@@ -96,7 +125,7 @@ def _run(
             plan.cwd,
             signals,
             is_launcher=plan.is_launcher,
-            budget=limits.stop_seconds,
+            budget=limits.stop,
             link=link,
         )
         # A model that was killed half written would be uploaded (recipe.storage.atomic).
@@ -129,6 +158,7 @@ def _run(
 def _prepared(
     job: Job,
     environ: Mapping[str, str],
+    limits: Limits,
     scratch: Path,
     signals: process_tree.Signals,
     error_dir: Path,
@@ -183,7 +213,7 @@ def _prepared(
     for install in start.installs:
         with packages.index(environ, root, install) as index:
             log.info("installing %s from %s", install.what, index.shown)
-            ended = process_tree.run(index.argv, index.environ, root, signals)
+            ended = process_tree.run(index.argv, index.environ, root, signals, budget=limits.stop)
             if ended.stop_signal is not None:
                 raise process_tree.Interrupted
             if ended.exit_code != 0:
@@ -203,7 +233,7 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
         code = code or PEER_EXIT_CODE
         cause = f"{other.host} failed first: {other.reason}"
         # The other host may only have lost this one, whose script had not ended yet.
-        if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
+        if other.is_consequence and failed.raised and not failed.is_consequence:
             failed = replace(failed, rest=f"{cause}\n\n{failed.rest}")
         else:
             rest = f"On this host: {failed.head}\n\n{failed.rest}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,14 @@ from amphora.common.errors import ConfigError
 from amphora.common.logs import secret_values
 from amphora.common.packages import Install
 from amphora.common.secret_rules import is_secret_value
-from amphora.contract.job import Job, decode
+from amphora.contract.job import Job, decode, to_argument
 from amphora.contract.sm_variables import (
     MASTER_PORT,
     distribution_hosts,
+    fitting,
     plain,
     sm_variables,
-    to_argument,
     to_arguments,
-    too_long,
 )
 from amphora.training import mpi, neuron
 from amphora.training.entry_point import ProgramKind, Source
@@ -53,6 +51,8 @@ class Launch:
     """Whether mpirun of the first host sends the command for this host, in place of `argv`."""
     agent_dir: Path | None = None
     """The folder of the agent by which mpirun on this host reaches the others, to be created."""
+    world_size: int
+    """The number of processes that train together."""
     cache: Path | None = None
     """The folder of compiled programs, to be created before."""
     notes: tuple[str, ...]
@@ -94,13 +94,14 @@ def plan(
     Raises:
         ConfigError: A number of processes is wrong, or the distribution cannot run here.
     """
-    world = world_of(job, devices, source, environ)
+    world = _world(job, devices, source, environ)
     variables = sm_variables(job, devices, environ)
-    dropped = too_long(variables)
-    refuse_oversized(job, dropped)
+    kept = fitting(job, variables)
+    dropped = sorted(variables.keys() - kept.keys())
     notes = [f"{name} is left out: Linux allows at most 128 KiB for a variable" for name in dropped]
-    variables = {name: value for name, value in variables.items() if name not in dropped}
-    variables |= {_mark(name, value): to_argument(value) for name, value in _hidden(job).items()}
+    variables = kept | {
+        _mark(name, value): to_argument(value) for name, value in _hidden(job).items()
+    }
     folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
     variables |= {
         "PYTHONPATH": ":".join(filter(None, folders)),
@@ -124,61 +125,53 @@ def plan(
         lends=lends,
         agent_dir=agent_dir if is_mpi and len(world.hosts) > 1 and not lends else None,
         cache=setup.cache if setup else None,
+        world_size=world.processes * len(world.hosts),
         notes=(*world.notes, *(setup.notes if setup else ()), *notes),
     )
 
 
-def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
+def _world(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
     """Decide which processes train together, and what starts them."""
-    processes, why = processes_per_host(job, devices, environ)
-    keys = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
-    inside = bool(keys) and job.current_host in distribution_hosts(job)
-    if keys and not inside:
-        note = f"this host is in no instance group of {keys[0]}: it runs alone"
-        return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
-    hosts = tuple(distribution_hosts(job)) if inside or job.entry_point is None else ()
-    hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
-    if inside and source.kind is ProgramKind.COMMAND and mpi.KEY not in keys:
-        raise ConfigError(
-            f"{keys[0]} is on, but the entry point {source.name!r} is not a Python program.",
-            "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
-        )
-    notes = [note for key, note in TORCH_KEYS.items() if key in keys and note]
-    launcher = "torchrun" if inside else ""
-    if mpi.KEY in keys and job.entry_point is not None:
-        launcher = "mpirun"
-    elif mpi.KEY in keys:
-        notes.append("the recipe runs by torchrun, although the job requests mpi")
-    if (
-        not launcher
-        and source.kind is not ProgramKind.COMMAND
-        and (processes > 1 or len(hosts) > 1)
-    ):
-        launcher = "torchrun"
-    if not launcher:
-        processes, why = 1, "the script is started directly"
-    counted = f"{processes} process{'es' * (processes > 1)}"
-    where = f"each of {len(hosts)} hosts" if len(hosts) > 1 else "this host"
-    notes.append(f"{counted} on {where}{f' by {launcher}' * bool(launcher)}: {why}")
-    return World(launcher=launcher, hosts=hosts, processes=processes, notes=tuple(notes))
-
-
-def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Return the number of processes on this host, and the reason."""
+    processes, why = 1, "there is no accelerator"
+    if devices.accelerators:
+        processes, why = devices.accelerators, "one for each accelerator"
+    of_mpi = job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None
     for name, requested in (
-        ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
-        (mpi.PROCESSES_KEY, job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None),
         ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
+        (mpi.PROCESSES_KEY, of_mpi),
+        ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
     ):
         if requested:
             if not str(requested).isdecimal() or int(requested) < 1:
                 raise ConfigError(
                     f"{name} is {requested!r}.", "Give a number of processes, 1 or more."
                 )
-            return int(requested), name
-    if devices.accelerators:
-        return devices.accelerators, "one for each accelerator"
-    return 1, "there is no accelerator"
+            processes, why = int(requested), name
+    keys = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
+    hosts = tuple(distribution_hosts(job))
+    if keys and job.current_host not in hosts:
+        note = f"this host is in no instance group of {keys[0]}: it runs alone"
+        return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
+    is_recipe, is_python = job.entry_point is None, source.kind is not ProgramKind.COMMAND
+    hosts = (hosts or job.hosts) if keys or is_recipe else (job.current_host,)
+    if keys and not is_python and mpi.KEY not in keys:
+        raise ConfigError(
+            f"{keys[0]} is on, but the entry point {source.name!r} is not a Python program.",
+            "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
+        )
+    notes = [note for key, note in TORCH_KEYS.items() if key in keys and note]
+    if mpi.KEY in keys and is_recipe:
+        notes.append("the recipe runs by torchrun, although the job requests mpi")
+    if mpi.KEY in keys and not is_recipe:
+        launcher = "mpirun"
+    elif keys or (is_python and (processes > 1 or len(hosts) > 1)):
+        launcher = "torchrun"
+    else:
+        launcher, processes, why = "", 1, "the script is started directly"
+    counted = f"{processes} process{'es' * (processes > 1)}"
+    where = f"each of {len(hosts)} hosts" if len(hosts) > 1 else "this host"
+    notes.append(f"{counted} on {where}{f' by {launcher}' * bool(launcher)}: {why}")
+    return World(launcher=launcher, hosts=hosts, processes=processes, notes=tuple(notes))
 
 
 def _command(
@@ -231,24 +224,6 @@ def _hidden(job: Job) -> dict[str, Any]:
 def _mark(name: str, value: Any) -> str:
     """Name the variable with the value for argv. (SM_HP_* holds objects as JSON.)"""
     return f"{'SM_HP' if isinstance(value, str) else 'SM_ARGUMENT'}_{plain(name).upper()}"
-
-
-def refuse_oversized(job: Job, dropped: Sequence[str]) -> None:
-    """Raise ConfigError if a hyperparameter is longer than an argument may be.
-
-    Args:
-        dropped: The variables that are too long for the environment.
-    """
-    sizes = [
-        f"{name} ({len(os.fsencode(to_argument(value))):,} bytes)"
-        for name, value in job.arguments.items()
-        if f"SM_HP_{name.upper()}" in dropped
-    ]
-    if sizes:
-        raise ConfigError(
-            f"Larger than the 128 KiB that Linux allows for one argument: {', '.join(sizes)}.",
-            "Put the value into a file of a channel, and pass the file's name.",
-        )
 
 
 def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:

@@ -22,12 +22,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from amphora.common.errors import CodeError
 from amphora.common.logs import mask, unfinished
+from amphora.training.cluster import Link
 from amphora.training.failure import DEATH, Ended
-from amphora.training.limits import STOP_SECONDS
 
 ABORT_BUDGET_SECONDS = 10.0
 """The budget after another host has failed: no whole step can be saved."""
@@ -41,12 +41,6 @@ _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _LAUNCHER = re.compile(r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b")
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
-
-
-class Abort(Protocol):
-    """Defines a file that becomes readable once the tree must end."""
-
-    def fileno(self) -> int: ...
 
 
 class Interrupted(BaseException):
@@ -83,17 +77,18 @@ class Signals:
         self._reader.close()
         self._writer.close()
 
-    def _on_stop(self, number: int, _frame: object) -> None:
-        self.stop = self.stop or number
-        if self.interrupts:
-            raise Interrupted
-
     @classmethod
     @contextlib.contextmanager
     def caught(cls) -> Iterator[Signals]:
         """Catch the stop signals and SIGCHLD within the block. Main thread only."""
         signals = cls()
-        previous = {number: signal.signal(number, signals._on_stop) for number in _STOP_SIGNALS}
+
+        def on_stop(number: int, _frame: object) -> None:
+            signals.stop = signals.stop or number
+            if signals.interrupts:
+                raise Interrupted
+
+        previous = {number: signal.signal(number, on_stop) for number in _STOP_SIGNALS}
         previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         wakeup = signal.set_wakeup_fd(signals._writer.fileno(), warn_on_full_buffer=False)
         try:
@@ -162,8 +157,8 @@ def run(
     signals: Signals,
     *,
     is_launcher: bool = False,
-    budget: float = STOP_SECONDS,
-    link: Abort | None = None,
+    budget: float,
+    link: Link | None = None,
 ) -> Ended:
     """Run a program with its process tree until all of it has ended.
 
@@ -236,7 +231,7 @@ def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subp
 
 
 def _watch(
-    tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Abort | None
+    tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Link | None
 ) -> bool:
     """Wait until the tree has ended and its output has arrived.
 
@@ -309,9 +304,9 @@ class _Tree:
     def members(self) -> list[int]:
         """Return the ids of the live processes, orphans included."""
         children: dict[int, list[int]] = {}
-        for process in _processes():
-            if process.state != "Z":
-                children.setdefault(process.parent, []).append(process.pid)
+        for pid, (parent, is_alive) in _processes().items():
+            if is_alive:
+                children.setdefault(parent, []).append(pid)
         below = [os.getpid()]
         for pid in below:
             below += children.get(pid, ())
@@ -324,12 +319,19 @@ class _Tree:
         a Python process (data loader workers) are left out, because it needs them to finish its
         step. Processes that remain after the script has ended receive the signal as well.
         """
-        parents = {process.parent for process in _processes()}
+        processes = _processes()
+        parents = {parent for parent, _ in processes.values()}
         for pid in self.members():
-            names_launcher = _LAUNCHER.search(" ".join(_command(pid)[:4])) is not None
+            program, *words = _command(pid) or [""]
+            names_launcher = _LAUNCHER.search(" ".join([program, *words[:3]])) is not None
             is_launcher = names_launcher or (self.is_launcher and pid == self.root)
             has_workers = is_launcher and pid in parents
-            waits = self.status is None and (has_workers or _is_python_helper(pid))
+            # Python itself starts processes by fork or multiprocessing.
+            is_helper = Path(program).name.startswith("python") and (
+                any("multiprocessing" in word or "compile_worker" in word for word in words[:3])
+                or [program, *words] == _command(processes.get(pid, (0, True))[0])
+            )
+            waits = self.status is None and (has_workers or is_helper)
             if not waits and pid not in self.signalled:
                 self.signalled.add(pid)
                 _signal(pid, number)
@@ -346,37 +348,19 @@ class _Tree:
             self.reap()
 
 
-def _is_python_helper(pid: int) -> bool:
-    """Return whether Python started this process itself: by fork or multiprocessing."""
-    command = _command(pid)
-    if not command or not Path(command[0]).name.startswith("python"):
-        return False
-    if any("multiprocessing" in word or "compile_worker" in word for word in command[1:4]):
-        return True
-    parent = next((entry.parent for entry in _processes() if entry.pid == pid), 0)
-    return command == _command(parent)
+def _processes() -> dict[int, tuple[int, bool]]:
+    """Return every process's parent, and whether it is alive or was not reaped.
 
-
-@dataclass(frozen=True)
-class _Process:
-    """Holds one line of the process table."""
-
-    pid: int
-    parent: int
-    state: str
-    """'R', 'S', 'D' ...; 'Z' for one that has ended and has not been reaped."""
-
-
-def _processes() -> Iterator[_Process]:
-    """Yield every process. A user's requirements.txt may replace psutil under this process."""
+    A user's requirements.txt may replace psutil under this process.
+    """
+    processes = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            try:
+            with contextlib.suppress(OSError):  # The process has ended.
                 # The command's name, in parentheses, may hold anything, even parentheses.
                 fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue  # The process has ended.
-            yield _Process(int(entry.name), int(fields[1]), fields[0].decode())
+                processes[int(entry.name)] = int(fields[1]), fields[0] != b"Z"
+    return processes
 
 
 def _command(pid: int) -> list[str]:
@@ -393,7 +377,6 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _oom_kills() -> int:
-    """Count the kills of the out-of-memory killer in this container."""
     try:
         events = dict(line.split() for line in _OOM_EVENTS.read_text().splitlines())
     except (OSError, ValueError):

@@ -6,8 +6,9 @@ sm_drivers/sm_train.sh, with the user's code in the channel `code`. bash passes 
 name, and does not forward signals. Its steps are therefore read and performed here. A script with
 an unknown line runs unchanged, under the same supervision.
 
-Source: sagemaker-train 1.27.0 (templates.py, container_drivers), with which a test compares. The
-scripts of its 1.0.0 and of `sagemaker.modules` in sagemaker 2.257.7 are supported as well.
+Source: sagemaker-train 1.27.0 (templates.py, container_drivers), with which a test compares, and
+lists what a script sees differently. The scripts of its 1.0.0 and of `sagemaker.modules` in
+sagemaker 2.257.7 are supported as well.
 """
 
 from __future__ import annotations
@@ -26,20 +27,9 @@ from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
 from amphora.common.packages import Install
 from amphora.contract.job import GROUPS_KEY, Job, Paths, decode
-from amphora.contract.sm_variables import MASTER_PORT, too_long
+from amphora.contract.sm_variables import MASTER_PORT, fitting
 from amphora.training import launch, mpi
 from amphora.training.entry_point import ProgramKind, Source, listed
-
-DIFFERENCES: Mapping[str, str] = {
-    "SM_MASTER_ADDR": "the first host of the job; the driver always writes 'algo-1'",
-    "SM_ENTRY_SCRIPT": "empty if there is none; the driver writes 'null'",
-    "SM_TRAINING_ENV": "has SM_MASTER_ADDR, and the keys of sagemaker-training as well",
-    "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
-    "argv": "as SM_HP_*; sagemaker_* come last; other processes do not see secrets in it",
-    "SM_CHANNEL_*": "SM_CHANNEL_MY_DATA is set in addition to SM_CHANNEL_MY-DATA",
-    "JSON": "compact, with sorted keys",
-}
-"""Differences from what a script gets under the SDK's driver."""
 
 _DATA = r"/opt/ml/input/data"
 _SENT = re.compile(rf"chmod \+x {_DATA}/sm_drivers/sm_train\.sh && {_DATA}/sm_drivers/sm_train\.sh")
@@ -121,11 +111,8 @@ def start(
         unpack(archive, root, str(archive))
     program, what = _program(request, root, job.paths)
     plan = launch.plan(_adapted(job, request, root), devices, program, error_dir, environ)
-    variables = variables_of(job, request, environ, plan.environ)
-    dropped = too_long(variables)
-    launch.refuse_oversized(job, dropped)
-    kept = {name: value for name, value in variables.items() if name not in dropped}
-    plan = replace(plan, environ={**plan.environ, **kept})
+    variables = fitting(job, variables_of(job, request, environ, plan.environ))
+    plan = replace(plan, environ={**plan.environ, **variables})
     argv, is_launcher = plan.argv, plan.is_launcher
     if request.runs_entry_script:
         for name, text in arguments_of(job).items():

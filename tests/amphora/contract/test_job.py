@@ -14,11 +14,6 @@ def test_the_environment_names_the_program_first(tree: Tree) -> None:
     assert read(tree, SAGEMAKER_PROGRAM="b.py").entry_point == "b.py"
 
 
-def test_rank_is_the_place_among_sorted_hosts(tree: Tree) -> None:
-    tree.configure(resourceconfig={"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]})
-    assert (read(tree).hosts, read(tree).rank) == (("algo-1", "algo-2"), 1)
-
-
 def test_files_that_no_local_run_has_are_assumed_without_a_note(tree: Tree) -> None:
     job = read(tree.configure().channel("train", **{"a.csv": "text,label\n"}))
     assert list(job.channels) == ["train"] and job.hosts == ("algo-1",)

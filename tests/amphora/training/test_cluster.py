@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from amphora.common.errors import CodeError
 from amphora.training import cluster
-from amphora.training.cluster import Link, linked
-from amphora.training.verdict import CAUSE_SECONDS, Report, judge
+from amphora.training.cluster import CAUSE_SECONDS, Link, Report, judge, linked
 from tests.support.ports import free_port
 from tests.support.until import until
 

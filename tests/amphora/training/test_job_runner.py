@@ -38,7 +38,7 @@ def test_the_largest_of_too_many_arguments_is_named(tree: Tree) -> None:
 def test_a_process_that_ends_while_processes_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [Path("/proc/0"), Path(f"/proc/{os.getpid()}")]
     monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))
-    assert [process.pid for process in process_tree._processes()] == [os.getpid()]
+    assert list(process_tree._processes()) == [os.getpid()]
 
 
 @pytest.mark.parametrize("name", ["model", "output"])
