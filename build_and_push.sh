@@ -50,7 +50,6 @@ parse_arguments() {
             --stand-in) stand_in=1; shift; continue ;;
             --instance | --stack | --transformers | --tag | --region | --repository | --base-image)
                 [ -n "${2:-}" ] || die "$1 has no value." "Give it after $1, as in the usage." ;;
-            --attest) die "--attest was removed." "Sign the pushed image by cosign: docs/RELEASING.md." ;;
             *) usage; die "'$1' is not an option." "The options are listed above." ;;
         esac
         case $1 in

@@ -70,10 +70,6 @@ def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
         (["tpu"], "'tpu' is not a kind of image."),
         (["gpu", "--tga", "x"], "'--tga' is not an option."),
         (["gpu", "--tag"], "--tag has no value."),
-        (
-            ["gpu", "--attest", "cosign.key"],
-            "--attest was removed. Sign the pushed image by cosign",
-        ),
         (["gpu", "--stack", "xla"], "--stack goes with neuron only."),
         (["gpu", "--transformers", "6"], "--transformers '6' is unknown. Give 4 or 5."),
         (["vllm", "--transformers", "4"], "--transformers goes with gpu and cpu only."),

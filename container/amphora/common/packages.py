@@ -37,36 +37,31 @@ _KEPT = ("torch", "torchvision", "torchaudio", "torch-xla", "torch-neuronx")
 _TRUE = ("1", "true", "yes", "on", "t", "y")
 # Patterns in pip's output, with the remedy; the first match counts. They are compiled only after a
 # failure, because compiling them would delay every start.
-_REMEDIES: tuple[tuple[str, str], ...] = (
-    (
-        r"The user requested \(constraint\) torch",
+_REMEDIES: Mapping[str, str] = {
+    r"The user requested \(constraint\) torch": (
         "The image's torch stays: the other libraries are built for it. Leave torch out of"
         " the requirements, request the version after '(constraint)', or choose a version of the"
         " other package that runs with it. For another torch, build the image on another base"
-        " (./build_and_push.sh ... --base-image).",
+        " (./build_and_push.sh ... --base-image)."
     ),
-    (
-        r"\b40[13] (?:Client )?Error|Credentials not correct|\b40[13]: ",
+    r"\b40[13] (?:Client )?Error|Credentials not correct|\b40[13]: ": (
         "The index refuses the credentials: check the user and password in its URL, or what the"
-        " job's role may read (codeartifact:ReadFromRepository).",
+        " job's role may read (codeartifact:ReadFromRepository)."
     ),
-    (
-        r"subprocess-exited-with-error|metadata-generation-failed|Failed (?:to build|building)",
+    r"subprocess-exited-with-error|metadata-generation-failed|Failed (?:to build|building)": (
         f"This version has no wheel for Python {sys.version_info[0]}.{sys.version_info[1]} and"
         " cannot be built here. Choose a version with a wheel, mostly a newer one, or install it in"
-        " an image based on this one.",
+        " an image based on this one."
     ),
-    (
-        r"SSLError|CERTIFICATE_VERIFY_FAILED|SSL: ",
-        "Set PIP_CERT to the index's certificate (a file in the container), or PIP_TRUSTED_HOST.",
+    r"SSLError|CERTIFICATE_VERIFY_FAILED|SSL: ": (
+        "Set PIP_CERT to the index's certificate (a file in the container), or PIP_TRUSTED_HOST."
     ),
-    (
-        r"connection broken by|ProxyError|NewConnectionError|ConnectTimeout|Max retries",
+    r"connection broken by|ProxyError|NewConnectionError|ConnectTimeout|Max retries": (
         "The index cannot be reached: check the subnets, security groups and endpoints of the VPC,"
         " and HTTPS_PROXY and NO_PROXY. Without network access, put the wheels into the code"
-        " folder (--no-index and --find-links in requirements.txt), or install them in the image.",
+        " folder (--no-index and --find-links in requirements.txt), or install them in the image."
     ),
-)
+}
 _CONFLICT = re.compile(r"\S+ \S+ requires .+, but you have \S+ \S+ which is incompatible")
 _USUAL_REMEDY = (
     "Check the names and versions, and that the index has them. Without network access, put the"
@@ -215,7 +210,7 @@ def failed(
     masked = (logs.mask(_LOG_TIME.sub("", line).strip()) for line in lines)
     output = [line for line in masked if line]
     # One warning stands for many retries, since 1,024 characters are shown.
-    known = [line for line in output if any(re.search(sign, line) for sign, _ in _REMEDIES)][-1:]
+    known = [line for line in output if any(re.search(sign, line) for sign in _REMEDIES)][-1:]
     rest = [line for line in dict.fromkeys(output) if line not in known and _BUILD_END not in line]
     errors = [line for line in rest if "ERROR" in line] or rest
     # The lines that explain a failed build or a version conflict.
@@ -230,7 +225,9 @@ def failed(
         explanation = conflict[1].splitlines()[:_SHOWN_LINES]
     shown = dict.fromkeys([*known, *explanation, *errors[-_SHOWN_LINES:]])
     text = " ".join(line[:_LINE_CHARS] for line in shown)
-    remedy = next((advice for sign, advice in _REMEDIES if re.search(sign, text)), _USUAL_REMEDY)
+    remedy = next(
+        (advice for sign, advice in _REMEDIES.items() if re.search(sign, text)), _USUAL_REMEDY
+    )
     return CodeError(
         f"{install.what} of {folder} cannot be installed (pip's exit code {exit_code}) from"
         f" {index.shown}: {text}",

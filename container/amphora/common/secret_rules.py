@@ -7,6 +7,7 @@ the other. A test compares them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MASK = "******"
 
@@ -92,36 +93,28 @@ _VALUE_HINTS = (
     *("k_test_", "gsk_", "r8_", "dapi", "sg.", "npm_", "dckr_", "eyj", "wandb"),
 )
 # Secrets that a prefix (the first group, which is kept) identifies, with hints as above.
-_PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
-    (
-        ("hooks.slack",),
-        re.compile(r"(hooks\.slack\.com/(?:services|workflows)/)[A-Za-z0-9/_-]{8,}"),
-    ),
-    # A W&B key is 40 hex digits, like a git commit: only near its name.
-    (("wandb",), re.compile(r"(?i)(wandb.{0,80}?)\b[0-9a-f]{40}\b")),
-    # With a digit, unlike "basic tokenization".
-    (
-        ("bearer", "basic"),
-        re.compile(r"(?i)(\b(?:bearer|basic)[ \t]+)(?=\S*\d)[A-Za-z0-9._~+/=-]{12,}"),
-    ),
-    # Up to the last @ before the host's end: a password may hold one.
-    (("://",), re.compile(r"(://[^\s/:@'\"]*:)[^\s/'\"]+(?=@)")),
-    (("://",), re.compile(r"(?i)(https?://)(?!git@)[^\s/:@'\"<>]+(?=@)")),
-    # Signed addresses of S3 and Azure.
-    (
-        ("x-amz-",),
-        re.compile(r"(?i)(\bX-Amz-(?:Signature|Security-Token|Credential)=)[^&\s'\"]+"),
-    ),
-    (("sig=",), re.compile(r"(?i)([?&]sig=)[^&\s'\"]{8,}")),
-    (
-        ("passw", "secret", "key", "token"),
-        re.compile(
+_PATTERNS = tuple(
+    (hints.split(), re.compile(pattern))
+    for hints, pattern in (
+        ("hooks.slack", r"(hooks\.slack\.com/(?:services|workflows)/)[A-Za-z0-9/_-]{8,}"),
+        # A W&B key is 40 hex digits, like a git commit: only near its name.
+        ("wandb", r"(?i)(wandb.{0,80}?)\b[0-9a-f]{40}\b"),
+        # With a digit, unlike "basic tokenization".
+        ("bearer basic", r"(?i)(\b(?:bearer|basic)[ \t]+)(?=\S*\d)[A-Za-z0-9._~+/=-]{12,}"),
+        # Up to the last @ before the host's end: a password may hold one.
+        ("://", r"(://[^\s/:@'\"]*:)[^\s/'\"]+(?=@)"),
+        ("://", r"(?i)(https?://)(?!git@)[^\s/:@'\"<>]+(?=@)"),
+        # Signed addresses of S3 and Azure.
+        ("x-amz-", r"(?i)(\bX-Amz-(?:Signature|Security-Token|Credential)=)[^&\s'\"]+"),
+        ("sig=", r"(?i)([?&]sig=)[^&\s'\"]{8,}"),
+        (
+            "passw secret key token",
             # Not /etc/passwd.
             r"(?i)((?<!/)(?:password|passwd|secret|api[_-]?key|access[_-]?key|secret[_-]?key"
             r"|auth[_-]?token|access[_-]?token|session[_-]?token|hf[_-]?token)"
-            r"['\"]?[ \t]*[=:][ \t]*['\"]?)(?!(?:None|null|true|false)\b)[^\s'\",;&}]{4,}"
+            r"['\"]?[ \t]*[=:][ \t]*['\"]?)(?!(?:None|null|true|false)\b)[^\s'\",;&}]{4,}",
         ),
-    ),
+    )
 )
 # A setting, or an option of a command line, and its value.
 _SETTING = re.compile(
@@ -165,5 +158,5 @@ def _masked_setting(match: re.Match[str]) -> str:
     return match["head"] + MASK if is_secret else match[0]
 
 
-def _holds(lower: str, hints: tuple[str, ...]) -> bool:
+def _holds(lower: str, hints: Iterable[str]) -> bool:
     return any(hint in lower for hint in hints)

@@ -131,16 +131,15 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> I
     for note in plan.notes:
         yield Finding(OK, "start", note)
     needs = ["S3 for the code"] if job.submit_directory.startswith("s3://") else []
-    if job.entry_point is not None:
-        for install in entry_point.install_steps(code):
-            try:
-                shown = packages.described(environ)
-            except AmphoraError as error:
-                yield Finding(ERROR, "packages", str(error))
-                continue
-            yield Finding(OK, "packages", f"{install.what} from {shown}")
-            if not shown.startswith(packages.NO_INDEX):
-                needs.append(f"a package index for {install.what}")
+    for install in plan.installs:
+        try:
+            shown = packages.described(environ)
+        except AmphoraError as error:
+            yield Finding(ERROR, "packages", str(error))
+            continue
+        yield Finding(OK, "packages", f"{install.what} from {shown}")
+        if not shown.startswith(packages.NO_INDEX):
+            needs.append(f"a package index for {install.what}")
     if len(job.hosts) > 1:
         needs.append(f"the other hosts: {', '.join(h for h in job.hosts if h != job.current_host)}")
     detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"
@@ -150,10 +149,10 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> I
     else:
         if steps:
             yield Finding(WARNING, "trial", "--steps tries the recipe's jobs, not scripts")
-        yield from _script(job, code)
+        yield from _script(code, plan)
 
 
-def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
+def _script(code: entry_point.Source, plan: launch.Launch) -> Iterator[Finding]:
     """Check that a user's script compiles and that its imports are installed."""
     file = code.script
     if file is None:
@@ -178,10 +177,11 @@ def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
             )
             if not is_local and PathFinder.find_spec(name) is None:
                 missing.add(name)
-    listed = bool(entry_point.install_steps(code))
-    level = WARNING if listed else ERROR
+    level = WARNING if plan.installs else ERROR
     if missing:
-        remedy = "requirements.txt may install them" if listed else "list them in requirements.txt"
+        remedy = "list them in requirements.txt"
+        if plan.installs:
+            remedy = "requirements.txt may install them"
         detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
         yield Finding(level, "code", detail)
     else:

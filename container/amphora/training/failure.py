@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,69 +22,60 @@ from amphora.training.exception_records import ASIDE_CHARS, PEER_LOST, Record, W
 SHOWN_CHARS = 1024
 _TOTAL_CHARS = 32 * 1024
 # Patterns are compiled only after a failure: compiling them would delay every start.
-_HINTS: tuple[tuple[str, str], ...] = (
-    (
-        r"No module named 'torch_xla",
-        "Only the image for Trainium has torch_xla: use it, or import torch_xla on Trainium alone.",
+_HINTS: Mapping[str, str] = {
+    r"No module named 'torch_xla": (
+        "Only the image for Trainium has torch_xla: use it, or import torch_xla on Trainium alone."
     ),
-    (
-        r"No module named 'smdistributed",
+    r"No module named 'smdistributed": (
         "AWS's smdistributed is not in this image: use torch's DistributedDataParallel, with which"
-        " the job runs here (torch_distributed).",
+        " the job runs here (torch_distributed)."
     ),
-    (
-        r"No module named 'sagemaker_containers",
-        "sagemaker_containers is now sagemaker_training; its values are in the variables SM_*.",
+    r"No module named 'sagemaker_containers": (
+        "sagemaker_containers is now sagemaker_training; its values are in the variables SM_*."
     ),
-    (
-        r"No module named '(?:horovod|tensorflow|keras)\b",
-        "This image is for PyTorch: use one that has the package.",
+    r"No module named '(?:horovod|tensorflow|keras)\b": (
+        "This image is for PyTorch: use one that has the package."
     ),
-    (
-        r"ModuleNotFoundError|No module named",
+    r"ModuleNotFoundError|No module named": (
         "List the package in requirements.txt, next to the script. Your modules must be in"
-        " the code folder (source_dir, or dependencies=).",
+        " the code folder (source_dir, or dependencies=)."
     ),
-    (r"cannot import name 'load_metric'|no attribute 'load_metric'", "Write evaluate.load(...)."),
-    (
-        r"cannot import name 'HfFolder'",
-        "Write huggingface_hub.get_token(), and login(token=...) for HfFolder.save_token.",
+    r"cannot import name 'load_metric'|no attribute 'load_metric'": "Write evaluate.load(...).",
+    r"cannot import name 'HfFolder'": (
+        "Write huggingface_hub.get_token(), and login(token=...) for HfFolder.save_token."
     ),
-    (r"'prepare_model_for_int8_training'", "Write prepare_model_for_kbit_training (peft)."),
-    (
-        r"KeyError: 'SM_CHANNEL_",
-        "The job has no channel of that name: pass it to fit(), or read the channel that it has.",
+    r"'prepare_model_for_int8_training'": "Write prepare_model_for_kbit_training (peft).",
+    r"KeyError: 'SM_CHANNEL_": (
+        "The job has no channel of that name: pass it to fit(), or read the channel that it has."
     ),
     (
         r"on the Hugging Face Hub either|couldn't connect to 'https://huggingface\.co"
-        r"|(?:LocalEntryNotFound|OfflineModeIsEnabled)",
+        r"|(?:LocalEntryNotFound|OfflineModeIsEnabled)"
+    ): (
         "The job cannot reach the Hub: put the files into a channel or the code folder, or give the"
-        " job network access.",
+        " job network access."
     ),
-    (
-        r"MemoryError|CUDA out of memory|can't allocate memory|died with <Signals.SIGKILL",
-        "Out of memory: lower the batch size or max_length, or take a larger instance.",
+    r"MemoryError|CUDA out of memory|can't allocate memory|died with <Signals.SIGKILL": (
+        "Out of memory: lower the batch size or max_length, or take a larger instance."
     ),
     (
         r"/dev/shm|shared memory|unable to write to file </torch_"
-        r"|DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)",
+        r"|DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)"
+    ): (
         "A data loader's worker most likely ran out of memory or shared memory: use fewer workers,"
-        " or a container with more (docker run --shm-size).",
+        " or a container with more (docker run --shm-size)."
     ),
-    (
-        r"No space left on device",
-        "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).",
+    r"No space left on device": (
+        "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit)."
     ),
-    (
-        r"Timed out waiting \d+ms|collective operation timeout",
+    r"Timed out waiting \d+ms|collective operation timeout": (
         "A collective operation timed out: another rank did not take part in time. Let all ranks do"
-        " the same steps, or pass a longer timeout to init_process_group (ddp_timeout).",
+        " the same steps, or pass a longer timeout to init_process_group (ddp_timeout)."
     ),
-    (
-        PEER_LOST,
-        "A communication error: another rank ended first, or the hosts cannot reach each other.",
+    PEER_LOST: (
+        "A communication error: another rank ended first, or the hosts cannot reach each other."
     ),
-)
+}
 # torchrun's log begins here; only the lines before are the script's.
 _LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
 _SHELL_ERROR = r"^\S+: (?:line )?\d+: "
@@ -277,7 +268,7 @@ class _Diagnosis:
             head += [self.suspect.earlier_line] if self.suspect else []
         if ended.stop_signal is None:
             text = "\n".join(head)
-            hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
+            hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
             is_missing = "".join(hints[:1]).startswith("List the package")
             folder = record.script_dir if record and is_missing else ""
             unread = sorted(Path(folder).glob("*/**/requirements*.txt")) if folder else []

@@ -172,19 +172,11 @@ def _prepared(
     host = devices.detect(environ)
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
-        start = launch.Start(
-            plan=launch.plan(job, host, code, error_dir, environ),
-            what=code.name if code.kind is entry_point.ProgramKind.MODULE else str(code.path),
-            source=code,
-            installs=tuple(entry_point.install_steps(code) if job.entry_point else ()),
-        )
+        plan = launch.plan(job, host, code, error_dir, environ)
     else:
-        start = sdk_v3.start(job, host, error_dir, environ, sdk_command)
-    for note in (
-        *job.notes,
-        f"amphora {__version__} on {host.kind}: {host.reason}",
-        *start.plan.notes,
-    ):
+        plan = sdk_v3.start(job, host, error_dir, environ, sdk_command)
+    detected = f"amphora {__version__} on {host.kind}: {host.reason}"
+    for note in (*job.notes, detected, *plan.notes):
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     uploads = str(job.sagemaker.get("sagemaker_s3_output") or "")
@@ -204,26 +196,27 @@ def _prepared(
                 f"The folder {folder} cannot be created: {error}.",
                 "Mount a folder there that this user may write to.",
             ) from error
-    if start.plan.cache is not None:
+    if plan.cache is not None:
         try:
-            start.plan.cache.mkdir(parents=True, exist_ok=True)
+            plan.cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            log.warning("compiled programs cannot be kept in %s: %s", start.plan.cache, error)
-    root, conflicts = start.source.root, []
-    for install in start.installs:
-        with packages.index(environ, root, install) as index:
+            log.warning("compiled programs cannot be kept in %s: %s", plan.cache, error)
+    conflicts = []
+    for install in plan.installs:
+        with packages.index(environ, plan.cwd, install) as index:
             log.info("installing %s from %s", install.what, index.shown)
-            ended = process_tree.run(index.argv, index.environ, root, signals, budget=limits.stop)
+            ended = process_tree.run(
+                index.argv, index.environ, plan.cwd, signals, budget=limits.stop
+            )
             if ended.stop_signal is not None:
                 raise process_tree.Interrupted
             if ended.exit_code != 0:
-                raise packages.failed(install, root, ended.exit_code, ended.tail, index)
+                raise packages.failed(install, plan.cwd, ended.exit_code, ended.tail, index)
             conflicts += packages.conflicts(ended.tail)
-    script = start.source.script
-    if (job.entry_point or sdk_command) and script is not None:
-        transformers4.check(script, root)
-    log.info("starting %s", start.what)
-    return start.plan, conflicts
+    if plan.script is not None:
+        transformers4.check(plan.script, plan.cwd)
+    log.info("starting %s", plan.what)
+    return plan, conflicts
 
 
 def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:

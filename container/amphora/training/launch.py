@@ -23,7 +23,7 @@ from amphora.contract.sm_variables import (
     to_arguments,
 )
 from amphora.training import mpi, neuron
-from amphora.training.entry_point import ProgramKind, Source
+from amphora.training.entry_point import ProgramKind, Source, install_steps
 
 SECRET_PREFIX = "amphora-secret:"
 HOOK_DIR = Path(__file__).parents[1] / "hook"
@@ -40,8 +40,14 @@ TORCH_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Describes the process to start."""
+    """Describes what to install and start on this host."""
 
+    what: str
+    """The name of what runs, for the log."""
+    script: Path | None
+    """The user's Python file that runs first, if there is one."""
+    installs: tuple[Install, ...]
+    """The runs of pip before."""
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     cwd: Path
@@ -56,18 +62,6 @@ class Launch:
     cache: Path | None = None
     """The folder of compiled programs, to be created before."""
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Describes what to install and start on this host."""
-
-    plan: Launch
-    source: Source
-    what: str
-    """The name of what runs, for the log."""
-    installs: tuple[Install, ...]
-    """The runs of pip before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +111,11 @@ def plan(
     is_mpi = world.launcher == "mpirun"
     lends = is_mpi and job.current_host != world.hosts[0]
     command = () if lends else _command(job, source, world, devices, complete, agent_dir)
+    name = source.name if source.kind is ProgramKind.MODULE else str(source.path)
     return Launch(
+        what=name,
+        script=source.script if job.entry_point else None,
+        installs=tuple(install_steps(source)) if job.entry_point else (),
         argv=(*command, *arguments(job)),
         environ=complete,
         cwd=source.root,

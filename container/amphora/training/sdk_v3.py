@@ -93,7 +93,7 @@ class Request:
 
 def start(
     job: Job, devices: Devices, error_dir: Path, environ: Mapping[str, str], sent: str
-) -> launch.Start:
+) -> launch.Launch:
     """Unpack the code, and return how to start it.
 
     Args:
@@ -112,7 +112,6 @@ def start(
     program, what = _program(request, root, job.paths)
     plan = launch.plan(_adapted(job, request, root), devices, program, error_dir, environ)
     variables = fitting(job, variables_of(job, request, environ, plan.environ))
-    plan = replace(plan, environ={**plan.environ, **variables})
     argv, is_launcher = plan.argv, plan.is_launcher
     if request.runs_entry_script:
         for name, text in arguments_of(job).items():
@@ -128,10 +127,9 @@ def start(
         command = request.steps["command"]
         argv = ("/bin/bash", "-e", "-c", command)
         is_launcher = _LAUNCHER.search(command) is not None
-    plan = replace(plan, argv=argv, is_launcher=is_launcher)
+    notes = plan.notes
     if request.unknown:
-        note = f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known"
-        plan = replace(plan, notes=(*plan.notes, note))
+        notes += (f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known",)
     requirements = request.steps.get("requirements")
     installs: tuple[Install, ...] = ()
     if (
@@ -142,7 +140,15 @@ def start(
         # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and
         # the installer writes CodeArtifact's token into argv and into pip's file.
         installs = (Install(requirements=requirements),)
-    return launch.Start(plan=plan, source=program, what=what, installs=installs)
+    return replace(
+        plan,
+        what=what,
+        installs=installs,
+        argv=argv,
+        environ={**plan.environ, **variables},
+        is_launcher=is_launcher,
+        notes=notes,
+    )
 
 
 def read(paths: Paths, sent: str) -> Request:

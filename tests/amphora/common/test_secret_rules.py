@@ -60,7 +60,7 @@ SHAPES = [
     "eyJ" + "hbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
     "wandb: key " + "0123456789abcdef0123456789abcdef01234567", "wandb_v1_" + "abcdefghijklmnopqrstuvwx",
     "Bearer abc.def-123456", "Authorization: Basic dXNlcjpwYXNzd29yZDE=",
-    "https://user:s3cr3tpass@host/x", "redis://:s3cr3tpass@cache:6379", "postgresql://u:p%40ss@db/x",
+    "https://user:s3cr3tpass@host/x", "https://bob:p@s3cr3t@host/x", "redis://:s3cr3tpass@cache:6379", "postgresql://u:p%40ss@db/x",
     "https://ghtoken1234@github.com/a/b", "http://token@host", "git+https://abcdef@host/x.git",
     "https://a.blob.core.windows.net/c/b?sv=2022&sig=abcDEF123%2Fghi%3D&se=2030",
     "&X-Amz-Signature=deadbeef", "?X-Amz-Security-Token=deadbeef",

@@ -1,7 +1,7 @@
 """Reading /opt/ml/input: what is accepted. test_errors.py has what is refused, and tests/contract how
 hyperparameters are decoded."""
 
-from amphora.contract.job import decode, read_job
+from amphora.contract.job import read_job
 from tests.support.job_tree import Tree
 
 
@@ -28,13 +28,3 @@ def test_a_switch_is_on_or_off(tree: Tree) -> None:
     tree.configure({"a": "true", "sagemaker_x_enabled": '"False"'})
     job = read(tree)
     assert not job.wants("sagemaker_x_enabled") and not job.wants("sagemaker_y_enabled")
-
-
-def test_decode_leaves_what_is_no_json() -> None:
-    assert [decode(value) for value in ("a b", "'x'", "[1", 7, None)] == [
-        "a b",
-        "'x'",
-        "[1",
-        7,
-        None,
-    ]

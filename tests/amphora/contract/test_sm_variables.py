@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import string
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from amphora.common import devices
 from amphora.contract.job import read_job
-from amphora.contract.sm_variables import fitting, sm_variables, to_arguments
+from amphora.contract.sm_variables import sm_variables, to_arguments
 from tests.support.job_tree import Tree, clean_environ
 from tests.support.paths import ROOT
 
@@ -208,11 +207,3 @@ def test_v3_names_and_channels_a_shell_can_export(tree: Tree) -> None:
     assert (actual["SM_HOST_COUNT"], actual["SM_CURRENT_HOST_RANK"]) == ("1", "0")
     assert (actual["SM_MASTER_ADDR"], actual["SM_MASTER_PORT"]) == ("algo-1", "7777")
     assert actual["MASTER_ADDR"] == "127.0.0.1"
-
-
-def test_what_linux_cannot_pass_on_is_left_out(tree: Tree) -> None:
-    tree.configure({f"hp{n:03}": "v" * 2500 for n in range(100)})
-    job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base)})
-    kept = fitting(job, variables(tree))
-    assert variables(tree).keys() - kept.keys() == {"SM_HPS", "SM_TRAINING_ENV", "SM_USER_ARGS"}
-    subprocess.run([sys.executable, "-c", ""], env=os.environ | kept, check=True)

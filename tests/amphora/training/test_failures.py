@@ -276,21 +276,6 @@ def test_an_exception_has_its_remedy(line: str, remedy: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (-9, ("The script was killed by SIGKILL", "out-of-memory killer", "(SIGKILL")),
-        (17, ("The script ended with exit code 17", "(exit code 17)")),
-    ],
-)
-def test_an_end_without_a_word_has_its_code(
-    code: int, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    actual = failure.diagnose(failure.Ended(pid=1, is_script=True, exit_code=code), tmp_path)
-    assert actual.exit_code == (128 - code if code < 0 else code)
-    assert all(part in actual.head for part in words), actual.head
-
-
-@pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.heavy] if n == "accelerate launch" else []) for n in CASES],
 )

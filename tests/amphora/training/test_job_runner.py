@@ -28,13 +28,6 @@ def test_a_mistake_in_a_recipes_job_is_told_once_and_without_frames(tree: Tree, 
         assert "Traceback" not in text and "train.py:" not in text and "inner" not in text
 
 
-def test_the_largest_of_too_many_arguments_is_named(tree: Tree) -> None:
-    notes = {f"note{number}": "x" * (100_000 + number) for number in range(30)}
-    tree.configure({"sagemaker_program": "script.py", **notes}).script("")
-    assert tree.train().returncode
-    assert "the largest, 100,029 characters, is that of --note29." in (tree.failure or "")
-
-
 def test_a_process_that_ends_while_processes_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [Path("/proc/0"), Path(f"/proc/{os.getpid()}")]
     monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))

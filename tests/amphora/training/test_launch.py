@@ -158,12 +158,6 @@ def test_requests_for_other_data_parallel_run_on_torchrun_and_say_so(tree: Tree,
     assert sum("torchrun" in note for note in started.notes) == 2
 
 
-def test_mp_parameters_reach_a_script_unchanged(tree: Tree) -> None:
-    started = plan(tree.configure({"mp_parameters": '{"partitions": 2, "ddp": true}'}), devices())
-    assert started.argv[-2:] == ("--mp_parameters", "ddp=True,partitions=2")
-    assert started.environ["SM_HP_MP_PARAMETERS"] == '{"ddp":true,"partitions":2}'
-
-
 def test_an_interface_is_used_only_where_it_exists(tree: Tree) -> None:
     for interfaces, expected in ((("eth0", "lo"), "eth0"), (("lo",), None)):
         detected = Devices(cpus=2, efa=False, reason="test", interfaces=interfaces)

@@ -311,7 +311,7 @@ class TestStart:
         )
         environ = {"SAGEMAKER_BASE_DIR": str(base)}
         devices = Devices(kind="cuda", accelerators=4, cpus=8, efa=False, reason="")
-        return start(read_job(environ), devices, base, environ, self.SENT).plan
+        return start(read_job(environ), devices, base, environ, self.SENT)
 
     def test_torchrun_spans_the_hosts(self, tmp_path: Path) -> None:
         argv = self.plan(tmp_path, "Torchrun", process_count_per_node=None, smp=None).argv
