@@ -167,7 +167,6 @@ def measure_rows(rows: int, kind: str) -> dict[str, Any]:
     from recipe.batching.batches import Packed, Training, training_loader
     from recipe.hyperparameters import Hyperparameters
     from recipe.plan import data_report
-    from recipe.plan.resolution import Loaded
 
     name = kind if kind in _TASKS else "text-classification"
     task_class = task_table.load(name)  # its imports are not measured
@@ -182,7 +181,7 @@ def measure_rows(rows: int, kind: str) -> dict[str, Any]:
     options = Hyperparameters(task=name, **_TASKS.get(kind, {}))
     task = task_class({"train": path.parent}, options)
     meter.lap("read")
-    data_report.inspect(task, Loaded(model=None, tokenizer=tokenizer, max_length=128))
+    data_report.inspect(task, tokenizer, 128)
     meter.lap("data report")
     if hasattr(task.objective, "longest_target"):
         task.objective.longest_target = 128

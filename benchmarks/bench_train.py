@@ -37,8 +37,9 @@ from transformers import DataCollatorWithPadding, Trainer
 
 from recipe import arguments, compat
 from recipe.data import classification
-from recipe.models import cpu_kernels, pretrained
-from recipe.plan.worlds import Computation
+from recipe.models import pretrained
+from recipe.plan.batch_layout import Loaded
+from recipe.runtime import memory
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.tokenization import texts
 from recipe.training import engine
@@ -132,12 +133,12 @@ def train(variant: Variant, model: str, data: Path) -> Speed:
     with tempfile.TemporaryDirectory() as folder:
         args = training_arguments(folder, BATCH, variant.steps, bf16=variant.bf16)
         if variant.is_recipe:
-            cpu_kernels.keep_memory()
-            computation = Computation(
+            memory.keep_freed()
+            to_train = Loaded(
                 model=copy.deepcopy(loaded), tokenizer=tokenizer, arguments=args,
                 objective=CLASSES, packing=True,
             )  # fmt: skip
-            trainer: Trainer = engine.build(computation, {"train": samples, "evaluation": samples})
+            trainer: Trainer = engine.build(to_train, {"train": samples, "evaluation": samples})
         else:
             ids = [samples.tokens(row) for row in range(len(samples))]
             rows = datasets.Dataset.from_dict({"input_ids": ids, "label": samples.labels})

@@ -46,7 +46,7 @@ from transformers import (
 
 from recipe.batching.document_batches import Documents
 from recipe.batching.samples import Samples
-from recipe.plan.worlds import Computation
+from recipe.plan.batch_layout import Loaded
 from recipe.tasks.causal_lm.task import NEXT_TOKENS
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
@@ -109,10 +109,8 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
         if way.startswith("recipe"):
             samples = Samples(ids, starts, labels)
             args = training_arguments(folder, size, steps, torch_compile="compiled" in way)
-            computation = Computation(
-                model=model, tokenizer=tokenizer, arguments=args, objective=CLASSES
-            )
-            trainer: Trainer = engine.build(computation, {"train": samples, "evaluation": samples})
+            loaded = Loaded(model=model, tokenizer=tokenizer, arguments=args, objective=CLASSES)
+            trainer: Trainer = engine.build(loaded, {"train": samples, "evaluation": samples})
         else:
             split: Any = [
                 {"input_ids": ids[a:b].tolist(), "labels": int(label)}
@@ -184,10 +182,10 @@ def decoder(stage: Stage, rate: float) -> Values:
             args = training_arguments(folder, size, steps, train_sampling_strategy=grouping)
             if way == "recipe":
                 ready = {"train": documents, "evaluation": documents}
-                computation = Computation(
+                loaded = Loaded(
                     model=model, tokenizer=tokenizer, arguments=args, objective=NEXT_TOKENS
                 )
-                trainer: Trainer = engine.build(computation, ready)
+                trainer: Trainer = engine.build(loaded, ready)
             else:
                 rows: Any = [
                     {"input_ids": ids[a:b].tolist()} for a, b in itertools.pairwise(starts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import json
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import Any, NoReturn
 
 from transformers import HfArgumentParser, TrainingArguments
 
-from recipe import foreign_names, structured_values
+from recipe import foreign_names
 from recipe.errors import HyperparameterError, did_you_mean
 from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparameters, all_at_once
 from recipe.paths import Folders
@@ -27,6 +29,24 @@ _WORDS = ("missing_labels",)
 """Hyperparameters whose values may be these words."""
 _OFF_AT_0 = ("max_grad_norm", "warmup_steps")
 _KEY = re.compile(r"--?[A-Za-z]")
+_LISTS = {
+    **{name: mark for name, item in FIELDS.items() if (mark := item.metadata["separator"])},
+    **dict.fromkeys(("report_to", "optim_target_modules"), ","),
+    **dict.fromkeys(("fsdp", "debug"), " "),
+}
+"""Hyperparameters that take several values, and their separators in a text."""
+_JSON = ("class_names",)
+"""Those whose text may be a JSON list, for values with commas."""
+_PAIRS = ("optim_args", "mp_parameters")
+"""Objects that are read as a text `key=value,...`."""
+_OBJECTS = (
+    *("accelerator_config", "fsdp_config", "lr_scheduler_kwargs"),
+    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+)
+# Commas that no bracket or quote encloses, and are followed by `key=`.
+_PART = re.compile(
+    r"(\w[\w.-]*)=((?:\{.*?\}|\[.*?\]|'[^']*'|\"[^\"]*\"|[^,])*)(?:,(?=\s*\w[\w.-]*=)|$)"
+)
 _NOT_GIVEN = object()
 
 
@@ -183,7 +203,7 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
         return _NOT_GIVEN
     if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
         return True  # a string would be parsed as a list of options
-    structured = structured_values.read(name, value)
+    structured = _structured(name, value)
     if not isinstance(structured, str):
         return structured
     value = structured
@@ -203,6 +223,60 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
         raise HyperparameterError(
             f"Hyperparameter {name} has value {_shown(name, value)}: {reason}."
         ) from error
+
+
+def _structured(name: str, text: str) -> Any:
+    """Return an object as a dict, a list in the form that its field reads, and others unchanged.
+
+    The SDKs send JSON. On the way to argv, SageMaker's toolkits write lists as Python does, and
+    objects as `key=value` with commas.
+
+    Raises:
+        HyperparameterError: The value must be an object, and is none.
+    """
+    if name in _LISTS and text.startswith(("[", "(")):
+        listed = _literal(text)
+        if isinstance(listed, (list, tuple)) and all(
+            isinstance(one, (str, int, float)) for one in listed
+        ):
+            items = [str(item) for item in listed]
+            if name in _JSON and any("," in item for item in items):
+                return json.dumps(items)
+            return _LISTS[name].join(items)
+    if name in _PAIRS and text.startswith("{") and isinstance(pairs := _literal(text), dict):
+        return ",".join(f"{key}={value}" for key, value in pairs.items())
+    if name not in _OBJECTS:
+        return text
+    value = _literal(text) if text.startswith("{") else _object(text)
+    if isinstance(value, dict):
+        return value
+    if name == "fsdp_config" and text.endswith(".json"):
+        return text
+    raise HyperparameterError(
+        f"Hyperparameter {name} has value {text!r}, which is not an object.",
+        'Give JSON, such as {"key": 1}, or key=1,other=2.',
+    )
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """Return the object that `key=value,...` writes; None if it is something else."""
+    pairs, end = {}, 0
+    for match in _PART.finditer(text):
+        if text[end : match.start()].strip():
+            return None
+        pairs[match[1]] = _literal(match[2].strip())
+        end = match.end()
+    return pairs if pairs and end == len(text) else None
+
+
+def _literal(text: str) -> Any:
+    """Return the value of JSON, or of a literal of Python; the text itself if it is neither."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text
 
 
 def describe() -> str:

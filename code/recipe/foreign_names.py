@@ -96,7 +96,7 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
         if values == "any"
         else tuple(value for word in values.split() for value in _WORDS.get(word, (word,))),
         line,
-        "".join(remedy),
+        remedy[0] if remedy else f"Leave it out: {line}.",
     )
     for name, values, line, *remedy in _rows("""
 overwrite_output_dir | any | a stopped job resumes from its checkpoints, unless
@@ -130,8 +130,7 @@ load_in_8bit int8_quantization quantization use_int4 | off | no weights are quan
 torch_dtype dtype | auto float32 torch.float32 fp32 | weights are loaded in float32 | Leave it out:
   weights are loaded in float32, and bf16=True computes in bfloat16.
 use_flash_attention_2 flash_attention flash_attn xformers_attention sdp_attention | off | attention
-  is chosen by what the device and the packing need | Leave it out: attention is chosen by what the
-  device and the packing need.
+  is chosen by what the device and the packing need
 use_peft peft use_lora peft_type adapter | off | all weights are trained | Give lora_r, the rank of
   LoRA's adapters.
 train_only_top_layer | off | all weights are trained | Leave it out: all weights are trained, or
@@ -141,16 +140,14 @@ reinitialize_top_layer | on auto | a head that does not fit the labels is newly 
 train_from_scratch | off | training starts from the model's weights | Leave it out.
 instruction_tuned | off | the columns determine what is learned | Give task=causal-lm and a channel
   with columns prompt and completion.
-precompute_ref_log_probs | on | the reference model's log-probabilities are computed once | Leave it
-  out: the reference model's log-probabilities are computed once.
+precompute_ref_log_probs | on | the reference model's log-probabilities are computed once
 precompute_ref_batch_size | any | the reference uses the batches of the training
 padding_free | any | several texts are packed into one row
 disable_dropout | on | dropout is off in task=preference | Leave it out.
 truncation_mode | keep_start | long texts are truncated at their end | Leave it out.
 f_divergence_type | reverse_kl | it is the divergence of DPO | Leave it out.
 reference_free | off | the reference is the model before training | Leave it out.
-sync_ref_model | off | the reference model does not change | Leave it out: the reference model does
-  not change.
+sync_ref_model | off | the reference model does not change
 use_weighting | off | all pairs have the same weight | Leave it out.
 chat_dataset | off | the columns determine what is learned | Give task=causal-lm and a channel with
   a column messages.
@@ -189,9 +186,8 @@ null_score_diff_threshold | 0 0.0 | it is the value of evaluations | Leave it ou
   its score is the highest.
 lora_target_linear | on | all linear layers are adapted | Give lora_target_modules.
 lora_task_type | any | the task implies it
-use_bnb_nested_quant double_quantization | on | scales are quantized | Leave it out: scales are
-  quantized.
-bnb_4bit_quant_type quantization_type | nf4 | weights are NF4 | Leave it out: weights are NF4.
+use_bnb_nested_quant double_quantization | on | scales are quantized
+bnb_4bit_quant_type quantization_type | nf4 | weights are NF4
 auto_resume_from_checkpoints | on | a stopped job resumes automatically | Give
   resume_from_checkpoint=False.
 """)

@@ -217,6 +217,16 @@ def all_at_once(problems: Sequence[str]) -> HyperparameterError:
     return HyperparameterError(f"{len(problems)} hyperparameters cannot be used:\n{listed}")
 
 
+def defaults_of(kind: type) -> dict[str, Any]:
+    """Return the default of each field of a dataclass."""
+    return {
+        item.name: item.default
+        if item.default_factory is dataclasses.MISSING
+        else item.default_factory()
+        for item in dataclasses.fields(kind)
+    }
+
+
 def _unsupported(passed: Mapping[str, Any]) -> Iterator[str]:
     given = {name: passed[name] for name in REFUSED if passed.get(name) is not None}
     if not given:
@@ -224,12 +234,7 @@ def _unsupported(passed: Mapping[str, Any]) -> Iterator[str]:
     # Imported late: servers use this module, and this import takes a tenth of a second.
     from transformers import TrainingArguments
 
-    usual = {
-        item.name: item.default
-        if item.default_factory is dataclasses.MISSING
-        else item.default_factory()
-        for item in dataclasses.fields(TrainingArguments)
-    }
+    usual = defaults_of(TrainingArguments)
     usual["restore_callback_states_from_checkpoint"] = True  # the recipe's default
     for name, value in given.items():
         if value != usual.get(name):  # transformers 4 lacks some of them

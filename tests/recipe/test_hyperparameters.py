@@ -8,7 +8,7 @@ from amphora.common.errors import ConfigError
 from amphora.contract import job, sm_variables
 from recipe import arguments, foreign_names, paths
 from recipe.errors import CheckpointError, HyperparameterError
-from recipe.hyperparameters import FIELDS, GROUPS
+from recipe.hyperparameters import FIELDS, GROUPS, REFUSED
 from recipe.paths import Folders
 from recipe.plan import trainer_arguments
 from recipe.runtime import device
@@ -52,8 +52,20 @@ from tests.support.refusals import refused
         (["--merge_adapter", "False"], "lora_save", "adapter"),
         (["--do_regression", "True"], "problem_type", "regression"),
         (["--do_regression", "False"], "problem_type", None),
+        (["--base_model", "a/b"], "model_name_or_path", "a/b"),
+        (["--micro_batch_size", "4"], "per_device_train_batch_size", 4),
+        (["--sequence_len", "512"], "max_length", 512),
+        (["--cutoff_len", "512"], "max_length", 512),
+        (["--lora_rank", "8"], "lora_r", 8),
+        (["--pref_beta", "0.2"], "beta", 0.2),
+        (["--sample_packing", "true"], "packing", True),
+        (["--dataset_text_field", "body"], "text_column", "body"),
+        *((["--compile", value], "compile", True)
+          for value in ("True", "true", "TRUE", "1", "yes", "y", "t")),
+        *((["--packing", value], "packing", False)
+          for value in ("False", "false", "FALSE", "0", "no", "n", "f")),
     ],
-)
+)  # fmt: skip
 def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) -> None:
     assert arguments.parse(argv).values[name] == value
 
@@ -72,6 +84,8 @@ def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) ->
         (["--dataloader_pin_memory", "False"], "dataloader_pin_memory", False),
         (["--report_to", "tensorboard"], "report_to", "tensorboard"),
         (["--label_smoothing_factor", "0.1"], "label_smoothing_factor", 0.1),
+        (["--torch_compile_mode", "default"], "torch_compile_mode", "default"),
+        *((["--fsdp", value], "fsdp", True) for value in ("True", "TRUE", "1", "yes", "y", "t")),
     ],
 )
 def test_other_training_arguments_pass_through(argv: list[str], name: str, value: object) -> None:
@@ -151,6 +165,9 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
             ["--task", "causal-lm", "--text_column", "a", "--prompt_column", "b"],
             ["text_column=a", "prompt_column=b"],
         ),
+        (["--torch_compile_mode", "max-autotune"], ["torch_compile_mode", "'max-autotune'"]),
+        (["--torch_compile_mode", "reduce-overhead"], ["torch_compile_mode", "'reduce-overhead'"]),
+        (["--use_liger_kernel"], ["use_liger_kernel has value True"]),
         (["--beta", "0"], ["beta", "above 0"]),
         (["--label_smoothing", "0.5"], ["label_smoothing", "below 0.5"]),
         (["--loss_type", "dpo"], ["loss_type", "sigmoid"]),
@@ -214,25 +231,6 @@ def test_names_of_other_trainers_have_a_line(name: str, value: str, words: str) 
         arguments.parse([f"--{name}", value])
     assert words in str(caught.value)
     assert "Did you mean" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("argv", "name", "value"),
-    [
-        (["--base_model", "a/b"], "model_name_or_path", "a/b"),
-        (["--micro_batch_size", "4"], "per_device_train_batch_size", 4),
-        (["--sequence_len", "512"], "max_length", 512),
-        (["--cutoff_len", "512"], "max_length", 512),
-        (["--lora_rank", "8"], "lora_r", 8),
-        (["--pref_beta", "0.2"], "beta", 0.2),
-        (["--sample_packing", "true"], "packing", True),
-        (["--dataset_text_field", "body"], "text_column", "body"),
-    ],
-)
-def test_names_of_other_trainers_that_mean_the_same(
-    argv: list[str], name: str, value: object
-) -> None:
-    assert arguments.parse(argv).values[name] == value
 
 
 @pytest.mark.parametrize(
@@ -323,41 +321,34 @@ def where(tmp_path: Path) -> Folders:
 
 
 @pytest.mark.parametrize(
-    ("name", "path"),
+    ("name", "path", "is_the_jobs"),
     [
-        ("dataset_path", "input/data"),
-        ("dataset_path", "input/data/train"),
-        ("training_dir", "input/data/train"),
-        ("test_dir", "input/data/test"),
-        ("train_file", "input/data/train/train.csv"),
-        ("validation_file", "input/data/test/test.csv"),
-        ("model_dir", "model"),
-        ("output_data_dir", "output/data"),
+        ("dataset_path", "input/data", True),
+        ("dataset_path", "input/data/train", True),
+        ("training_dir", "input/data/train", True),
+        ("test_dir", "input/data/test", True),
+        ("train_file", "input/data/train/train.csv", True),
+        ("validation_file", "input/data/test/test.csv", True),
+        ("model_dir", "model", True),
+        ("output_data_dir", "output/data", True),
+        ("training_dir", "input/data/test", False),
+        ("test_dir", "input/data/train", False),
+        ("train_file", "input/data/test/test.csv", False),
+        ("train_file", "input/data/train/other.csv", False),
+        ("dataset_path", "input", False),
+        ("model_dir", "elsewhere", False),
     ],
 )
-def test_a_place_that_the_job_has_anyway_is_a_line(
-    where: Folders, tmp_path: Path, name: str, path: str
+def test_a_folder_that_the_job_has_anyway_is_a_line_and_another_is_refused(
+    where: Folders, tmp_path: Path, name: str, path: str, is_the_jobs: bool
 ) -> None:
-    parsed = arguments.parse([f"--{name}", str(tmp_path / path)], where)
-    assert len(parsed.notes) == 1 and parsed.notes[0].startswith(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("training_dir", "input/data/test"),
-        ("test_dir", "input/data/train"),
-        ("train_file", "input/data/test/test.csv"),
-        ("train_file", "input/data/train/other.csv"),
-        ("dataset_path", "input"),
-        ("model_dir", "elsewhere"),
-    ],
-)
-def test_another_place_than_the_jobs_is_refused(
-    where: Folders, tmp_path: Path, name: str, path: str
-) -> None:
+    argv = [f"--{name}", str(tmp_path / path)]
+    if is_the_jobs:
+        (note,) = arguments.parse(argv, where).notes
+        assert note.startswith(name)
+        return
     with pytest.raises(HyperparameterError, match=name):
-        arguments.parse([f"--{name}", str(tmp_path / path)], where)
+        arguments.parse(argv, where)
 
 
 def test_one_file_of_several_is_refused_as_all_would_be_read(where: Folders) -> None:
@@ -372,17 +363,7 @@ def test_no_foreign_name_hides_a_name_of_the_recipe() -> None:
     assert not fields & foreign_names.KNOWN
     named = {*foreign_names.RENAMED.values()}
     assert named <= fields | {*arguments._training_fields()}
-
-
-@pytest.mark.parametrize("value", ["True", "true", "TRUE", "1", "yes", "y", "t"])
-def test_every_spelling_of_true(value: str) -> None:
-    assert arguments.parse(["--compile", value]).compile is True
-    assert arguments.parse([f"--fsdp={value}"]).passed["fsdp"] is True
-
-
-@pytest.mark.parametrize("value", ["False", "false", "FALSE", "0", "no", "n", "f"])
-def test_every_spelling_of_false(value: str) -> None:
-    assert arguments.parse(["--packing", value]).packing is False
+    assert {*REFUSED} <= {*arguments._training_fields()}
 
 
 def test_tasks_that_share_a_name_share_its_declaration() -> None:

@@ -153,10 +153,10 @@ class Job:
         self.base.mkdir(parents=True, exist_ok=True)
         given = arguments.parse(_words(*self.argv, *argv), folders)
         # What a training sets for itself (where trackers keep their files) ends with it.
-        mock_or_real = training._write_report if has_report else lambda *_: None
+        mock_or_real = training._Job.write_report if has_report else lambda *_: None
         with (
             mock.patch.dict(os.environ, self.environ),
-            mock.patch.object(training, "_write_report", mock_or_real),
+            mock.patch.object(training._Job, "write_report", mock_or_real),
         ):
             return training.run(given, folders, dict(os.environ))
 

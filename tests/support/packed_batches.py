@@ -1,6 +1,7 @@
 """Small random models, samples and an engine for tests of packed batches."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from recipe.batching import batches, packing
 from recipe.batching.batches import Packed, Samples
 from recipe.batching.document_batches import Documents
 from recipe.models import packed_encoders
-from recipe.plan import worlds
+from recipe.plan import batch_layout
+from recipe.plan.batch_layout import BatchPlan, Loaded
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training.engine import Engine
 
@@ -86,6 +88,15 @@ def documents_of(lengths: list[int]) -> Documents:
     return Documents(ids, starts, counts, learned)
 
 
+def to_train(model: Any, objective: Any, size: int, packing: bool | None = None) -> Loaded:
+    """A model whose evaluations have batches of `size`."""
+    tokenizer: Any = SimpleNamespace(pad_token_id=PAD)
+    arguments: Any = SimpleNamespace(eval_batch_size=size)
+    return Loaded(
+        model=model, tokenizer=tokenizer, arguments=arguments, objective=objective, packing=packing
+    )
+
+
 def engine(folder: Path, class_weights: list[float] | None = None, **changes: Any) -> Engine:
     """An engine of a packed BERT with dropout, which makes eight steps of SGD, two an epoch.
 
@@ -108,7 +119,8 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
     }  # fmt: skip
     args = TrainingArguments(**values)
     return Engine(
-        model=model, args=args, cut=worlds.requested_cut(args), training=run, train_layout=layout,
-        eval_layout=layout, eval_dataset=run.samples, objective=CLASSES,
+        model=model, args=args, eval_dataset=run.samples, objective=CLASSES,
+        decided=BatchPlan(training=run, cut=batch_layout.requested_cut(args), train_layout=layout,
+                          eval_layout=layout),
         class_weights=class_weights, compute_metrics=None,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -262,14 +263,7 @@ class Training:
             for step in range(steps * self.accumulation)
             for rows_of_batch, _ in epoch[step]
         ]
-        # By parts, as a file's lengths are.
-        starts = range(0, len(samples), packing.PORTION)
-        ends = [samples.lengths[start : start + packing.PORTION] for start in starts]
-        most = [int(part.argmax()) for part in ends]
-        longest = max(
-            zip(ends, starts, most, strict=True), key=lambda bounds: int(bounds[0][bounds[2]])
-        )
-        return [*rows, np.asarray([longest[1] + longest[2]])]
+        return [*rows, np.asarray([samples.lengths.argmax()])]
 
 
 class Epoch:
@@ -346,7 +340,7 @@ class _Numbers(BatchSampler):
         self._count, self._epoch = count, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the Trainer at the start of each epoch."""
+        """Begin an epoch; the Trainer calls it as a method of the loader."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -356,15 +350,6 @@ class _Numbers(BatchSampler):
         return iter([[(self._epoch, number)] for number in range(self._count)])
 
 
-class _Loader(DataLoader[Batch]):
-    """Passes the number of a new epoch on to the sampler."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the Trainer at the start of each epoch."""
-        assert isinstance(self.batch_sampler, _Numbers)
-        self.batch_sampler.set_epoch(epoch)
-
-
 def training_loader(
     training: Training, layout: Layout, pin_memory: bool, workers: int = 0
 ) -> DataLoader[Batch]:
@@ -372,19 +357,17 @@ def training_loader(
 
     It leaves the global random state to the model.
     """
-    return _Loader(
+    numbers = _Numbers(training.steps() * training.accumulation)
+    loader: Any = DataLoader(
         _EpochDataset(training, layout),
-        batch_sampler=_Numbers(training.steps() * training.accumulation),
-        collate_fn=_only,
+        batch_sampler=numbers,
+        collate_fn=itemgetter(0),
         generator=torch.Generator(),
         pin_memory=pin_memory,
         num_workers=workers,
     )
-
-
-def _only(batches: Sequence[Batch]) -> Batch:
-    (batch,) = batches
-    return batch
+    loader.set_epoch = numbers.set_epoch
+    return loader  # type: ignore[no-any-return]
 
 
 def evaluation_batches(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,18 +97,9 @@ class _Portions(Sequence[Rows]):
     def __len__(self) -> int:
         return -(-len(self._lengths) // self._size)
 
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        number = index + len(self) if index < 0 else index
+    def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < len(self):
-            raise IndexError(index)
+            raise IndexError(number)
         portion, step = divmod(number, self._steps_of_one)
         return self._portion(portion)[step]
 
@@ -208,8 +199,6 @@ def _longest_first(rows: Rows, lengths: Rows, parts: Rows | None = None) -> Rows
     """Return `rows`, the longest first; rows of equal length keep their order.
 
     Args:
-        rows: Numbers of samples.
-        lengths: Tokens of each sample.
         parts: The part of each of `rows`, ascending. Each part is laid out separately.
     """
     of_rows = lengths[rows]

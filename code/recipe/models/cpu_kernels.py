@@ -1,17 +1,14 @@
-"""Faster dropout and attention for training on a CPU, and memory that is kept between steps.
+"""Faster dropout and attention for training on a CPU.
 
 PyTorch draws a dropout mask number by number, and its attention with dropout and a mask is not
-fused. Both together cost a third of a step of packed tweets, and returning the memory of each step
-to the system costs a fifth. The backward pass of its attention in bfloat16 takes several times as
-long as matrix products (docs/LAB.md). Results are those of the same functions, and random numbers
-come from the same generator, whose state is in checkpoints.
+fused. Both together cost a third of a step of packed tweets. The backward pass of its attention in
+bfloat16 takes several times as long as matrix products (docs/LAB.md). Results are those of the same
+functions, and random numbers come from the same generator, whose state is in checkpoints.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
 from typing import Any
 
 import torch
@@ -35,21 +32,7 @@ of 32. Up to 15 additional, masked keys cost less (docs/LAB.md)."""
 _LEVELS = 1 << 16
 _LOWEST = -(1 << 15)
 _ALL_BITS = -(1 << 63)
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _dropout = functional.dropout
-
-
-def keep_memory() -> None:
-    """Let glibc keep freed memory for the next step.
-
-    By default it maps and unmaps each gradient of an embedding again, 4 kB at a time.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = False) -> None:

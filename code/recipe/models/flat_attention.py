@@ -161,56 +161,19 @@ def attend(
             window_size_right=0 if causal and window is not None else window,
         )[0]
         return output[None], None
-    parts = _attend_by_sample(query, key, value, starts.tolist(), dropout, scale, causal, window)
-    return torch.cat(parts)[None], None
-
-
-def _attend_by_sample(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: list[int],
-    dropout: float,
-    scale: float,
-    causal: bool,
-    window: int | None,
-) -> list[Tensor]:
-    """Compute attention on a CPU, [tokens, heads, width], one sample after the other."""
-    parts, groups = [], itertools.groupby(itertools.pairwise(starts), _length)
-    for length, members in groups:
-        if not length:
-            continue
-        # Consecutive samples of equal length are the rows of one call.
-        samples = list(members)
-        begin, end = samples[0][0], samples[-1][1]
-        queries, keys, values = (
-            states[0, :, begin:end]
-            .reshape(states.shape[1], len(samples), length, -1)
-            .transpose(0, 1)
-            for states in (query, key, value)
-        )
-        # Which of a sample's tokens [length, length] each token sees; None for all of them.
-        visible = None
-        if causal or (window is not None and window < length - 1):
-            positions = torch.arange(length, device=query.device)
-            before = positions[:, None] - positions[None, :]
-            visible = torch.ones_like(before, dtype=torch.bool)
-            if causal:
-                visible &= before >= 0
-            if window is not None:
-                visible &= before.abs() <= window
-        attended = functional.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=visible,
-            dropout_p=dropout,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        parts.append(attended.transpose(1, 2).flatten(0, 1))
-    return parts
-
-
-def _length(span: tuple[int, int]) -> int:
-    return span[1] - span[0]
+    # Sample by sample.
+    parts, device = [], query.device
+    for begin, end in itertools.pairwise(starts.tolist()):
+        positions = torch.arange(end - begin, device=device)
+        before = positions[:, None] - positions[None, :]
+        visible = before >= 0 if causal else torch.ones_like(before, dtype=torch.bool)
+        if window is not None:
+            visible &= before.abs() <= window
+        queries, keys, values = (states[:, :, begin:end] for states in (query, key, value))
+        parts.append(
+            functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=visible, dropout_p=dropout, scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        )  # fmt: skip
+    return torch.cat(parts, dim=2).transpose(1, 2), None

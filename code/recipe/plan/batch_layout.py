@@ -1,22 +1,173 @@
-"""Decide how a step is split into batches, and how the samples of a batch share a tensor."""
+"""Decide how a step is split over processes and batches, and how the samples of a batch share a
+tensor.
+
+The samples of a step are a pure function of the data, the seed, the epoch and the step's number.
+The number of processes and batches changes only the order in which their gradients are summed. So
+a job that had 2 processes can resume with 1 or 3: each step keeps its samples.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples, Training, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention
-from recipe.plan import worlds
 from recipe.plan.table import Table
-from recipe.plan.worlds import Computation, Cut
+from recipe.runtime import xla
+from recipe.runtime.device import everyones
+from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
+
+_PARTS = (1, 2, 4)
+_STEPS = 200
+_OF_A_BATCH = 160
+"""Fixed cost of a batch on a CPU, in tokens (docs/LAB.md)."""
+_OF_A_BATCH_ELSEWHERE = 8192
+"""The same on a GPU, dominated by kernel launches. This is an assumption, not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The model to start from, and how its steps are computed."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    arguments: TrainingArguments
+    objective: Objective
+    packing: bool | None = None
+    """The hyperparameter; None packs if the model can be packed."""
+    max_length: int = 0
+    """Most tokens of a sample; 0 if samples are not cut."""
+
+    @property
+    def pad_id(self) -> Any:
+        """Return the token that fills rows; None if the tokenizer has none."""
+        return getattr(self.tokenizer, "pad_token_id", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How the samples of a step are split."""
+
+    processes: int
+    size: int
+    """Most samples in a batch of one process."""
+    accumulation: int
+    """Batches of a process in a step."""
+    given: tuple[int, int]
+    """The hyperparameters: batch size of one process, and batches in a step."""
+    sharded: bool
+    samples: int
+    """Samples in a step, over all processes."""
+
+    def as_job(self) -> dict[str, Any]:
+        """Return the record for a checkpoint, with JSON's types."""
+        return {**asdict(self), "given": list(self.given)}
+
+
+def requested_cut(args: TrainingArguments) -> Cut:
+    """Return the split that the hyperparameters give for this number of processes."""
+    size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    return Cut(
+        processes=args.world_size,
+        size=size,
+        accumulation=accumulation,
+        given=(size, accumulation),
+        sharded=bool(args.fsdp),
+        samples=args.world_size * size * accumulation,
+    )
+
+
+def kept(requested: Cut, saved: Mapping[str, Any] | None) -> Cut:
+    """Return `requested`, or a split that keeps the samples of a step if only the number of
+    processes has changed.
+
+    No batch is larger than requested, so that it fits into the device's memory.
+
+    Args:
+        saved: The checkpoint's record (`Cut.as_job`); None without a checkpoint.
+    """
+    if (
+        not saved
+        or saved["samples"] == requested.samples
+        or saved["given"] != list(requested.given)
+    ):
+        return requested
+    samples = int(saved["samples"])
+    accumulation = -(-samples // (requested.processes * requested.given[0]))
+    return Cut(
+        processes=requested.processes,
+        size=-(-samples // (requested.processes * accumulation)),
+        accumulation=accumulation,
+        given=requested.given,
+        sharded=requested.sharded,
+        samples=samples,
+    )
+
+
+def settle(args: TrainingArguments) -> Cut:
+    """Choose how steps are split, with regard to the checkpoint. A collective of all processes.
+
+    A checkpoint with other hyperparameters is ignored here; `checkpoints.check_same` refuses it.
+    """
+    saved = None
+    if args.save_strategy != SaveStrategy.NO and args.process_index == 0:
+        requested = str(args.resume_from_checkpoint or "True")
+        if requested.lower() not in ("false", "0"):
+            is_path = requested.lower() not in ("true", "1")
+            folder = Path(requested) if is_path else Path(str(args.output_dir))
+            saved = checkpoints.newest_job(folder, is_path).get(checkpoints.CUT)
+    return kept(requested_cut(args), everyones(saved)[0])
+
+
+def cut_by_length(loaded: Loaded, training: Training, cut: Cut) -> tuple[Training, Cut]:
+    """Split steps into smaller batches by length, if that saves more padding than batches cost.
+
+    A step keeps its randomly drawn samples, and its loss is the mean over them, so the result does
+    not change. A collective of all processes.
+    """
+    objective, args = loaded.objective, loaded.arguments
+    # Packed samples have no padding to save.
+    is_packed = loaded.packing is not False and objective.packs(loaded.model)
+    # If each shape is compiled, or each batch gathers sharded weights, another batch costs more
+    # than padding.
+    is_dear = args.torch_compile or xla.is_used() or bool(args.fsdp)
+    if is_packed or objective.couples_samples or is_dear:
+        return training, cut
+    costs, ways = {}, {}
+    of_a_batch = _OF_A_BATCH if args.device.type == "cpu" else _OF_A_BATCH_ELSEWHERE
+    for parts in (count for count in _PARTS if cut.size % count == 0):
+        size, accumulation = cut.size // parts, cut.accumulation * parts
+        finer = replace(training, size=size, accumulation=accumulation)
+        drawn = finer.epoch(0, False)
+        seen = range(min(len(drawn), _STEPS * finer.accumulation))
+        batches = [(training.samples, rows) for step in seen for rows, _ in drawn[step]]
+        layout = objective.layout(loaded.model, False, finer.size, loaded.pad_id, batches)
+        costs[parts] = sum(layout.computed_tokens(*batch) + of_a_batch for batch in batches)
+        ways[parts] = finer, replace(cut, size=size, accumulation=accumulation)
+    return ways[everyones(min(costs, key=costs.__getitem__))[0]]
+
+
+def shown(cut: Mapping[str, Any]) -> str:
+    """Describe a split, for the log and for errors."""
+    if not cut:
+        return "unknown parts"
+    sharded = ", sharded" if cut["sharded"] else ""
+    processes, batches = cut["processes"], cut["accumulation"]
+    return (
+        f"{processes} process{'es' * (processes > 1)} x {cut['size']} texts x "
+        f"{batches} batch{'es' * (batches > 1)}{sharded}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +180,7 @@ class BatchPlan:
     eval_layout: Layout
 
 
-def decide(
-    computation: Computation, cut: Cut, samples: Mapping[str, Samples], table: Table
-) -> BatchPlan:
+def decide(loaded: Loaded, cut: Cut, samples: Mapping[str, Samples], table: Table) -> BatchPlan:
     """Decide how samples make batches, and prepare the model for these. A collective.
 
     The model gets the attention that is fastest on its device.
@@ -42,8 +191,7 @@ def decide(
     Raises:
         HyperparameterError: packing=True, and the model cannot be packed.
     """
-    model, args, objective = computation.model, computation.arguments, computation.objective
-    requested, whole = computation.packing, cut.size
+    model, args, objective, whole = loaded.model, loaded.arguments, loaded.objective, cut.size
     evaluations = {name: split for name, split in samples.items() if name != "train"}
     training = Training(
         samples=samples["train"],
@@ -53,8 +201,8 @@ def decide(
         seed=args.seed if args.data_seed is None else args.data_seed,
         world=World(processes=args.world_size, rank=args.process_index),
     )
-    training, cut = worlds.cut_by_length(computation, training, cut)
-    if requested is not False and objective.packs(model):
+    training, cut = cut_by_length(loaded, training, cut)
+    if loaded.packing is not False and objective.packs(model):
         dtype = torch.float16 if args.fp16 else model.dtype
         why_not = flat_attention.why_not(
             model.config, args.device, torch.bfloat16 if args.bf16 else dtype
@@ -65,15 +213,13 @@ def decide(
             table.add("attention", "a mask separates the samples of a block", why_not)
     # do_train=False computes no training batch, but needs a layout.
     of_training = table if args.do_train else Table()
-    size = args.eval_batch_size
-    train_layout, eval_layout = layouts(
-        model, computation.pad_id, requested, training, evaluations, size, objective, of_training
-    )
+    train_layout, eval_layout = layouts(loaded, training, evaluations, of_training)
     if args.do_eval or args.do_predict:
         rows = max(map(len, evaluations.values()), default=0)
         few = "; too few for a meaningful score" if rows < 10 else ""
-        count = f"{min(rows, size)} sample{'s' * (min(rows, size) != 1)}"
-        table.add("evaluation", f"{count} {eval_layout.describe()}{few}")
+        count = min(rows, args.eval_batch_size)
+        of_batch = f"{count} sample{'s' * (count != 1)}"
+        table.add("evaluation", f"{of_batch} {eval_layout.describe()}{few}")
     if args.device.type == "cpu" and not args.torch_compile:
         is_flat = flat_attention.is_used(model.config)
         blocks = train_layout.balanced and objective.lightens_attention and not is_flat
@@ -88,40 +234,33 @@ def decide(
 
 
 def layouts(
-    model: PreTrainedModel,
-    pad_id: int,
-    requested: bool | None,
-    training: Training,
-    evaluations: Mapping[str, Samples],
-    evaluation_size: int,
-    objective: Objective,
-    table: Table,
+    loaded: Loaded, training: Training, evaluations: Mapping[str, Samples], table: Table
 ) -> tuple[Layout, Layout]:
     """Return the layouts of training and of evaluations, which stay the same for the whole run.
 
     The training layout fits the batches of the first epoch, of which one has the longest sample.
     Other batches have similar sums of tokens.
     """
-    can_pack = objective.packs(model)
-    kind = model.config.model_type
-    if requested and not can_pack:
+    model, objective, size = loaded.model, loaded.objective, loaded.arguments.eval_batch_size
+    can_pack, kind = objective.packs(model), model.config.model_type
+    if loaded.packing and not can_pack:
         raise HyperparameterError(
             f"Hyperparameter packing has value True, but a model of type {kind} cannot be packed.",
             f"Leave it out. This task packs: {', '.join(objective.packable) or 'no model'}.",
         )
-    packs = can_pack and requested is not False
+    packs = can_pack and loaded.packing is not False
     drawn = [(training.samples, rows) for rows in training.typical(packs)]
-    layout = objective.layout(model, packs, training.size, pad_id, drawn)
+    layout = objective.layout(model, packs, training.size, loaded.pad_id, drawn)
     evaluated = [
         (samples, rows)
         for samples in evaluations.values()
-        for rows in packing.ordered_batches(samples.lengths, evaluation_size, packs)
+        for rows in packing.ordered_batches(samples.lengths, size, packs)
     ]
-    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
+    evaluation = objective.layout(model, packs, size, loaded.pad_id, evaluated)
     objective.prepare(model, packs)
     computed = sum(layout.computed_tokens(samples, rows) for samples, rows in drawn if len(rows))
     real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / computed
-    is_refused = requested is None and not layout.balanced
+    is_refused = loaded.packing is None and not layout.balanced
     table.add(
         "batch",
         f"{training.size} samples {layout.describe()}, {1 - real:.1%} padding",

@@ -22,7 +22,6 @@ from recipe.data import classification, values
 from recipe.data.column_names import LABEL, TAGS
 from recipe.data.files.part import is_binary, is_list, is_string
 from recipe.data.labels import NUMBER, Labels
-from recipe.plan.resolution import Loaded
 from recipe.reports.section import Section, numbers, texts
 from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, named_splits
 
@@ -46,11 +45,27 @@ class _Split:
     """[rows]"""
 
 
-def inspect(task: Task, loaded: Loaded) -> tuple[list[Finding], Section]:
+def inspect(task: Task, tokenizer: Any, max_length: int) -> tuple[list[Finding], Section]:
     """Return findings on all rows, the important ones as warnings, and their section of the report.
-    In a sharded job, they cover this host's rows."""
+    In a sharded job, they cover this host's rows.
+
+    Args:
+        max_length: Most tokens of a sample.
+    """
     splits = named_splits(task.data)
-    findings = [*_row_findings(splits), *_lengths(task, loaded)]
+    findings = [*_row_findings(splits), *_lengths(task, tokenizer, max_length)]
+    labels: Labels | None = getattr(task.data, "labels", None)
+    if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
+        classes = [["all", *(str(len(split)) for split in splits.values())]]
+    else:
+        counts = {
+            name: classification.rows_of_classes(labels, values.column(split, LABEL))
+            for name, split in splits.items()
+        }
+        largest = sorted(labels.names, key=lambda name: -counts["train"][name])[:_CLASSES_SHOWN]
+        classes = [
+            [name, *(str(of_split[name]) for of_split in counts.values())] for name in largest
+        ]
     section = Section(
         title="Data",
         note=" ".join(
@@ -58,7 +73,7 @@ def inspect(task: Task, loaded: Loaded) -> tuple[list[Finding], Section]:
             for matches in findings
         ),
         columns=[*texts("class"), *numbers(*splits)],
-        rows=_classes(splits, getattr(task.data, "labels", None)),
+        rows=classes,
     )
     return findings, section
 
@@ -96,11 +111,8 @@ def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
             "too: their scores are too good. Remove them from one of the two",
             example=f"such as row {row}: {_shown(splits[name], row)}",
         )
-    if names & {*_TARGETS}:
-        yield from _contradictions(train, splits["train"])
-
-
-def _contradictions(train: _Split, split: Dataset) -> Iterator[Finding]:
+    if not names & {*_TARGETS}:
+        return
     order = np.argsort(train.inputs, kind="stable")
     inputs, rows = train.inputs[order], train.rows[order]
     is_same = inputs[1:] == inputs[:-1]
@@ -109,13 +121,13 @@ def _contradictions(train: _Split, split: Dataset) -> Iterator[Finding]:
         return
     groups = np.concatenate([[0], np.cumsum(~is_same)])
     count = int(np.isin(groups, groups[differing]).sum())
-    first, second = (int(order[differing[0] + step]) for step in (0, 1))
+    one, other = (int(order[differing[0] + step]) for step in (0, 1))
     yield Finding(
         level=WARNING,
         what="contradiction",
         detail=f"{count} of {len(rows)} training rows have the text of another row and a different "
         "label: correct the labels, or remove the rows",
-        example=f"such as rows {first} and {second}: {_shown(split, first)}",
+        example=f"such as rows {one} and {other}: {_shown(splits['train'], one)}",
     )
 
 
@@ -206,18 +218,6 @@ def _shown(split: Dataset, row: int) -> str:
     return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}...")
 
 
-def _classes(splits: dict[str, Dataset], labels: Labels | None) -> list[list[str]]:
-    """Return one table row per class: its name, and the number of its rows in each split."""
-    if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
-        return [["all", *(str(len(split)) for split in splits.values())]]
-    counts = {
-        name: classification.rows_of_classes(labels, values.column(split, LABEL))
-        for name, split in splits.items()
-    }
-    largest = sorted(labels.names, key=lambda name: -counts["train"][name])[:_CLASSES_SHOWN]
-    return [[name, *(str(of_split[name]) for of_split in counts.values())] for name in largest]
-
-
 def sampled_rows(task: Task) -> list[int]:
     """Return the training rows whose lengths are counted."""
     rows = len(task.train)
@@ -225,10 +225,9 @@ def sampled_rows(task: Task) -> list[int]:
     return sorted(drawn)
 
 
-def _lengths(task: Task, loaded: Loaded) -> Iterator[Finding]:
+def _lengths(task: Task, tokenizer: Any, longest: int) -> Iterator[Finding]:
     """Yield percentiles and truncation of the lengths of a sample, before truncation."""
-    counts = sorted(task.lengths(loaded.tokenizer, sampled_rows(task)))
-    longest = loaded.max_length
+    counts = sorted(task.lengths(tokenizer, sampled_rows(task)))
     if not counts:
         return
     percentiles = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import TrainingArguments
 
 from recipe import task_table
 from recipe.backend.engines import comparison, int8
@@ -23,8 +23,8 @@ from recipe.models import lora, pretrained, quantized
 from recipe.models.pretrained import Source
 from recipe.paths import Folders
 from recipe.plan import detection, trainer_arguments
+from recipe.plan.batch_layout import Loaded
 from recipe.plan.table import Table
-from recipe.plan.worlds import Computation
 from recipe.runtime import device, distribution
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
@@ -48,16 +48,6 @@ class Plan:
     """With the data, whose columns and labels it has chosen."""
     source: Source
     """The model to start from."""
-
-    def computation(self, loaded: Loaded) -> Computation:
-        """Return what computes the steps."""
-        return Computation(
-            model=loaded.model,
-            tokenizer=loaded.tokenizer,
-            arguments=self.arguments,
-            objective=self.task.objective,
-            packing=self.hyperparameters.packing,
-        )
 
 
 def resolve(
@@ -181,11 +171,7 @@ def _host(
 
 
 def _check_quantize(hyperparameters: Hyperparameters, chosen: Device, hosts: Hosts) -> None:
-    """Check that a job can quantize its model after training.
-
-    Raises:
-        HyperparameterError: It cannot.
-    """
+    """Check that a job can quantize its model after training."""
     why_not = int8.why_unavailable()
     if chosen.kind != "cpu":
         why_not = f"this job runs on {chosen.kind}, and int8 is measured on a CPU"
@@ -201,16 +187,6 @@ def _check_quantize(hyperparameters: Hyperparameters, chosen: Device, hosts: Hos
             "Leave it out, and quantize the finished model in the image for CPUs: "
             "amphora quantize --model FOLDER --data FOLDER",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """The model to start from."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    max_length: int
-    """Most tokens of a sample; 0 if samples are not cut."""
 
 
 def load(plan: Plan, table: Table) -> Loaded:
@@ -234,7 +210,14 @@ def load(plan: Plan, table: Table) -> Loaded:
         how = "split into pieces of" if is_split else "truncated to"
         reason = "as given" if given.max_length else "the default; set max_length to change it"
         table.add("length", f"texts are {how} at most {max_length} tokens", reason)
-    return Loaded(model=model, tokenizer=tokenizer, max_length=max_length)
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        arguments=plan.arguments,
+        objective=task.objective,
+        packing=given.packing,
+        max_length=max_length,
+    )
 
 
 def add_stop_tokens(learned: set[int] | None, loaded: Loaded, table: Table) -> None:
@@ -267,11 +250,7 @@ def learning_rate(hyperparameters: Hyperparameters, task: str) -> tuple[float, s
 def _same_task(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path], hosts: Hosts
 ) -> tuple[str, str]:
-    """Return the task that the hosts with training data detect, and the reason.
-
-    Raises:
-        DistributedError: Hosts detect different tasks.
-    """
+    """Return the task that the hosts with training data detect, and the reason."""
     if not hosts.sharded:
         return detection.find(hyperparameters, channels)
     task_and_reason: tuple[str, str] | None = None

@@ -120,11 +120,7 @@ def is_on(environ: Mapping[str, str], name: str, one: str, zero: str) -> bool:
 
 
 def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
-    """Check that the accelerators of the host are used, and that torch has kernels for its GPUs.
-
-    Raises:
-        DeviceError: torch would silently use the CPU, or fail in its first step.
-    """
+    """Check that torch uses the host's accelerators, and has kernels for its GPUs."""
     cores = environ.get("SM_NUM_NEURONS", "").strip("0")
     names_cores = bool(cores or environ.get("NEURON_RT_VISIBLE_CORES"))
     if kind == "cpu" and names_cores and not xla.is_turned_off():

@@ -52,21 +52,18 @@ def choose(
     """
     kind = kind_of(chosen.kind)
     framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
-    smddp = Distribution()
+    smddp: _Part = {}, ""
     if _is_true(framework.get(_SMDDP)) and chosen.processes > 1:
         described = "smdistributed dataparallel: torch DDP with the"
         names = ("smdistributed", "smdistributed.dataparallel")
         if chosen.kind == "cuda" and all(map(importlib.util.find_spec, names)):
-            smddp = Distribution(
-                arguments={"ddp_backend": "smddp"}, notes=(f"{described} smddp backend",)
-            )
+            smddp = {"ddp_backend": "smddp"}, f"{described} smddp backend"
         else:
-            note = f"{described} {kind.backend} backend, since smddp is not installed"
-            smddp = Distribution(notes=(note,))
+            smddp = {}, f"{described} {kind.backend} backend, since smddp is not installed"
     sharding = _sharding(mp_parameters, chosen)
     by_compiler = _is_true(framework.get(_COMPILER))
     compilation = _compilation(is_compiled, by_compiler, compiler, chosen, environ)
-    if sharding.arguments and compilation.arguments and not kind.compiles_shards:
+    if sharding[0] and compilation[0] and not kind.compiles_shards:
         raise HyperparameterError(
             "mp_parameters requests sharded weights (FSDP2), and compile torch.compile: "
             "TorchNeuron supports both only with SimpleFSDP.",
@@ -74,16 +71,20 @@ def choose(
         )
     parts = (sharding, compilation, smddp)
     return Distribution(
-        arguments={key: value for part in parts for key, value in part.arguments.items()},
-        notes=tuple(line for part in parts for line in part.notes),
+        arguments={key: value for added, _ in parts for key, value in added.items()},
+        notes=tuple(note for _, note in parts if note),
     )
+
+
+_Part = tuple[dict[str, Any], str]
+"""Arguments of the Trainer, and a line for the log."""
 
 
 def _is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1")
 
 
-def _sharding(requested: str | None, chosen: Device) -> Distribution:
+def _sharding(requested: str | None, chosen: Device) -> _Part:
     text = (requested or "").strip()
     # As SageMaker writes it in argv, or a JSON object.
     names = re.findall(r"(\w+)=", text)
@@ -97,19 +98,16 @@ def _sharding(requested: str | None, chosen: Device) -> Distribution:
             f"Hyperparameter mp_parameters has value {text!r}.", "Give a=1,b=2 or a JSON object."
         ) from error
     if not names:
-        return Distribution()
-    listed = ", ".join(names)
+        return {}, ""
+    described = f"mp_parameters ({', '.join(names)})"
     if chosen.processes == 1:
-        return Distribution(notes=(f"mp_parameters ({listed}) has no effect with one process",))
+        return {}, f"{described} has no effect with one process"
     if not kind_of(chosen.kind).shards:
-        return Distribution(
-            notes=(f"mp_parameters ({listed}) has no effect on torch-xla: no weights are sharded",)
-        )
-    described = (
-        f"mp_parameters ({listed}): weights, gradients and optimizer are sharded over "
-        f"{chosen.processes} processes (FSDP2); the parameters themselves are not used"
+        return {}, f"{described} has no effect on torch-xla: no weights are sharded"
+    return {"fsdp": True, "fsdp_config": {"version": 2}}, (
+        f"{described}: weights, gradients and optimizer are sharded over {chosen.processes} "
+        "processes (FSDP2); the parameters themselves are not used"
     )
-    return Distribution(arguments={"fsdp": True, "fsdp_config": {"version": 2}}, notes=(described,))
 
 
 def _compilation(
@@ -118,27 +116,26 @@ def _compilation(
     requested: str | None,
     chosen: Device,
     environ: Mapping[str, str],
-) -> Distribution:
+) -> _Part:
     if not by_hyperparameter and not by_training_compiler:
-        return Distribution()
+        return {}, ""
     compiler = kind_of(chosen.kind).compiler
     if compiler is None:
-        return Distribution(notes=("torch.compile is off: torch-xla compiles without it",))
+        return {}, "torch.compile is off: torch-xla compiles without it"
     why = "SageMaker Training Compiler" if by_training_compiler else "compile"
     backend = requested or compiler
     if chosen.kind == "cpu" and backend == "inductor" and not by_hyperparameter:
         # Measured: a step takes 1.4 times as long.
         notice = f"torch.compile is off, although {why} is set: it is slower on a CPU"
-        return Distribution(notes=(f"{notice}; compile=True turns it on",))
+        return {}, f"{notice}; compile=True turns it on"
     cxx = environ.get("CXX") or "g++"
     if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:
-        notice = f"torch.compile is off, although {why} is set: it needs {cxx} on a CPU"
-        return Distribution(notes=(notice,))
+        return {}, f"torch.compile is off, although {why} is set: it needs {cxx} on a CPU"
     notice = f"torch.compile is on: {why} is set; batch size and learning rate do not change"
     compiled: dict[str, Any] = {"torch_compile": True}
     if compiler != "inductor":  # the default of transformers
         compiled["torch_compile_backend"] = compiler
-    return Distribution(arguments=compiled, notes=(notice,))
+    return compiled, notice
 
 
 def shard(trainer: Trainer) -> None:
@@ -189,7 +186,6 @@ def shard(trainer: Trainer) -> None:
 
 
 def _sharing(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Return the modules that share a weight with another one."""
     holders: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         for weight in module._parameters.values():

@@ -18,7 +18,7 @@ _GROUPS = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
 
-_M_ARENA_MAX = -8
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 _SHARE, _RESERVED = 0.9, 1 << 29
 """Share of the free memory that one file may take; and bytes that threads and allocators reserve
@@ -38,10 +38,24 @@ def share_freed() -> None:
 
     By default, glibc has up to eight arenas for each core.
     """
+    _set_malloc((_M_ARENA_MAX, 1))
+
+
+def keep_freed() -> None:
+    """Let glibc keep freed memory for the next step.
+
+    By default it maps and unmaps each gradient of an embedding again, 4 kB at a time, which costs a
+    fifth of a step of packed tweets (docs/LAB.md).
+    """
+    _set_malloc((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, (1 << 31) - 1))
+
+
+def _set_malloc(*parameters: tuple[int, int]) -> None:
     if sys.platform.startswith("linux"):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(_M_ARENA_MAX, 1)
+            for parameter in parameters:
+                mallopt(*parameter)
 
 
 def available(

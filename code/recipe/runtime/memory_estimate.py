@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 _BLOCK = 512
@@ -114,7 +114,7 @@ def estimate_step(
         keeps = setting.processes > 1 or setting.accumulation > 1
         if setting.is_sharded:
             for weight in trained:  # after reduce-scatter, a process keeps only its shard
-                weight.register_post_accumulate_grad_hook(_forget)
+                weight.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
         elif keeps:
             gradients = sum(weight.nbytes for weight in trained)
             for weight in trained:
@@ -135,10 +135,17 @@ def estimate_step(
         loss.backward()
     if setting.is_sharded:
         count = setting.processes
-        whole, root = _units(model)
+        bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters
+        kinds = set(getattr(bare, "_no_split_modules", None) or ())
+        blocks = [
+            list(part.parameters()) for part in bare.modules() if type(part).__name__ in kinds
+        ]
+        block = max((sum(weight.nbytes for weight in part) for part in blocks), default=0)
+        inside = {id(weight) for part in blocks for weight in part}
+        root = sum(weight.nbytes for weight in model.parameters() if id(weight) not in inside)
         # The computing block and the prefetched one; the root's weights stay. In addition, a
         # block's gradients in float32, before and after reduce-scatter.
-        other_bytes = 2 * whole + root + 4 * whole // 2
+        other_bytes = 2 * block + root + 4 * block // 2
         return Estimate(
             weights=2 * weights // count if setting.dtype is not None else weights // count,
             gradients=4 * numbers // count,
@@ -176,10 +183,6 @@ def _forward_4_bits(layer: nn.Linear, inputs: Tensor) -> Tensor:
     return product if layer.bias is None else product + layer.bias.to(product.dtype)
 
 
-def _forget(weight: Tensor) -> None:
-    weight.grad = None
-
-
 def _use_fake_tensors(model: nn.Module, fakes: Any, setting: Setting) -> int:
     """Replace the model's tensors by fake ones, and return their bytes."""
     seen: dict[int, Any] = {}
@@ -206,33 +209,6 @@ def _use_fake_tensors(model: nn.Module, fakes: Any, setting: Setting) -> int:
     return sum(tensor.nbytes for tensor in seen.values())
 
 
-def _units(model: Any) -> tuple[int, int]:
-    """Return the bytes of the largest block that FSDP2 shards, and of the rest of the model."""
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters
-    names = set(getattr(bare, "_no_split_modules", None) or ())
-    blocks = [module for module in bare.modules() if type(module).__name__ in names]
-    sizes = [sum(weight.nbytes for weight in block.parameters()) for block in blocks]
-    inside = {id(weight) for block in blocks for weight in block.parameters()}
-    root = sum(weight.nbytes for weight in model.parameters() if id(weight) not in inside)
-    return max(sizes, default=0), root
-
-
-_FLASH_BACKWARD = torch.ops.aten._flash_attention_backward.default
-
-
-def _flash_backward_buffers(query: Tensor, starts: Tensor) -> int:
-    """Return the bytes of the float32 buffers that flash attention allocates in its backward pass
-    over one row of samples. Each sample adds 128 tokens to their length.
-
-    Args:
-        query: [tokens, heads, width].
-        starts: [samples + 1].
-    """
-    tokens, heads, width = query.shape
-    padded = tokens + 128 * (len(starts) - 1)
-    return 4 * padded * heads * (-(-width // 32) * 32 + 1)
-
-
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of live tensors that are created inside."""
 
@@ -254,9 +230,12 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.now += size
             self.peak = max(self.peak, self.now)
             weakref.finalize(storage, self._free, size)
-        if func is _FLASH_BACKWARD:
-            query, starts = args[1], args[6]
-            self.peak = max(self.peak, self.now + _flash_backward_buffers(query, starts))
+        if func is torch.ops.aten._flash_attention_backward.default:
+            # Its float32 buffers over one row of samples, each of which adds 128 tokens to the row.
+            (tokens, heads, width), starts = args[1].shape, args[6]
+            padded = tokens + 128 * (len(starts) - 1)
+            buffers = 4 * padded * heads * (-(-width // 32) * 32 + 1)
+            self.peak = max(self.peak, self.now + buffers)
         return outputs
 
     def _free(self, size: int) -> None:
@@ -277,13 +256,12 @@ class _GpuCalls(TorchFunctionMode):
         if func in (functional.dropout, torch.dropout):
             return _dropout(*args, **kwargs)
         if func in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map(_cast_float32, (args, kwargs))
+            halves = (torch.bfloat16, torch.float16)
+            args, kwargs = tree_map_only(
+                Tensor, lambda value: value.float() if value.dtype in halves else value,
+                (args, kwargs),
+            )  # fmt: skip
         return func(*args, **kwargs)
-
-
-def _cast_float32(value: Any) -> Any:
-    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_half else value
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

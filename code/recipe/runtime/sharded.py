@@ -53,7 +53,7 @@ def copy_to_host(value: Any, keeps: bool, copies: bool = True, into: Any = None)
 
 
 def shard_like(whole: Tensor, target: Tensor) -> Tensor:
-    """Return `whole`, which is equal on all processes, sharded like the tensor `place`."""
+    """Return `whole`, which is equal on all processes, sharded like the tensor `target`."""
     sharded: Any = target
     if not hasattr(sharded, "full_tensor"):
         return whole
@@ -65,7 +65,7 @@ def shard_like(whole: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor] | None, shares: bool) -> None:
-    """Copy `stored` into `places`. A collective of all processes.
+    """Copy `stored` into `targets`. A collective of all processes.
 
     Args:
         stored: Tensors by the same names; with `shares`, None on processes without them.

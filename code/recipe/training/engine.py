@@ -23,15 +23,14 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from recipe.batching import batches
-from recipe.batching import packing as plan
+from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError
-from recipe.plan import batch_layout, trainer_arguments, worlds
+from recipe.plan import batch_layout, trainer_arguments
+from recipe.plan.batch_layout import BatchPlan, Loaded
 from recipe.plan.table import Table
-from recipe.plan.worlds import Computation, Cut
 from recipe.runtime import all_gather, ddp_hook, distribution
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
@@ -40,10 +39,15 @@ from recipe.training.resuming import Resumable, fingerprint
 
 _WATCHED = 16
 _REFERENCES = "references.safetensors"
+_SAME = (
+    *("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps"),
+    *("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed"),
+)
+"""Arguments of the Trainer that every checkpoint records."""
 
 
 def build(
-    computation: Computation,
+    loaded: Loaded,
     samples: Mapping[str, Samples],
     *,
     class_weight: str | None = None,
@@ -61,29 +65,26 @@ def build(
         HyperparameterError: packing=True, and the model cannot be packed.
         DistributedError: One process would have to use several GPUs.
     """
-    args, objective = computation.arguments, computation.objective
+    args, objective = loaded.arguments, loaded.objective
     if args.n_gpu > 1:
         raise DistributedError(
             f"One process sees {args.n_gpu} GPUs.",
             "Start the script by torchrun with one process for each GPU, or select one by "
             "CUDA_VISIBLE_DEVICES.",
         )
-    decided = batch_layout.decide(computation, worlds.settle(args), samples, table or Table())
+    decided = batch_layout.decide(loaded, batch_layout.settle(args), samples, table or Table())
     return Engine(
-        model=computation.model,
+        model=loaded.model,
         args=trainer_arguments.changed(
             args,
             per_device_train_batch_size=decided.cut.size,
             gradient_accumulation_steps=decided.cut.accumulation,
         ),
-        training=decided.training,
-        cut=decided.cut,
-        train_layout=decided.train_layout,
-        eval_layout=decided.eval_layout,
+        decided=decided,
         objective=objective,
-        class_weights=objective.class_weights(class_weight, samples["train"], computation.model),
+        class_weights=objective.class_weights(class_weight, samples["train"], loaded.model),
         eval_dataset=samples["evaluation"],
-        processing_class=computation.tokenizer,
+        processing_class=loaded.tokenizer,
         compute_metrics=objective.score,
         **others,
     )
@@ -93,10 +94,7 @@ class Engine(Resumable):
     """HF Trainer on `Samples`, which are its `train_dataset` and `eval_dataset`.
 
     Args:
-        training: The training samples and how their steps are drawn.
-        cut: How steps are split into batches.
-        train_layout: Layout of training batches.
-        eval_layout: Layout of evaluation batches.
+        decided: The training samples, how steps are drawn and split, and the layouts of batches.
         objective: Losses and metrics.
         class_weights: Factor of the training loss for samples of each class.
         decisive: Further values that must equal those of a checkpoint (`job_identity`).
@@ -109,30 +107,41 @@ class Engine(Resumable):
         self,
         *,
         args: TrainingArguments,
-        training: batches.Training,
-        cut: Cut,
-        train_layout: Layout,
-        eval_layout: Layout,
+        decided: BatchPlan,
         objective: Objective,
         class_weights: Sequence[float] | None = None,
         decisive: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
+        training, cut, layout = decided.training, decided.cut, decided.train_layout
         super().__init__(args=args, train_dataset=training.samples, **others)
+        # If channels are sharded, or samples of a batch are negatives of each other, the split of a
+        # step affects the result.
+        is_fixed = training.samples.shards is not None or objective.couples_samples
+        model: Any = self.model
         self.job = {
             **(decisive or {}),
-            **_job(args, training, cut, train_layout, self.model, objective.couples_samples),
+            **({"steps cut into": batch_layout.shown(cut.as_job())} if is_fixed else {}),
+            checkpoints.SAMPLES: cut.samples,
+            checkpoints.CUT: {**cut.as_job(), "batches": layout.describe()},
+            "data": training.samples.fingerprint(),
+            "model": fingerprint(model),
+            "batches": "packed" if layout.balanced else "padded",
+            "version of the plan of batches": packing.VERSION,
+            "version of checkpoints": checkpoints.VERSION,
+            "optim": str(args.optim),
+            "lr_scheduler_type": str(args.lr_scheduler_type),
+            **{name: getattr(args, name) for name in _SAME},
         }
         # Otherwise the Trainer counts labels over all processes in every step.
         self.model_accepts_loss_kwargs = False
-        self._training, self._train_layout = training, train_layout
-        self._eval_layout, self._objective = eval_layout, objective
+        self._training, self._train_layout = training, layout
+        self._eval_layout, self._objective = decided.eval_layout, objective
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._looks_at_once = args.device.type == "cpu"
         self._arranged: Any = None
         self._has_references = False
-        model: Any = self.model
         # A multiplication and an addition for each parameter, forward once and backward twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
 
@@ -229,11 +238,7 @@ class Engine(Resumable):
         return (loss, outputs) if return_outputs else loss
 
     def _check_losses(self) -> None:
-        """Check that the losses since the last check are finite.
-
-        Raises:
-            DivergedError: Names the step and the rows of its batch.
-        """
+        """Check that the losses since the last check are finite."""
         sums = [loss for _, loss, _ in self._watched]
         if self.args.device.type == "cuda" and sums:
             sums = list(torch.stack(sums).cpu())  # a single synchronous copy
@@ -348,33 +353,3 @@ class Engine(Resumable):
         return EvalLoopOutput(
             predictions=logits, label_ids=labels, metrics=metrics, num_samples=len(logits)
         )
-
-
-def _job(
-    args: TrainingArguments,
-    training: batches.Training,
-    cut: Cut,
-    layout: Layout,
-    model: Any,
-    couples: bool,
-) -> dict[str, Any]:
-    """Return what identifies a job: the Trainer's main settings, data, model and batches."""
-    same = ("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps")
-    also = ("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed")
-    # If channels are sharded, or samples of a batch are negatives of each other, the split of a
-    # step affects the result.
-    is_fixed = training.samples.shards is not None or couples
-    fixed = {"steps cut into": worlds.shown(cut.as_job())} if is_fixed else {}
-    return {
-        **fixed,
-        checkpoints.SAMPLES: cut.samples,
-        checkpoints.CUT: {**cut.as_job(), "batches": layout.describe()},
-        "data": training.samples.fingerprint(),
-        "model": fingerprint(model),
-        "batches": "packed" if layout.balanced else "padded",
-        "version of the plan of batches": plan.VERSION,
-        "version of checkpoints": checkpoints.VERSION,
-        "optim": str(args.optim),
-        "lr_scheduler_type": str(args.lr_scheduler_type),
-        **{name: getattr(args, name) for name in (*same, *also)},
-    }

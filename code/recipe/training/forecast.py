@@ -25,7 +25,7 @@ from transformers import (
 
 from recipe.console import say_row
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
+from recipe.plan.resolution import Plan
 from recipe.plan.trainer_arguments import name_of
 from recipe.runtime.device import everyones
 
@@ -120,15 +120,11 @@ class Forecast(TrainerCallback):
                 "Give more.",
             )
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Measure an evaluation."""
         self._lap("evaluation")
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
         """Measure how long training waited for a checkpoint."""
         self._lap("save")
 
@@ -146,8 +142,19 @@ class Forecast(TrainerCallback):
             return
         whole = self.elapsed() + self.seconds_left(args, state, state.max_steps)
         change = whole / self._logged[-1] if self._logged else math.inf
-        if len(self._logged) < 2 and not 1 / _MUCH < change < _MUCH:
-            self._log(args, state, whole)
+        if len(self._logged) >= 2 or 1 / _MUCH < change < _MUCH:
+            return
+        if self._budget is not None:
+            fitting = f"{state.max_steps} of {self._planned} steps fit into "
+            say_row("budget", f"{fitting}{duration(self._budget)}; the learning rate ends there")
+        corrected = "corrected: " if self._logged else ""
+        left = duration(whole - self.elapsed())
+        say_row(
+            "estimate",
+            f"{corrected}{state.max_steps - state.global_step} steps are left, {left}; "
+            f"{self.describe(whole)}",
+        )
+        self._logged.append(whole)
 
     def _lap(self, phase: str) -> None:
         now = self._clock()
@@ -210,7 +217,8 @@ class Forecast(TrainerCallback):
         self._next = step + max(1, (total - step) // _PARTS)
         if not self._curve:
             self._curve = {"start": step, "position": step, "length": total, "end": total}
-            set_intervals(state, args, total)
+            untyped: Any = state
+            untyped.compute_steps(args, total)
             state.max_steps = total
             self._follow_curve(args, state, scheduler)
         elif abs(total - state.max_steps) * _PARTS > total - step:
@@ -224,7 +232,6 @@ class Forecast(TrainerCallback):
         return curve["position"] + done * (curve["length"] - curve["position"])
 
     def _follow_curve(self, args: TrainingArguments, state: TrainerState, scheduler: Any) -> None:
-        """Let the scheduler follow the curve of the steps that fit."""
         if not isinstance(scheduler, LambdaLR):  # ReduceLROnPlateau has no end
             return
         length = int(self._curve["length"])
@@ -244,29 +251,14 @@ class Forecast(TrainerCallback):
         for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
             group["lr"] = rate * factor(self._position(scheduler.last_epoch))
 
-    def _log(self, args: TrainingArguments, state: TrainerState, whole: float) -> None:
-        if self._budget is not None:
-            fitting = f"{state.max_steps} of {self._planned} steps fit into "
-            say_row("budget", f"{fitting}{duration(self._budget)}; the learning rate ends there")
-        corrected = "corrected: " if self._logged else ""
-        left = duration(whole - self.elapsed())
-        say_row(
-            "estimate",
-            f"{corrected}{state.max_steps - state.global_step} steps are left, {left}; "
-            f"{self.describe(whole)}",
-        )
-        self._logged.append(whole)
-
 
 def forecast_job(
-    given: Hyperparameters,
-    args: TrainingArguments,
+    plan: Plan,
     model: Any,
     *,
     rows: Mapping[str, int],
     steps_of_epoch: int,
     started: float,
-    hosts: int,
     bytes_per_second: Callable[[], float],
 ) -> Forecast:
     """Return the forecast of a job.
@@ -275,6 +267,7 @@ def forecast_job(
         rows: Samples of train, evaluation and maybe test.
         bytes_per_second: Returns the speed of writing.
     """
+    given, args = plan.hyperparameters, plan.arguments
     in_evaluations = rows.get("test", 0) / max(1, rows["evaluation"])
     after = 0.0
     if given.evaluates or given.predicts:
@@ -293,14 +286,9 @@ def forecast_job(
         evaluation=rows["evaluation"] * steps_of_epoch / max(1, rows["train"]) / 3,
         after=after,
         writing=lambda: written / bytes_per_second(),
-        budget=given.budget_seconds(hosts),
-        price=(given.price_per_hour or 0) * hosts,
+        budget=given.budget_seconds(plan.host_count),
+        price=(given.price_per_hour or 0) * plan.host_count,
     )
-
-
-def set_intervals(state: Any, args: TrainingArguments, total: int) -> None:
-    """Set the intervals of logs, evaluations and saves that are shares of `total` steps."""
-    state.compute_steps(args, total)
 
 
 def duration(seconds: float) -> str:

@@ -111,9 +111,7 @@ class Interruptions(TrainerCallback):
         control.should_save |= self._deferred
         self._deferred = False
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """End the evaluation if a stop was requested.
 
         Raises:
@@ -122,9 +120,7 @@ class Interruptions(TrainerCallback):
         if self._agreed("evaluation")[0]:
             raise Interrupted
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
         """Restart the interval."""
         self._saved = time.monotonic()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from recipe.hyperparameters import FIELDS, Hyperparameters
+from recipe.hyperparameters import FIELDS, defaults_of
 from recipe.option_fields import Effect
 from recipe.settings import DataSettings, JobSettings
 
@@ -42,15 +42,13 @@ WITHOUT_EFFECT = tuple(_LISTED.split())
 """Names and patterns of the Trainer's values that do not change the final weights."""
 
 
-def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[str, Any]:
-    """Return the values that can change the final weights and are not defaults, by name."""
-    usual = {
-        item.name: item.default
-        if item.default_factory is dataclasses.MISSING
-        else item.default_factory()
-        for item in dataclasses.fields(TrainingArguments)
-    }
-    usual |= {"warmup_steps": None, "bf16": None}
+def decisive(given: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any]:
+    """Return the values that can change the final weights and are not defaults, by name.
+
+    Args:
+        given: `Hyperparameters.values`.
+    """
+    usual = {**defaults_of(TrainingArguments), "warmup_steps": None, "bf16": None}
     values = {
         name: getattr(args, name)
         for name, default in usual.items()
@@ -58,11 +56,11 @@ def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[
     }
     values |= {
         name: value
-        for name, value in hyperparameters.values.items()
+        for name, value in given.items()
         if name not in {*usual, "max_train_steps"}  # the Trainer's are in `args`
         and value != FIELDS[name].default
     }
-    if hyperparameters.task == "text-classification":
+    if given["task"] == "text-classification":
         del values["task"]  # the former default: older checkpoints do not have it
     kept_best = args.load_best_model_at_end
     return {name: _plain(value) for name, value in values.items() if counts(name, kept_best)}

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import datasets
 import torch
@@ -24,8 +25,9 @@ from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.models import flat_attention, packed_decoders, quantized
 from recipe.paths import Folders
-from recipe.plan import batch_layout, data_report, resolution, trainer_arguments, worlds
-from recipe.plan.resolution import Loaded, Plan
+from recipe.plan import batch_layout, data_report, resolution, trainer_arguments
+from recipe.plan.batch_layout import Loaded
+from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.runtime import memory, memory_estimate
 from recipe.storage import atomic
@@ -70,51 +72,23 @@ def inspect(
 
 def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterator[Finding]:
     """Yield findings from a sample of the data: lengths, steps, disk and memory."""
-    task, longest, seed = plan.task, loaded.max_length, plan.hyperparameters.seed
-    yield from data_report.inspect(task, loaded)[0]
+    task, longest, args = plan.task, loaded.max_length, plan.arguments
+    yield from data_report.inspect(task, loaded.tokenizer, longest)[0]
     rows, drawn = len(task.train), data_report.sampled_rows(task)
     lengths = task.lengths(loaded.tokenizer, drawn)
     if not plan.hyperparameters.trains:
         return
     count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
     pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
-    steps_of_epoch, steps, at_once = _steps(round(rows * pieces), plan)
-    detail = f"{steps_of_epoch} an epoch, {steps} in all, {at_once} samples a step"
+    size = args.per_device_train_batch_size
+    at_once = size * plan.device.processes * args.gradient_accumulation_steps
+    per_epoch = math.ceil(round(rows * pieces) / at_once)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
+    detail = f"{per_epoch} an epoch, {steps} in all, {at_once} samples a step"
     yield Finding(level=OK, what="steps", detail=detail)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
-    yield from _room(sum(cut) / count * rows, rows)
-    # Enough rows for a few batches, so that packing fills them as with all the data.
-    size = plan.arguments.per_device_train_batch_size
-    wanted = max(len(drawn) if lengths else 0, 4 * size, tried * at_once)
-    every = range(len(task.data.train))
-    chosen_rows = random.Random(seed).sample(every, min(wanted, len(every)))
-    table = Table()
-    if tried:
-        finding = _trial(
-            plan, loaded, sorted(chosen_rows), table, tried, started, steps_of_epoch, steps
-        )
-    else:
-        finding = _memory(plan, loaded, sorted(chosen_rows), table)
-    # Steps are those of the sample.
-    yield from (decision for decision in table.rows if decision.what != "steps")
-    yield finding
-
-
-def _steps(rows: int, plan: Plan) -> tuple[int, int, int]:
-    """Return the steps of an epoch, those of the job, and the samples of a step."""
-    args = plan.arguments
-    at_once = (
-        args.per_device_train_batch_size * plan.device.processes * args.gradient_accumulation_steps
-    )
-    per_epoch = math.ceil(rows / at_once)
-    total = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
-    return per_epoch, total, at_once
-
-
-def _room(tokens: float, rows: int) -> Iterator[Finding]:
-    """Yield a finding if the tokens may not fit on the disk."""
     folder = Path(datasets.config.HF_DATASETS_CACHE)
-    needed, free = 4 * tokens + 8 * rows, atomic.free_bytes(folder)
+    needed, free = 4 * sum(cut) / count * rows + 8 * rows, atomic.free_bytes(folder)
     if needed > free:
         level = ERROR if needed > _DOUBT * free else WARNING
         detail = (
@@ -122,6 +96,18 @@ def _room(tokens: float, rows: int) -> Iterator[Finding]:
             f"{free / 1e9:.2f} GB are free: use a larger volume"
         )
         yield Finding(level=level, what="disk", detail=detail)
+    # Enough rows for a few batches, so that packing fills them as with all the data.
+    wanted = max(len(drawn) if lengths else 0, 4 * size, tried * at_once)
+    every = range(len(task.data.train))
+    drawn = random.Random(plan.hyperparameters.seed).sample(every, min(wanted, len(every)))
+    chosen, table = sorted(drawn), Table()
+    if tried:
+        finding = _trial(plan, loaded, chosen, table, tried, started, per_epoch, steps)
+    else:
+        finding = _memory(plan, loaded, chosen, table)
+    # Steps are those of the sample.
+    yield from (decision for decision in table.rows if decision.what != "steps")
+    yield finding
 
 
 def _trial(
@@ -155,17 +141,15 @@ def _trial(
             disable_tqdm=True,
             max_steps=tried,
         )
-        computation = dataclasses.replace(plan.computation(loaded), arguments=args)
-        trainer = engine.build(computation, samples, class_weight=given.class_weight, table=table)
+        trial = dataclasses.replace(loaded, arguments=args)
+        trainer = engine.build(trial, samples, class_weight=given.class_weight, table=table)
         trainer.remove_callback(PrinterCallback)
         forecast = forecasting.forecast_job(
-            given,
-            plan.arguments,
+            plan,
             loaded.model,
             rows=whole,
             steps_of_epoch=steps_of_epoch,
             started=time.monotonic(),
-            hosts=plan.host_count,
             bytes_per_second=lambda: trainer.bytes_per_second,
         )
         trainer.add_callback(forecast)
@@ -178,8 +162,8 @@ def _trial(
                 "gradient_checkpointing=True or a smaller max_length"
             )
             return Finding(level=ERROR, what="trial", detail=detail)
-    state = TrainerState()
-    forecasting.set_intervals(state, plan.arguments, steps)
+    state: Any = TrainerState()
+    state.compute_steps(plan.arguments, steps)
     seconds = setup + forecast.seconds_left(plan.arguments, state, steps)
     peak = (
         torch.cuda.max_memory_allocated()
@@ -203,8 +187,8 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
         samples = task.some_samples(tokenizer, loaded.max_length, rows)
         stops = task.stop_tokens(tokenizer, samples, loaded.max_length)
         resolution.add_stop_tokens(stops, loaded, table)
-        cut = worlds.requested_cut(args)
-        decided = batch_layout.decide(plan.computation(loaded), cut, samples, table)
+        cut = batch_layout.requested_cut(args)
+        decided = batch_layout.decide(loaded, cut, samples, table)
         training, layout = decided.training, decided.train_layout
         drawn = training.typical(layout.balanced)
         fullest = max(drawn, key=lambda rows: layout.computed_tokens(training.samples, rows))
@@ -261,7 +245,6 @@ def _recomputes(args: TrainingArguments) -> bool:
 
 
 def _remedies(estimate: memory_estimate.Estimate, there: int, plan: Plan) -> Iterator[str]:
-    """Yield hyperparameters that reduce the memory."""
     size, accumulation = (
         plan.arguments.per_device_train_batch_size, plan.arguments.gradient_accumulation_steps
     )  # fmt: skip

@@ -33,8 +33,8 @@ from recipe.batching.batches import Samples
 from recipe.compat import quieten
 from recipe.data.column_names import TYPE_IDS
 from recipe.models.pretrained import Source
+from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
-from recipe.plan.worlds import Computation
 from recipe.storage import atomic
 from recipe.task_table import TASKS, resolve
 from recipe.tasks.base import Task
@@ -115,14 +115,14 @@ class _Subject:
         self.model: Any = model
         self.encoder: Any = self.model.base_model
         self.inputs = ctranslate.inputs_of(model, tokenizer)
-        computation = Computation(
+        loaded = Loaded(
             model=model,
             tokenizer=tokenizer,
             arguments=plan.arguments,
             objective=plan.task.objective,
             packing=False,
         )
-        self.trainer = engine.build(computation, samples)
+        self.trainer = engine.build(loaded, samples)
 
     def evaluate(self) -> _Evaluation:
         """Evaluate the model as it computes now."""
@@ -227,15 +227,11 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
             versions=int8.versions(),
             processor=int8.processor(),
         )
-        _publish(proof, aside, folder)
+        int8.write(aside, proof)
+        size = sum(path.stat().st_size for path in aside.iterdir())
+        with atomic.results("The model in int8", folder, size, _REMEDY) as arriving:
+            shutil.copytree(aside, arriving / int8.FOLDER)
     return f"{cost} of {proof.evaluated} rows" + _timed(plan, folder, proof), True
-
-
-def _publish(proof: Proof, aside: Path, folder: Path) -> None:
-    int8.write(aside, proof)
-    size = sum(path.stat().st_size for path in aside.iterdir())
-    with atomic.results("The model in int8", folder, size, _REMEDY) as arriving:
-        shutil.copytree(aside, arriving / int8.FOLDER)
 
 
 def _timed(plan: Plan, folder: Path, proof: Proof) -> str:

@@ -11,21 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import SkipBatchSampler  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import Module
+from torch.utils.data import DataLoader
 from transformers import (
+    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
     set_seed,
 )
+from transformers import trainer as hf_trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from recipe.console import say
 from recipe.errors import CheckpointError
-from recipe.plan import worlds
+from recipe.plan import batch_layout
 from recipe.runtime import memory, sharded, xla
 from recipe.runtime.device import everyones, leave_world
 from recipe.storage import checkpoints
@@ -35,19 +39,19 @@ from recipe.training import snapshot
 from recipe.training.forecast import Forecast
 from recipe.training.interruptions import EXIT_CODE, Interrupted, Interruptions, evaluation_is_due
 from recipe.training.snapshot import Snapshot
-from recipe.training.xla_trainer import XlaTrainer
 
 _STATE, _BUDGET = "trainer_state.json", "budget.json"
 _BYTES_PER_SECOND = 3e8
 """Speed of writing a checkpoint, before one was measured: an assumption."""
 
 
-class Resumable(XlaTrainer):
+class Resumable(Trainer):
     """Extend HF Trainer by complete checkpoints and automatic resuming.
 
     The Trainer restores weights, optimizer, schedule, scaler, random states and the position in
     the data. This class adds checkpoints that are complete or absent (`checkpoints`), stops that
-    all processes agree on (`interruptions`), and evaluations that a kill prevented.
+    all processes agree on (`interruptions`), and evaluations that a kill prevented. On the legacy
+    stack torch-xla, one graph serves all steps, and hosts exchange values over their network.
 
     Attributes:
         job: Values that must equal those in a checkpoint to resume from it.
@@ -63,6 +67,11 @@ class Resumable(XlaTrainer):
         if self._saves:
             checkpoints.check_writable(self._folder)
         super().__init__(args=args, **others)
+        if xla.is_used():
+            self.add_callback(_Syncs())
+            # accelerate's version accepts only its own loaders on torch-xla.
+            training_loop: Any = hf_trainer
+            training_loop.skip_first_batches = _skip_first_batches
         self._interruptions = Interruptions(save_minutes if self._saves else None)
         self.add_callback(self._interruptions)
         self.before = TrainerState()
@@ -96,8 +105,8 @@ class Resumable(XlaTrainer):
             if was != now:
                 say(
                     f"a step's {self.job[checkpoints.SAMPLES]} texts are split into "
-                    f"{worlds.shown(now)}, before into {worlds.shown(was)}: each step has the same "
-                    "texts, but rounding and dropout differ"
+                    f"{batch_layout.shown(now)}, before into {batch_layout.shown(was)}: each step "
+                    "has the same texts, but rounding and dropout differ"
                 )
             elif self.args.device.type == "cuda" and not self.args.full_determinism:
                 say(
@@ -118,7 +127,12 @@ class Resumable(XlaTrainer):
                 "trained. To train again, use an empty checkpoints folder"
             )
             if not self.is_fsdp_enabled:
-                self._take_over(checkpoint)
+                self._load_from_checkpoint(str(checkpoint.path))
+                self.state = TrainerState.load_from_json(str(checkpoint.path / _STATE))
+                if evaluation_is_due(self.args, self.state):
+                    self._determine_best_metric(self.evaluate(), None)
+                    self._name_the_best()
+                self._load_best_if_kept()
                 return {}
         try:
             trained: TrainOutput = super().train(
@@ -126,8 +140,7 @@ class Resumable(XlaTrainer):
             )
         except _StoppedEarly:
             self.is_in_train = False
-            if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
-                self._load_best_model()
+            self._load_best_if_kept()
             return {}
         if self._interruptions.cut_short:
             self.leave()
@@ -146,19 +159,13 @@ class Resumable(XlaTrainer):
             else "nothing is saved: save_strategy=no"
         )
         say(f"stopped at step {self.state.global_step} of {self.state.max_steps}; {kept}")
-        if self.state.global_step:
-            self.leave_model(self._load_best_so_far())
+        if step := self.state.global_step:
+            best = self.state.best_model_checkpoint
+            if everyones(best is not None and Path(best).is_dir())[0] and self._load_best_if_kept():
+                step = self.state.best_global_step or 0
+            self.leave_model(step)
         leave_world()
         raise SystemExit(EXIT_CODE)
-
-    def _load_best_so_far(self) -> int:
-        """Load the best weights, if the best are kept; return the step of the model's weights."""
-        best = self.state.best_model_checkpoint
-        has_best = self.args.load_best_model_at_end and best is not None and Path(best).is_dir()
-        if not everyones(has_best)[0]:
-            return int(self.state.global_step)
-        self._load_best_model()
-        return int(self.state.best_global_step or 0)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate, and return the metrics.
@@ -343,6 +350,13 @@ class Resumable(XlaTrainer):
         folder = Path(resume_from_checkpoint)
         snapshot.load_weights(self._bare_model(), folder, reads=True, shares=False)
 
+    def _load_best_if_kept(self) -> bool:
+        """Load the best weights if the job keeps the best model and knows one."""
+        keeps = self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None
+        if keeps:
+            self._load_best_model()
+        return keeps
+
     def _load_best_model(self) -> None:
         """Load the best weights into the model; maybe only the first process's host has them."""
         best = Path(str(self.state.best_model_checkpoint))
@@ -397,15 +411,11 @@ class Resumable(XlaTrainer):
             raise refused
         return checkpoint
 
-    def _take_over(self, checkpoint: Checkpoint) -> None:
-        """Load weights and state of a training that had ended."""
-        self._load_from_checkpoint(str(checkpoint.path))
-        self.state = TrainerState.load_from_json(str(checkpoint.path / _STATE))
-        if evaluation_is_due(self.args, self.state):
-            self._determine_best_metric(self.evaluate(), None)
-            self._name_the_best()
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
-            self._load_best_model()
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
+        if not xla.is_used():
+            transformers_4: Any = super()
+            return transformers_4._nested_gather(tensors, name)
+        return torch.stack(everyones(tensors.cpu()))
 
 
 class _StoppedEarly(Exception):
@@ -423,6 +433,33 @@ class _BeforeSteps(TrainerCallback):
     ) -> None:
         """Call the trainer's hook."""
         self._trainer.run_before_steps()
+
+
+class _Syncs(TrainerCallback):
+    """Calls `sync` after the same operations each time, so that the same graphs recur."""
+
+    def _sync(self, *args: Any, **kwargs: Any) -> None:
+        xla.sync()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Seed by the step: each sync draws a new seed, and a resumed run had fewer of them."""
+        xla.seed(args.seed + 1_000_003 * state.global_step)
+
+    # Loading is not part of the first step's graph, and a log's reset not of the next step's.
+    on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_log = _sync
+
+
+def _skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """Return a loader of the batches of an epoch that a resumed training has not seen."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches),
+        collate_fn=loader.collate_fn,
+        generator=loader.generator,
+        num_workers=loader.num_workers,
+    )
 
 
 def fingerprint(model: Module) -> str:

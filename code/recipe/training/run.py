@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,17 +22,16 @@ from recipe.console import has_terminal, is_first_process, say, say_row
 from recipe.errors import ModelError, OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
-from recipe.models import cpu_kernels
 from recipe.paths import Folders
 from recipe.plan import data_report, resolution
-from recipe.plan.resolution import Loaded, Plan
+from recipe.plan.batch_layout import Loaded
+from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.reports import model_card, predictions, report, tracking
 from recipe.reports.section import Section
 from recipe.runtime import device, distribution, host_order, memory, xla
-from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
-from recipe.tasks.base import OK, WARNING, Finding, Task
+from recipe.tasks.base import OK, WARNING, Finding
 from recipe.training import engine, host_samples, job_identity, quantization
 from recipe.training import forecast as forecasting
 from recipe.training.engine import Engine
@@ -42,6 +41,22 @@ _REMEDY = (
     "Free space there or raise the volume size, then start the job again. It resumes from its last "
     "checkpoint; if training had ended, it only writes the results."
 )
+_BYTES_OF_REPORT = 1_000_000
+
+
+class Stopwatch:
+    """Measures from its creation; `lap` assigns the time since the last lap to a phase."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self.started = self._last = clock()
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to the phase `name`."""
+        now = self._clock()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
 
 
 def run(
@@ -68,31 +83,29 @@ def run(
     say_row("environment", ", ".join(f"{k} {v}" for k, v in facts_at_start.items() if v))
     plan = resolution.resolve(hyperparameters, folders, environ, table)
     watch.lap("data")
-    job = _make(plan, table, watch, environ)
-    parameters = plan.hyperparameters.as_text()
-    job_name = environ.get("TRAINING_JOB_NAME", "")
-    facts_with = functools.partial(_facts, plan, table, parameters, job_name)
-    job.trainer.leave_model = functools.partial(_write_partial, job, facts_with, folders)
-    with tracking.run(cast("list[str]", plan.arguments.report_to), parameters):
-        metrics = _train(job, plan.hyperparameters)
+    job = _make(plan, table, watch, folders, environ)
+    given, trainer = plan.hyperparameters, job.trainer
+    trainer.leave_model = job.write_partial
+    with tracking.run(cast("list[str]", plan.arguments.report_to), job.parameters):
+        metrics = job.train()
     watch.lap("training")
-    weights = distribution.whole_weights(job.trainer)
+    weights = distribution.whole_weights(trainer)
     if is_first_process():
-        facts = facts_with(metrics)
-        _write(job, weights, facts, folders, hyperparameters.trains)
+        facts = job.facts(metrics)
+        job.write(weights, facts, given.trains)
         watch.lap("saving")
-        if hyperparameters.quantize:
-            _quantize(plan, job.samples, folders.model_dir, table)
+        if given.quantize:
+            job.quantize()
             watch.lap("int8")
-            facts = facts_with(metrics)
-            if hyperparameters.trains:
+            facts = job.facts(metrics)
+            if given.trains:
                 _write_card(facts, folders.model_dir)
         output = folders.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
-        if hyperparameters.predicts and (answers := plan.task.answers()) is not None:
+        if given.predicts and (answers := plan.task.answers()) is not None:
             predictions.write(answers, output, _REMEDY)
-        if hyperparameters.trains:
-            _write_report(plan, job, facts, watch.seconds, output)
+        if given.trains:
+            job.write_report(facts, watch.seconds)
     if xla.is_used():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if plan.device.kind == "cuda":
@@ -126,19 +139,195 @@ def _check_targets(
 class _Job:
     """The parts of a training run."""
 
-    task: Task
-    data_sections: Sequence[Section]
+    plan: Plan
+    table: Table
+    folders: Folders
+    name: str
+    data_sections: list[Section]
     loaded: Loaded
     samples: Mapping[str, Samples]
     trainer: Engine
 
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """Return the hyperparameters as text."""
+        return self.plan.hyperparameters.as_text()
 
-def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]) -> _Job:
+    def facts(
+        self, metrics: Mapping[str, float], partial: Mapping[str, int] | None = None
+    ) -> model_card.Facts:
+        """Return what the model's card says."""
+        return model_card.Facts(
+            base_model=self.plan.source.name,
+            base_is_local=self.plan.source.is_local,
+            hyperparameters=self.parameters,
+            about=self.plan.task.about(),
+            decisions=[
+                (row.what, f"{'WARNING: ' * (row.level == WARNING)}{row}")
+                for row in self.table.rows
+            ],
+            metrics=metrics,
+            job_name=self.name,
+            partial=partial or {},
+        )
+
+    def quantize(self) -> None:
+        """Quantize the model that was written, or without training the one that was evaluated.
+
+        Raises:
+            ModelError: The job only quantizes, and the result is outside the bounds.
+        """
+        plan, folder = self.plan, self.folders.model_dir
+        trains = plan.hyperparameters.trains
+        if not trains and folder.resolve() != Path(plan.source.name).resolve():
+            with atomic.results("The model", folder, 0, _REMEDY) as arriving:
+                shutil.copytree(plan.source.name, arriving, dirs_exist_ok=True)
+        try:
+            detail, is_written = quantization.quantize(plan, self.samples, folder)
+        except Exception as error:
+            if not trains:
+                raise
+            shutil.rmtree(folder / int8.FOLDER, ignore_errors=True)
+            detail, is_written = f"not saved: {type(error).__name__}: {error}", False
+        if not (is_written or trains):
+            kept = f" Its earlier {int8.FOLDER} is kept." if (folder / int8.FOLDER).is_dir() else ""
+            raise ModelError(
+                f"The model in {folder} is not quantized: {detail}.{kept}",
+                "Raise max_score_loss or max_flips if you accept that.",
+            )
+        level = OK if is_written else WARNING
+        self.table.append(Finding(level=level, what="int8", detail=detail))
+
+    def train(self) -> dict[str, float]:
+        """Train and evaluate, with all processes, and return the metrics, equal on all of them."""
+        trainer, test, given = self.trainer, self.samples.get("test"), self.plan.hyperparameters
+        metrics = trainer.run() if given.trains else {}
+        done: dict[str, float] = {}
+        if given.trains and not trainer.args.load_best_model_at_end:
+            # Reuse the evaluation of the final weights, if the last epoch ended with one.
+            at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+            if at_end and at_end[-1]["step"] == trainer.state.global_step:
+                done = {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
+        if given.predicts and test is None:
+            metrics |= trainer.evaluate()  # its answers become predictions.jsonl
+        elif given.evaluates:
+            metrics |= done or trainer.evaluate()
+        if given.evaluates:
+            metrics |= self.plan.task.tune(trainer)
+        if test is not None and (given.evaluates or given.predicts):
+            metrics |= trainer.evaluate(test, metric_key_prefix="test")
+        metrics.pop("total_flos", None)
+        return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+
+    def write_partial(self, step: int) -> None:
+        """Write the model of a stopped training, with the metrics of its step; all processes call
+        it.
+
+        A failure here leaves no model, and does not prevent a job with a checkpoint from resuming.
+        """
+        weights = distribution.whole_weights(self.trainer)
+        if not is_first_process():
+            return
+        state = self.trainer.state
+        partial = {"step": step, "stopped_at": state.global_step, "of_steps": state.max_steps}
+        logged = [entry for entry in state.log_history if entry["step"] == step]
+        metrics = {key: value for entry in logged for key, value in entry.items()
+                   if key.startswith("eval_") and math.isfinite(value)}  # fmt: skip
+        try:
+            self.write(weights, self.facts(metrics, partial), is_trained=True)
+        except OutputError as error:
+            say(f"warning: no partial model is left: {error}")
+            return
+        say(model_card.PARTIAL.format(**partial))
+
+    def write(
+        self, weights: dict[str, Any] | None, facts: model_card.Facts, is_trained: bool
+    ) -> None:
+        """Write the model, if it was trained, and metrics.json, and log the metrics."""
+        folders, trainer = self.folders, self.trainer
+        if is_trained:
+            trained: Any = trainer.model
+            needed = sum(weight.nbytes for weight in trained.parameters())
+            with atomic.results("The model", folders.model_dir, needed, _REMEDY) as folder:
+                model = trainer.accelerator.unwrap_model(trained)
+                if xla.is_used():
+                    model = xla.copy_to_host(model)
+                # An earlier model's int8 would be served instead.
+                shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
+                self.plan.task.save(model, weights, self.loaded.tokenizer, folder)
+                checksums.write(folder)
+                _write_card(facts, folder)
+            state = trainer.state
+            step, which = state.global_step, "the last"
+            if trainer.args.load_best_model_at_end and state.best_global_step:
+                step, which = (
+                    state.best_global_step,
+                    f"the best by {trainer.args.metric_for_best_model}",
+                )
+            say(f"model written to {folders.model_dir}: the weights of step {step}, {which}")
+        partial = {"partial": dict(facts.partial)} if facts.partial else {}
+        metrics = json.dumps({**facts.metrics, **partial}, indent=2) + "\n"
+        output = folders.output_data_dir
+        with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
+            (folder / "metrics.json").write_text(metrics)
+        say(f"metrics written to {output}/metrics.json:")
+        for line in result_lines(facts.metrics):
+            say(line)
+        if is_trained:
+            say(
+                "next: `amphora serve` answers requests with it; on SageMaker, deploy() the "
+                "estimator"
+            )
+
+    def write_report(self, facts: model_card.Facts, seconds: Mapping[str, float]) -> None:
+        """Write the report, or log why it cannot be written.
+
+        Args:
+            seconds: Seconds of each phase; training includes evaluations.
+        """
+        trainer, given, folder = (
+            self.trainer, self.plan.hyperparameters, self.folders.output_data_dir
+        )  # fmt: skip
+        try:
+            evaluating = sum(
+                value
+                for entry in trainer.state.log_history[len(trainer.before.log_history) :]
+                for name, value in entry.items()
+                if name in ("eval_runtime", "test_runtime")
+            )
+            training = seconds["training"] - evaluating
+            phases = {**seconds, "training": training, "evaluation": evaluating}
+            phases["saving"] = phases.pop("saving")  # last
+            material = report.Material(
+                facts=facts,
+                history=trainer.state.log_history,
+                sections=[*self.data_sections, *self.plan.task.sections(trainer, self.samples)],
+                lengths=trainer.training_lengths(),
+                max_length=self.loaded.max_length,
+                computed_tokens=trainer.tokens_computed(),
+                phases=phases,
+                # The trainer's may be smaller (`batch_layout.cut_by_length`).
+                batch_size=given.per_device_train_batch_size,
+                price_per_hour=given.price_per_hour,
+                hosts=self.plan.host_count,
+                epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
+            )
+            remedy = "Free space there; the model and metrics.json are already written."
+            with atomic.results("The report", folder, _BYTES_OF_REPORT, remedy) as aside:
+                report.write(material, aside)
+            say(f"report written to {folder}/report.html")
+        except Exception as error:  # the trained model matters more than its report
+            say(f"warning: the report cannot be written: {type(error).__name__}: {error}")
+
+
+def _make(
+    plan: Plan, table: Table, watch: Stopwatch, folders: Folders, environ: Mapping[str, str]
+) -> _Job:
     task, arguments, given = plan.task, plan.arguments, plan.hyperparameters
     if plan.device.threads:
         torch.set_num_threads(plan.device.threads)
     if plan.device.kind == "cpu":
-        cpu_kernels.keep_memory()
+        memory.keep_freed()
     set_seed(given.seed)  # before the model's new head is initialised
     # Under torch-xla, processes wait for each other in its own rendezvous.
     waits = arguments.main_process_first if xla.is_used() else host_order.first_of_host
@@ -148,7 +337,7 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     sections = []
     # A host may have no rows of sharded channels.
     if is_first_process() and given.trains and len(task.data.train):
-        findings, section = data_report.inspect(task, loaded)
+        findings, section = data_report.inspect(task, loaded.tokenizer, loaded.max_length)
         sections.append(section)
         for finding in findings:
             table.append(finding)
@@ -162,11 +351,11 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
     resolution.add_stop_tokens(stops, loaded, table)
     watch.lap("tokens")
     trainer = engine.build(
-        plan.computation(loaded),
+        loaded,
         samples,
         class_weight=given.class_weight,
         table=table,
-        decisive=job_identity.decisive(given, arguments),
+        decisive=job_identity.decisive(given.values, arguments),
         save_minutes=given.save_minutes,
     )
     distribution.shard(trainer)
@@ -175,46 +364,27 @@ def _make(plan: Plan, table: Table, watch: Stopwatch, environ: Mapping[str, str]
         trainer.add_callback(EarlyStoppingCallback(patience, threshold))
     trainer.add_callback(MetricLines())
     forecast = trainer.forecast = forecasting.forecast_job(
-        given,
-        arguments,
+        plan,
         loaded.model,
         rows={name: len(split) for name, split in samples.items()},
         steps_of_epoch=trainer.steps_of_epoch(),
         started=watch.started,
-        hosts=plan.host_count,
         bytes_per_second=lambda: trainer.bytes_per_second,
     )
     trainer.add_callback(forecast)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressLines(forecast) if arguments.disable_tqdm else Bar())
-    return _Job(task=task, data_sections=sections, loaded=loaded, samples=samples, trainer=trainer)
-
-
-def _quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path, table: Table) -> None:
-    """Quantize the model that was written, or without training the one that was evaluated.
-
-    Raises:
-        ModelError: The job only quantizes, and the result is outside the bounds.
-    """
-    trains = plan.hyperparameters.trains
-    if not trains and folder.resolve() != Path(plan.source.name).resolve():
-        with atomic.results("The model", folder, 0, _REMEDY) as arriving:
-            shutil.copytree(plan.source.name, arriving, dirs_exist_ok=True)
-    try:
-        detail, is_written = quantization.quantize(plan, samples, folder)
-    except Exception as error:
-        if not trains:
-            raise
-        shutil.rmtree(folder / int8.FOLDER, ignore_errors=True)
-        detail, is_written = f"not saved: {type(error).__name__}: {error}", False
-    if not (is_written or trains):
-        kept = f" Its earlier {int8.FOLDER} is kept." if (folder / int8.FOLDER).is_dir() else ""
-        raise ModelError(
-            f"The model in {folder} is not quantized: {detail}.{kept}",
-            "Raise max_score_loss or max_flips if you accept that.",
-        )
-    table.append(Finding(level=OK if is_written else WARNING, what="int8", detail=detail))
+    return _Job(
+        plan=plan,
+        table=table,
+        folders=folders,
+        name=environ.get("TRAINING_JOB_NAME", ""),
+        data_sections=sections,
+        loaded=loaded,
+        samples=samples,
+        trainer=trainer,
+    )
 
 
 def _write_card(facts: model_card.Facts, folder: Path) -> None:
@@ -227,153 +397,3 @@ def _log_row(row: Finding) -> None:
     """Log a row of the plan; a warning is marked, and has its example."""
     mark = "WARNING: " if row.level == WARNING else ""
     say_row(row.what, f"{mark}{row}{f', {row.example}' if row.example else ''}")
-
-
-def _train(job: _Job, hyperparameters: Hyperparameters) -> dict[str, float]:
-    """Train and evaluate, with all processes, and return the metrics, equal on all of them."""
-    trainer, test = job.trainer, job.samples.get("test")
-    metrics = trainer.run() if hyperparameters.trains else {}
-    done: dict[str, float] = {}
-    if hyperparameters.trains and not trainer.args.load_best_model_at_end:
-        # Reuse the evaluation of the final weights, if the last epoch ended with one.
-        at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-        if at_end and at_end[-1]["step"] == trainer.state.global_step:
-            done = {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
-    if hyperparameters.predicts and test is None:
-        metrics |= trainer.evaluate()  # its answers become predictions.jsonl
-    elif hyperparameters.evaluates:
-        metrics |= done or trainer.evaluate()
-    if hyperparameters.evaluates:
-        metrics |= job.task.tune(trainer)
-    if test is not None and (hyperparameters.evaluates or hyperparameters.predicts):
-        metrics |= trainer.evaluate(test, metric_key_prefix="test")
-    metrics.pop("total_flos", None)
-    return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
-
-
-def _facts(
-    plan: Plan,
-    table: Table,
-    parameters: Mapping[str, str],
-    job_name: str,
-    metrics: Mapping[str, float],
-    partial: Mapping[str, int] | None = None,
-) -> model_card.Facts:
-    return model_card.Facts(
-        base_model=plan.source.name,
-        base_is_local=plan.source.is_local,
-        hyperparameters=parameters,
-        about=plan.task.about(),
-        decisions=[
-            (row.what, f"{'WARNING: ' * (row.level == WARNING)}{row}") for row in table.rows
-        ],
-        metrics=metrics,
-        job_name=job_name,
-        partial=partial or {},
-    )
-
-
-def _write_partial(
-    job: _Job,
-    facts_with: Callable[[Mapping[str, float], Mapping[str, int]], model_card.Facts],
-    folders: Folders,
-    step: int,
-) -> None:
-    """Write the model of a stopped training, with the metrics of its step; all processes call it.
-
-    A failure here leaves no model, and does not prevent a job with a checkpoint from resuming.
-    """
-    weights = distribution.whole_weights(job.trainer)
-    if not is_first_process():
-        return
-    state = job.trainer.state
-    partial = {"step": step, "stopped_at": state.global_step, "of_steps": state.max_steps}
-    logged = [entry for entry in state.log_history if entry["step"] == step]
-    metrics = {key: value for entry in logged for key, value in entry.items()
-               if key.startswith("eval_") and math.isfinite(value)}  # fmt: skip
-    try:
-        _write(job, weights, facts_with(metrics, partial), folders, is_trained=True)
-    except OutputError as error:
-        say(f"warning: no partial model is left: {error}")
-        return
-    say(model_card.PARTIAL.format(**partial))
-
-
-def _write(
-    job: _Job,
-    weights: dict[str, Any] | None,
-    facts: model_card.Facts,
-    folders: Folders,
-    is_trained: bool,
-) -> None:
-    """Write the model, if it was trained, and metrics.json, and log the metrics."""
-    if is_trained:
-        trained: Any = job.trainer.model
-        needed = sum(weight.nbytes for weight in trained.parameters())
-        with atomic.results("The model", folders.model_dir, needed, _REMEDY) as folder:
-            model = job.trainer.accelerator.unwrap_model(trained)
-            if xla.is_used():
-                model = xla.copy_to_host(model)
-            # An earlier model's int8 would be served instead.
-            shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
-            job.task.save(model, weights, job.loaded.tokenizer, folder)
-            checksums.write(folder)
-            _write_card(facts, folder)
-        state = job.trainer.state
-        step, which = state.global_step, "the last"
-        if job.trainer.args.load_best_model_at_end and state.best_global_step:
-            step, which = (
-                state.best_global_step,
-                f"the best by {job.trainer.args.metric_for_best_model}",
-            )
-        say(f"model written to {folders.model_dir}: the weights of step {step}, {which}")
-    partial = {"partial": dict(facts.partial)} if facts.partial else {}
-    metrics = json.dumps({**facts.metrics, **partial}, indent=2) + "\n"
-    output = folders.output_data_dir
-    with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
-        (folder / "metrics.json").write_text(metrics)
-    say(f"metrics written to {output}/metrics.json:")
-    for line in result_lines(facts.metrics):
-        say(line)
-    if is_trained:
-        say("next: `amphora serve` answers requests with it; on SageMaker, deploy() the estimator")
-
-
-def _write_report(
-    plan: Plan, job: _Job, facts: model_card.Facts, seconds: Mapping[str, float], folder: Path
-) -> None:
-    """Write the report of a finished job to `folder`, or log why it cannot be written.
-
-    Args:
-        seconds: Seconds of each phase; training includes evaluations.
-    """
-    trainer, given = job.trainer, plan.hyperparameters
-    try:
-        evaluating = sum(
-            value
-            for entry in trainer.state.log_history[len(trainer.before.log_history) :]
-            for name, value in entry.items()
-            if name in ("eval_runtime", "test_runtime")
-        )
-        phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
-        phases["saving"] = phases.pop("saving")  # last
-        material = report.Material(
-            facts=facts,
-            history=trainer.state.log_history,
-            sections=[*job.data_sections, *job.task.sections(trainer, job.samples)],
-            lengths=trainer.training_lengths(),
-            max_length=job.loaded.max_length,
-            computed_tokens=trainer.tokens_computed(),
-            phases=phases,
-            # The trainer's batch size may be smaller (`worlds.cut_by_length`).
-            batch_size=given.per_device_train_batch_size,
-            price_per_hour=given.price_per_hour,
-            hosts=plan.host_count,
-            epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
-        )
-        remedy = "Free space there; the model and metrics.json are already written."
-        with atomic.results("The report", folder, 1_000_000, remedy) as aside:
-            report.write(material, aside)
-        say(f"report written to {folder}/report.html")
-    except Exception as error:  # the trained model matters more than its report
-        say(f"warning: the report cannot be written: {type(error).__name__}: {error}")

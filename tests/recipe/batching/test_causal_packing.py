@@ -14,39 +14,28 @@ from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.models import flat_attention, packed_decoders
-from tests.support.packed_batches import documents_of, gradients, spread
+from tests.support.packed_batches import PAD, SIZE, SMALL, documents_of, gradients, spread
 
-PAD, SIZE = 1, 6
-SMALL = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 96,
-    "pad_token_id": PAD,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
-WINDOW = {**SMALL, "sliding_window": 9}
+LLAMA = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 96, "bos_token_id": 2, "eos_token_id": 3}  # fmt: skip
+WINDOW = {**LLAMA, "sliding_window": 9}
 GPT2 = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MIXED = {"use_sliding_window": True, "max_window_layers": 1}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**GPT2, **STILL}),
-    "gpt_neox": ("GPTNeoX", SMALL),
-    "llama": ("Llama", SMALL),
+    "gpt_neox": ("GPTNeoX", LLAMA),
+    "llama": ("Llama", LLAMA),
     "mistral": ("Mistral", WINDOW),
-    "olmo2": ("Olmo2", SMALL),
+    "olmo2": ("Olmo2", LLAMA),
     "phi3": ("Phi3", WINDOW),
-    "qwen2": ("Qwen2", SMALL),
+    "qwen2": ("Qwen2", LLAMA),
     "qwen2, with windows": ("Qwen2", {**WINDOW, **MIXED}),
-    "qwen3": ("Qwen3", {**SMALL, "head_dim": 8}),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 8}),
     "qwen3, with windows": ("Qwen3", {**WINDOW, **MIXED, "head_dim": 8}),
-    "smollm3": ("SmolLM3", SMALL),
+    "smollm3": ("SmolLM3", LLAMA),
     "starcoder2": ("Starcoder2", WINDOW),
-    "gemma": ("Gemma", {**SMALL, "head_dim": 8}),
+    "gemma": ("Gemma", {**LLAMA, "head_dim": 8}),
 }
 
 
@@ -70,39 +59,31 @@ def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tenso
     return torch.stack([total, (logits.argmax(-1) == labels[1:]).sum()])
 
 
-def packed(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
-    shape = plan.shape([documents.lengths[rows]])
-    return DocumentLayout(Packed(shape, size, PAD, 0), documents.weight(rows) + 3)
+LAYOUTS: dict[str, Any] = {
+    "packed": lambda lengths: Packed(plan.shape(lengths), SIZE, PAD, 0),
+    "padded": lambda lengths: Padded(plan.buckets(lengths), SIZE, PAD),
+    "one row": lambda lengths: Packed(flat.row(lengths), SIZE, PAD, 0),
+}
 
 
-def padded(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
-    lengths = plan.buckets([documents.lengths[rows]])
-    return DocumentLayout(Padded(lengths, size, PAD), documents.weight(rows) + 3)
-
-
-def single_row_layout(documents: Documents, rows: Any, size: int = SIZE) -> DocumentLayout:
-    row = flat.row([documents.lengths[rows]])
-    return DocumentLayout(Packed(row, size, PAD, 0), documents.weight(rows) + 3)
-
-
-@pytest.mark.parametrize("lay", [packed, padded, single_row_layout])
+@pytest.mark.parametrize("lay", LAYOUTS)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_gradients_are_those_of_documents_alone(
-    kind: str, attention: str, lay: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str, attention: str, lay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make(kind, attention)
     documents = documents_of([30, 5, 17, 2, 41])
-    if attention == "eager" and lay is single_row_layout:
+    if attention == "eager" and lay == "one row":
         pytest.skip("a row without blocks has an attention of its own")
     rows = np.arange(5)
     expected = torch.stack([alone(model, documents, row) for row in rows])
     count = documents.weight(rows)
     wanted = gradients(model, expected[:, 0].sum() / count)
     packed_decoders.patch_forward_for_documents(model)
-    if lay is single_row_layout:
+    if lay == "one row":
         flat_attention.use(model)
-    layout = lay(documents, rows)
+    layout = DocumentLayout(LAYOUTS[lay]([documents.lengths]), count + 3)
     # In several parts, too, whose logits are not kept.
     monkeypatch.setattr(
         packed_decoders, "_MOST_LOGITS", 50 * 16 if attention == "sdpa" else 1 << 26

@@ -1,20 +1,18 @@
 """Packed batches: the same logits, gradients and losses as without, in one shape, nearly full."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 
 from recipe.batching import batches, flat
 from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import REFUSED
 from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
@@ -27,6 +25,7 @@ from tests.support.packed_batches import (
     gradients,
     make,
     samples_of,
+    to_train,
     tweet_lengths,
 )
 
@@ -127,7 +126,7 @@ def test_what_the_table_says_of_packing(make_deberta: Callable[[], PreTrainedMod
 
     def lay(model: PreTrainedModel, packing: bool | None) -> tuple[Any, Any, str]:
         table = Table()
-        chosen = batch_layout.layouts(model, PAD, packing, run, held_out, 8, CLASSES, table)
+        chosen = batch_layout.layouts(to_train(model, CLASSES, 8, packing), run, held_out, table)
         return *chosen, str(table.rows[0])
 
     layout, _, row = lay(make("bert"), None)
@@ -145,7 +144,3 @@ def test_what_the_table_says_of_packing(make_deberta: Callable[[], PreTrainedMod
 def make_deberta() -> Callable[[], PreTrainedModel]:
     config = transformers.DebertaV2Config(**SMALL)
     return lambda: transformers.DebertaV2ForSequenceClassification(config)
-
-
-def test_what_can_be_refused_exists() -> None:
-    assert set(REFUSED) <= {field.name for field in fields(TrainingArguments)}

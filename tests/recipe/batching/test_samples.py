@@ -1,16 +1,12 @@
-"""Samples of which each host has its own: numbers of rows, steps and evaluations of all."""
+"""Samples of which each host has its own. test_round_trip.py trains and evaluates each row once."""
 
-import threading
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recipe.batching.batches import Packed, Padded, Training, World, evaluation_batches
+from recipe.batching.batches import Training, World
 from recipe.batching.document_batches import Documents
-from recipe.batching.packing import Shape
 from recipe.batching.samples import Samples, sharded
 
 # The hosts of six processes, and the rows of each host.
@@ -27,27 +23,21 @@ def host_samples(name: str) -> Samples:
     return Samples(np.repeat(rows, lengths).astype(np.int32), starts, rows)
 
 
-def together() -> list[tuple[Samples, list[int]]]:
-    """What each of the processes has after they have told each other."""
-    exchanged: list[Any] = [None] * len(HOSTS)
-    barrier = threading.Barrier(len(HOSTS))
-
-    def process(rank: int) -> tuple[Samples, list[int]]:
-        def exchange(value: Any) -> list[Any]:
-            exchanged[rank] = value
-            barrier.wait(240)
-            return list(exchanged)
-
-        return sharded(host_samples(HOSTS[rank]), HOSTS, rank, exchange)
-
-    with ThreadPoolExecutor(len(HOSTS)) as pool:
-        return list(pool.map(process, range(len(HOSTS))))
-
-
 @pytest.fixture(scope="module")
 def processes() -> list[Samples]:
-    """The samples that each process sees."""
-    group = together()
+    """The samples that each process sees after they have told each other."""
+    sent: list[Any] = []
+    none = (np.zeros(0, np.uint8), np.zeros(0, np.int64), "")
+
+    def send(value: Any) -> list[Any]:
+        sent.append(value)
+        return [none] * len(HOSTS)
+
+    for rank, host in enumerate(HOSTS):
+        sharded(host_samples(host), HOSTS, rank, send)
+    group = [
+        sharded(host_samples(host), HOSTS, rank, lambda _: sent) for rank, host in enumerate(HOSTS)
+    ]
     assert all(rows == [401, 0, 1_000] for _, rows in group)
     return [samples for samples, _ in group]
 
@@ -68,40 +58,6 @@ def test_all_see_the_same_rows_and_each_the_tokens_of_its_own(processes: list[Sa
         processes[5].token_positions(np.asarray([500, 3]))
 
 
-@pytest.mark.parametrize("balanced", [True, False])
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_every_row_is_trained_once_in_an_epoch_by_its_own_host(
-    processes: list[Samples], balanced: bool, accumulation: int
-) -> None:
-    seen: Counter[int] = Counter()
-    weights: list[list[int]] = []
-    for rank, samples in enumerate(processes):
-        training = Training(
-            samples=samples,
-            size=4,
-            accumulation=accumulation,
-            seed=3,
-            world=World(processes=len(HOSTS), rank=rank),
-        )
-        layout = Packed(Shape(8, 64), 4, 0, 0) if balanced else Padded((60,), 4, 0)
-        epoch = training.epoch(1, balanced)
-        # The host with most rows for a process decides: 1,000 rows of three processes.
-        assert len(epoch) == training.steps() * accumulation
-        assert training.steps() == -(-1_000 // (4 * 3 * accumulation))
-        of_steps = []
-        for drawn in epoch:
-            rows, weight = drawn[rank]
-            layout.tensors(samples, rows)  # looks up its tokens
-            assert len(rows) <= 4
-            seen.update(rows.tolist())
-            of_steps.append(weight)
-        weights.append(of_steps[::accumulation])
-    assert seen == Counter(range(1_401))
-    assert all(weight == weights[0] for weight in weights)
-    assert sum(weights[0]) == 1_401
-    assert max(weights[0]) - min(weights[0]) <= 2  # one row more of each host, at most
-
-
 def test_epochs_differ_and_are_the_same_each_time(processes: list[Samples]) -> None:
     training = Training(samples=processes[0], size=4, world=World(processes=len(HOSTS)))
     first, again, second = (
@@ -110,26 +66,6 @@ def test_epochs_differ_and_are_the_same_each_time(processes: list[Samples]) -> N
     )
     assert first == again
     assert first != second
-
-
-@pytest.mark.parametrize("balanced", [True, False])
-def test_every_row_is_evaluated_once_with_its_own_label(
-    processes: list[Samples], balanced: bool
-) -> None:
-    layout = Packed(Shape(16, 64), 8, 0, 0) if balanced else Padded((60,), 8, 0)
-    results: Counter[tuple[int, int]] = Counter()
-    counts = set()
-    for rank, samples in enumerate(processes):
-        world = World(processes=len(HOSTS), rank=rank)
-        batches = list(evaluation_batches(samples, layout, 8, world))
-        counts.add(len(batches))
-        for batch in batches:
-            real = batch["rows"] >= 0
-            pairs = zip(batch["rows"][real].tolist(), batch["labels"][real].tolist(), strict=True)
-            results.update(pairs)
-            assert batch["total"].tolist() == [1_401]
-    assert len(counts) == 1  # as a sharded model computes together
-    assert results == Counter(enumerate(processes[0].labels.tolist()))
 
 
 def test_documents_weigh_the_same_on_every_host() -> None:

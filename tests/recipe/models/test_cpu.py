@@ -1,7 +1,5 @@
 """Dropout and attention on a CPU: the same functions as PyTorch's, from the same generator."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from recipe.models import cpu_kernels
-from tests.support.paths import CODE
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -219,32 +216,3 @@ def test_every_dropout_is_replaced_whether_it_is_a_layer_or_a_call(
     again = drawn[9:]
     assert len(again) == (7 if checkpointing else 0)
     assert all(map(torch.equal, drawn[2:9], again))
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
-@pytest.mark.long
-def test_memory_that_is_kept_is_not_mapped_again() -> None:
-    program = """
-import resource, sys, torch
-from recipe.models import cpu_kernels as cpu
-if sys.argv[1] == "keep":
-    cpu.keep_memory()
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-before = faults()
-for _ in range(60):
-    torch.zeros(10_000_000)
-print(faults() - before)
-"""
-
-    def faults(how: str) -> int:
-        command = [sys.executable, "-c", program, how]
-        done = subprocess.run(
-            command, env={"PYTHONPATH": str(CODE)}, text=True, capture_output=True
-        )
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout)
-
-    # The heap grows a few times until such a block fits between what else lies on it.
-    assert faults("keep") < faults("as it is") / 3

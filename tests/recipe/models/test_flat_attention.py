@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertConfig, TrainingArguments
 from recipe.batching import flat
 from recipe.batching.batches import Packed
 from recipe.models import flat_attention, packed_encoders
-from recipe.plan.worlds import Computation
+from recipe.plan.batch_layout import Loaded
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
 from tests.support.packed_batches import PAD, make, samples_of, tweet_lengths
@@ -126,13 +126,13 @@ def test_a_training_in_rows_is_one_in_blocks(
             use_cpu=True,
             disable_tqdm=True,
         )
-        computation = Computation(
+        loaded = Loaded(
             model=model,
             tokenizer=AutoTokenizer.from_pretrained(tiny_model, pad_token_id=PAD),
             arguments=arguments,
             objective=CLASSES,
         )
-        trainer = engine.build(computation, {"train": samples, "evaluation": samples})
+        trainer = engine.build(loaded, {"train": samples, "evaluation": samples})
         assert ("one row" in trainer._train_layout.describe()) == is_flat
         trainer.train()
         history = trainer.state.log_history

@@ -72,17 +72,11 @@ def handlers() -> Iterator[None]:
 @pytest.mark.usefixtures("handlers")
 def test_the_best_weights_are_those_that_are_kept(tmp_path: Path) -> None:
     trainer = engine(
-        tmp_path,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="steps",
-        save_steps=2,
-        save_total_limit=2,
-        load_best_model_at_end=True,
+        tmp_path, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
+        save_total_limit=2, load_best_model_at_end=True,
         # The first one, as training lowers it.
-        metric_for_best_model="eval_loss",
-        greater_is_better=True,
-    )
+        metric_for_best_model="eval_loss", greater_is_better=True,
+    )  # fmt: skip
     trainer.run()
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-2", "checkpoint-8"}
     best, last = (

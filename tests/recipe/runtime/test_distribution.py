@@ -115,17 +115,8 @@ def test_compiled_and_packed_trains_to_the_same_losses(
     tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
 ) -> None:
     channels = write_data(tmp_path / "in", 60)
-    arguments = [
-        "--model_id",
-        str(still_model),
-        "--max_steps",
-        "8",
-        "--batch_size",
-        "8",
-        "--lr",
-        "1e-2",
-    ]
-    arguments += ["--bf16", "False", "--logging_steps", "1", "--max_length", "32"]
+    arguments = ["--model_id", str(still_model), "--max_steps", "8", "--batch_size", "8"]
+    arguments += ["--lr", "1e-2", "--bf16", "False", "--logging_steps", "1", "--max_length", "32"]
     losses = {}
     for name, more in (("plain", []), ("compiled", ["--compile"])):
         job = Job(tmp_path / name, channels, arguments, {**preloaded, **QUICK})

@@ -24,6 +24,7 @@ from recipe.training import preflight
 from tests.support import causal_kit
 from tests.support.causal_kit import CHATML, MARKED, ODD
 from tests.support.jobs import Job, folders_of, write
+from tests.support.packed_batches import to_train
 from tests.support.serving_kit import Handlers
 
 # As some models: what was thought is not repeated once the conversation goes on.
@@ -399,7 +400,7 @@ def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
         for row in (0, 1)
     ]
     table, objective = Table(), causal_lm.NEXT_TOKENS
-    layout, _ = batch_layout.layouts(model, 0, None, run, held_out, 2, objective, table)
+    layout, _ = batch_layout.layouts(to_train(model, objective, 2), run, held_out, table)
     assert table.rows[0].reason == "bloom cannot be packed"
     answers = model(**layout.tensors(documents, np.array([0, 1]))).logits[:, 0]
     for row, logits in enumerate(whole):
@@ -407,7 +408,7 @@ def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
         loss = torch.nn.functional.cross_entropy(logits[:-1], wanted, reduction="sum")
         torch.testing.assert_close(answers[row], loss, rtol=1e-5, atol=1e-5)
     with pytest.raises(HyperparameterError, match=r"packing has value True.*bloom.*llama"):
-        batch_layout.layouts(model, 0, True, run, held_out, 2, objective, table)
+        batch_layout.layouts(to_train(model, objective, 2, True), run, held_out, table)
 
 
 @pytest.mark.heavy

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,9 +228,10 @@ def test_the_two_evaluations_of_a_quantization_are_forecast(tmp_path: Path) -> N
     for argv in ([], ["--quantize", "int8"]):
         given = arguments.parse(["--eval_strategy", "no", *argv])
         args = TrainingArguments(str(tmp_path), eval_strategy="no", report_to="none", use_cpu=True)
+        plan: Any = SimpleNamespace(hyperparameters=given, arguments=args, host_count=1)
         forecast = forecast_job(
-            given, args, torch.nn.Linear(1, 1), rows={"train": 96, "evaluation": 48},
-            steps_of_epoch=12, started=0, hosts=1, bytes_per_second=lambda: 1e9,
+            plan, torch.nn.Linear(1, 1), rows={"train": 96, "evaluation": 48},
+            steps_of_epoch=12, started=0, bytes_per_second=lambda: 1e9,
         )  # fmt: skip
         vars(forecast)["_phases"] = {"evaluation": (1, 7.0)}
         state = TrainerState()

@@ -1,4 +1,4 @@
-"""What a step does otherwise on a GPU, tried on a CPU: stops, buffers, copies."""
+"""What a step does otherwise on a GPU, tried on a CPU: stops and buffers."""
 
 import time
 from typing import Any
@@ -6,44 +6,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    ResNetConfig,
-    ResNetForImageClassification,
-)
+from transformers import ResNetConfig, ResNetForImageClassification
 
-from recipe.arguments import parse
-from recipe.errors import HyperparameterError
 from recipe.runtime import distribution
 from recipe.training import interruptions
-from tests.support.packed_batches import (
-    SMALL,
-)
-
-
-def make_model(_: str) -> Any:
-    torch.manual_seed(0)
-    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForSequenceClassification(BertConfig(**SMALL, **none))
-
-
-def test_modes_of_torch_compile_with_cuda_graphs_are_refused() -> None:
-    assert parse(["--torch_compile_mode", "default"])
-    for mode in ("reduce-overhead", "max-autotune"):
-        with pytest.raises(HyperparameterError, match=f"torch_compile_mode has value '{mode}'"):
-            parse(["--torch_compile_mode", mode])
-
-
-def test_kernels_that_replace_a_forward_pass_are_refused() -> None:
-    with pytest.raises(HyperparameterError, match="use_liger_kernel has value True"):
-        parse(["--use_liger_kernel"])
+from tests.support.packed_batches import make
 
 
 def test_buffers_are_sent_where_a_step_changes_them() -> None:
     small = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "num_labels": 2}
     assert distribution.has_changing_buffers(ResNetForImageClassification(ResNetConfig(**small)))
-    assert not distribution.has_changing_buffers(make_model("bert"))
+    assert not distribution.has_changing_buffers(make("bert"))
     module = torch.nn.Module()
     module.register_buffer("mean", torch.zeros(2), persistent=False)
     assert not distribution.has_changing_buffers(module)

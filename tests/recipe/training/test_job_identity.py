@@ -78,7 +78,7 @@ def arguments(given: Hyperparameters, tmp_path: Path) -> TrainingArguments:
 
 def job(tmp_path: Path, *argv: str) -> dict[str, object]:
     given = parse(argv)
-    actual = job_identity.decisive(given, arguments(given, tmp_path))
+    actual = job_identity.decisive(given.values, arguments(given, tmp_path))
     assert json.loads(json.dumps(actual)) == actual
     return actual
 

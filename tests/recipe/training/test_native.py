@@ -119,6 +119,7 @@ def test_the_process_group_is_started_before_anything_is_seeded(
     monkeypatch.setattr(training_run.device, "join", lambda kind, _: calls.append(kind))
     monkeypatch.setattr(training_run, "set_seed", lambda seed: calls.append("seed"))
     monkeypatch.setattr(detection, "find", find)
+    monkeypatch.setattr(training_run.tracking, "set_default_folders", lambda _: None)
     folders = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     with pytest.raises(Stopped):
         training_run.run(Hyperparameters(), folders, {})
@@ -177,16 +178,8 @@ def test_two_processes_agree_through_a_group_called_neuron(
     weights = []
     for processes, size in ((1, "8"), (2, "4")):
         folder = tmp_path / str(processes)
-        done, seen = run(
-            folder,
-            reviews(40),
-            preloaded,
-            *arguments,
-            *COMPILED,
-            "--batch_size",
-            size,
-            processes=processes,
-        )
+        argv = (*arguments, *COMPILED, "--batch_size", size)
+        done, seen = run(folder, reviews(40), preloaded, *argv, processes=processes)
         assert done.returncode == 0, done.stderr
         assert [case["graphs"] for case in seen] == [2] * processes, seen
         weights.append(load_file(folder / "model" / "model.safetensors"))

@@ -72,18 +72,9 @@ def test_the_weights_are_those_of_the_last_step_and_a_resumed_job_replaces_them(
 
 def test_the_best_is_left_if_the_best_is_kept(job: Job) -> None:
     # A step without effect is as good as the one before it: the first evaluation is the best.
-    argv = ["--epochs", "2", "--lr", "1e-20", "--load_best_model_at_end", "True"]
-    argv += [
-        "--eval_strategy",
-        "steps",
-        "--eval_steps",
-        "2",
-        "--save_strategy",
-        "steps",
-        "--save_steps",
-        "2",
-    ]
-    stop(job, *argv, step=5)
+    argv = "--epochs 2 --lr 1e-20 --load_best_model_at_end True --eval_strategy steps "
+    argv += "--eval_steps 2 --save_strategy steps --save_steps 2"
+    stop(job, *argv.split(), step=5)
     assert job.metrics["partial"] == {"step": 2, "stopped_at": 5, "of_steps": 16}
     assert "eval_loss" in job.metrics
     best = load_file(job.checkpoints / "checkpoint-2" / "model.safetensors")

@@ -201,10 +201,10 @@ def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
 
 
 def test_checkpoints_are_whole_and_few(trained: Job) -> None:
-    assert sorted(path.name for path in trained.checkpoints.iterdir()) == [
+    assert {path.name for path in trained.checkpoints.iterdir()} == {
         "checkpoint-14",
         "checkpoint-15",
-    ]
+    }
     newest = checkpoints.newest(trained.checkpoints)
     assert newest is not None
     assert (newest.path.name, newest.finished) == ("checkpoint-15", True)
@@ -283,7 +283,7 @@ def test_half_written_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:
 
 def test_another_job_does_not_resume(trained: Job, tmp_path: Path) -> None:
     longer = {"train": write(tmp_path, [*REVIEWS, REVIEWS[0]])}
-    changes = (
+    changes = [
         "--batch_size",
         "4",
         "--seed",
@@ -292,7 +292,7 @@ def test_another_job_does_not_resume(trained: Job, tmp_path: Path) -> None:
         "balanced",
         "--adam_beta2",
         "0.98",
-    )
+    ]
     with refused(
         CheckpointError,
         "checkpoint-15 cannot be resumed from, since the job has changed:",

@@ -25,6 +25,7 @@ from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit
 from tests.support.causal_kit import CHATML, MARKED, ODD
 from tests.support.jobs import folders_of, run, write
+from tests.support.packed_batches import to_train
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 TEXTS = {
@@ -68,9 +69,8 @@ def log_probabilities(model: Any, pairs: AnswerPairs, packing: bool) -> torch.Te
     """[pairs, 2], of one batch."""
     training = batches.Training(samples=pairs, size=len(pairs))
     objective = PreferenceObjective("sigmoid", 0.1, 0.0)
-    layout, _ = batch_layout.layouts(
-        model, 0, packing, training, {"evaluation": pairs}, len(pairs), objective, Table()
-    )
+    loaded = to_train(model, objective, len(pairs), packing)
+    layout, _ = batch_layout.layouts(loaded, training, {"evaluation": pairs}, Table())
     output: torch.Tensor = -model(**layout.tensors(pairs, np.arange(len(pairs)))).logits[..., 0]
     return output
 

@@ -17,8 +17,8 @@ from transformers import BertConfig
 from recipe.batching import batches, packing
 from recipe.batching.batches import World
 from recipe.errors import CheckpointError
-from recipe.plan import worlds
-from recipe.plan.worlds import Cut
+from recipe.plan import batch_layout
+from recipe.plan.batch_layout import Cut, Loaded
 from recipe.storage import checkpoints
 from recipe.tasks.text_classification.task import CLASSES
 from tests.support.jobs import QUICK, SHARDED, Job, write
@@ -54,11 +54,11 @@ def cut(processes: int, size: int, accumulation: int = 1) -> Cut:
 )
 def test_the_samples_of_a_step_are_kept(was: Cut, now: Cut, actual: tuple[int, int, int]) -> None:
     """But where the batch itself was changed, which `checkpoints.check_same` refuses."""
-    kept = worlds.kept(now, was.as_job())
+    kept = batch_layout.kept(now, was.as_job())
     assert (kept.size, kept.accumulation, kept.samples) == actual
     assert kept.size <= now.size, "a device has room for what was asked for"
     assert kept.processes * kept.size * kept.accumulation >= kept.samples
-    again = worlds.kept(was, kept.as_job())
+    again = batch_layout.kept(was, kept.as_job())
     if actual[2] == was.samples and now.given == was.given:
         assert (again.size, again.samples) == (was.size, was.samples), "and back"
 
@@ -90,8 +90,8 @@ def finer(
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
     objective: Any = copy.copy(CLASSES)
     objective.couples_samples = couples
-    return worlds.cut_by_length(
-        worlds.Computation(
+    return batch_layout.cut_by_length(
+        Loaded(
             model=model, tokenizer=tokenizer, arguments=args, objective=objective, packing=False
         ),
         training,
