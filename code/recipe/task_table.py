@@ -38,15 +38,6 @@ def resolve(path: str) -> Any:
     return functools.reduce(getattr, names.split("."), importlib.import_module(f"recipe.{module}"))
 
 
-def learning_rate(task: str, adapts: bool) -> float:
-    """Return the default peak learning rate.
-
-    Args:
-        adapts: Whether adapters are trained (lora_r), not all weights.
-    """
-    return TASKS[task].learning_rates[adapts]
-
-
 def load(name: str) -> Any:
     """Return the class of a task, to be called with the job's channels and hyperparameters."""
     return resolve(f"tasks.{TASKS[name].folder}.task:TASK")

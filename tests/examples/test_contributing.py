@@ -186,7 +186,7 @@ QUICK = {
         "amphora 0.",
     ),
     "Change a default": (
-        "from recipe import task_table as t; print(t.learning_rate('token-classification', 0))",
+        "from recipe import task_table as t; print(t.TASKS['token-classification'].learning_rates[0])",
         "3e-05\n",
     ),
     # Two samples share the first block, and one is in the second.

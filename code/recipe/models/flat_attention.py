@@ -88,7 +88,7 @@ def convert_mask(mask: Tensor, config: Any) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 
 
-def inputs_of(starts: Tensor, longest: int) -> dict[str, Any]:
+def inputs_of(starts: Tensor, longest: int, has_windows: bool = False) -> dict[str, Any]:
     """Return a model's inputs besides its `input_ids` and `position_ids` [1, tokens].
 
     The mask is never read. It keeps transformers from making a mask of all tokens by all tokens.
@@ -97,9 +97,13 @@ def inputs_of(starts: Tensor, longest: int) -> dict[str, Any]:
         starts: int32 [samples + 1], offsets of samples in the row, and its end; a sample may be
             empty.
         longest: Tokens of the longest sample, at least.
+        has_windows: Whether the model takes a mask for each kind of layer.
     """
+    mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=starts.device)
     return {
-        "attention_mask": torch.ones((1, 1, 1, 1), dtype=torch.bool, device=starts.device),
+        "attention_mask": {"full_attention": mask, "sliding_attention": mask}
+        if has_windows
+        else mask,
         "cu_seq_lens_q": starts,
         "cu_seq_lens_k": starts,
         "max_length_q": longest,

@@ -68,10 +68,8 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
     if model.config.model_type in DECODERS:
         options: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
         if "starts" in inputs:
-            options = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
-            if len(set(getattr(model.config, "layer_types", None) or ())) > 1:
-                mask = options["attention_mask"]
-                options["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
+            has_windows = len(set(getattr(model.config, "layer_types", None) or ())) > 1
+            options = flat_attention.inputs_of(inputs["starts"], inputs["longest"], has_windows)
             options["position_ids"] = inputs["position_ids"]
         elif (segments := inputs.get("segments")) is not None:
             order = torch.arange(segments.shape[1], device=segments.device)

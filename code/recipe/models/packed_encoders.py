@@ -256,11 +256,9 @@ def states(
         # transformers 4 has default token types only for as many tokens as a sample may have.
         types = {TYPE_IDS: torch.zeros_like(segments), **types}
     if "starts" in inputs:
-        attention = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
-        if family.has_windows:
-            # Flat attention knows the window of its layer.
-            mask = attention["attention_mask"]
-            attention["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
+        attention = flat_attention.inputs_of(
+            inputs["starts"], inputs["longest"], family.has_windows
+        )
     else:
         visible = segments[:, None, :, None] == segments[:, None, None, :]
         attention = {"attention_mask": family.masks(model.config, visible)}

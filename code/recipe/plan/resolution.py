@@ -242,9 +242,10 @@ def learning_rate(hyperparameters: Hyperparameters, task: str) -> tuple[float, s
     """Return the learning rate and its reason."""
     if hyperparameters.learning_rate is not None:
         return hyperparameters.learning_rate, "as given"
-    adapts = hyperparameters.lora_r is not None
-    trained = "with LoRA" if adapts else "for all weights"
-    return task_table.learning_rate(task, adapts), f"the default of {task} {trained}"
+    whole, adapters = task_table.TASKS[task].learning_rates
+    if hyperparameters.lora_r is not None:
+        return adapters, f"the default of {task} with LoRA"
+    return whole, f"the default of {task} for all weights"
 
 
 def _same_task(
