@@ -114,7 +114,7 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
         loader.set_epoch(epoch)
         trained_batches = list(loader)
         # The host with most rows for a process decides.
-        of_hosts = [-(-len(own) // (size * count * accumulation)) for own, count in hosts]
+        of_hosts = [-(-len(of_host) // (size * count * accumulation)) for of_host, count in hosts]
         assert (
             len(trained_batches) == training.steps() * accumulation == max(of_hosts) * accumulation
         )
