@@ -117,6 +117,7 @@ def measure(
     bodies.write_text("".join(json.dumps(document) + "\n" for document in documents))
     with server:
         results = {"seconds until the first answer": server.start(documents[0])}
+        server.settle()
         reference.check(server, requests[:CHECKED])
         for clients in options.clients:
             server.load(clients, 1.0, bodies)

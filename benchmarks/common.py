@@ -196,6 +196,13 @@ class Server:
                 raise RuntimeError(f"{self.name} does not answer: {log.read_text()[-2000:]}")
             time.sleep(0.02)
 
+    def settle(self, seconds: float = 60) -> None:
+        """Wait until it is idle, at most so long: its other workers may still load."""
+        end, spent = time.monotonic() + seconds, -1.0
+        while time.monotonic() < end and (now := cpu_seconds(self.tree())) > spent + 0.05:
+            spent = now
+            time.sleep(0.5)
+
     def __enter__(self) -> Server:
         return self
 

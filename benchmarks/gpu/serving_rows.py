@@ -158,8 +158,8 @@ def packing(stage: Stage, folder: Path) -> Values:
     for name in ["16 tweets", "1 tweet"] if stage.smoke else CALLS:
         size, draw_lengths = CALLS[name]
         random, calls = np.random.default_rng(0), list[list[TokenRow]]()
-        tokens = 500 if stage.smoke else 100_000
-        while sum(len(row.ids) for call in calls for row in call) < tokens:
+        tokens, most = (500, 100) if stage.smoke else (100_000, 200)
+        while len(calls) < most and sum(len(row.ids) for call in calls for row in call) < tokens:
             lengths = draw_lengths(random, size).astype(int)
             calls.append([TokenRow(random.integers(1000, 20000, n).tolist()) for n in lengths])
         seconds: dict[str, list[float]] = {way: [] for way in models}

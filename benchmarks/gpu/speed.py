@@ -131,7 +131,7 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
     return size * (steps - warm_up) / seconds, model.num_parameters(exclude_embeddings=True)
 
 
-def encoders(stage: Stage, rates: list[float], name: str, size: int) -> Values:
+def encoders(stage: Stage, rate: float, name: str, size: int) -> Values:
     """Train one model at one batch size by each trainer in turn."""
     steps = 3 if stage.smoke else {32: 60, 256: 30}.get(size, 15)
     ways = ["HF padded to 128", "HF grouped by length", "recipe", "recipe, compiled"]
@@ -148,7 +148,7 @@ def encoders(stage: Stage, rates: list[float], name: str, size: int) -> Values:
             "samples/s": round(speed),
             "to HF padded": round(speed / best["HF padded to 128"], 2),
             "to HF grouped": round(speed / best["HF grouped by length"], 2),
-            "share of the matrix rate": f"{6 * weights * mean * speed / rates[0]:.1%}",
+            "share of the matrix rate": f"{6 * weights * mean * speed / rate:.1%}",
         }
         for way, speed in best.items()
     ]
@@ -214,22 +214,17 @@ def decoder(stage: Stage, rate: float) -> Values:
 def main() -> None:
     """Run all checks; the exit code is 1 if one failed."""
     stage = Stage("speed", __doc__, seconds=540)
-    rates: list[float] = []
-
-    def rate() -> Values:
-        rates.append(matrix_rate(stage.device, 256 if stage.smoke else 8192))
-        return {"bfloat16 TFLOP/s": round(rates[0] / 1e12, 2)}
-
-    stage.check("rate", 5, rate)
+    rate = matrix_rate(stage.device, 256 if stage.smoke else 8192)
+    stage.check("rate", 5, lambda: {"bfloat16 TFLOP/s": round(rate / 1e12, 2)})
     sizes = (8,) if stage.smoke else (32, 256, 1024)
     for name in ("MiniLM",) if stage.smoke else ("MiniLM", "BERT-base", "ModernBERT-base"):
         for size in sizes:
             stage.check(
                 f"{name} {size}",
                 35,
-                partial(encoders, stage, rates, name, size),
+                partial(encoders, stage, rate, name, size),
             )
-    stage.check("decoder", 60, lambda: decoder(stage, rates[0]))
+    stage.check("decoder", 60, lambda: decoder(stage, rate))
     stage.end()
 
 
