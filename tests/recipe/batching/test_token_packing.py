@@ -15,8 +15,8 @@ from recipe.batching.document_batches import NOT_LEARNED
 from recipe.batching.packing import Rows
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, packed_encoders, token_heads
-from recipe.tasks.question_answering.batches import WindowLayout, Windows
-from recipe.tasks.token_classification.batches import TaggedSamples, TagLayout
+from recipe.tasks.question_answering.tokens import WindowLayout, Windows
+from recipe.tasks.token_classification.tokens import TaggedSamples, TagLayout
 from tests.support.packed_batches import KINDS, PAD, gradients, spread
 
 LENGTHS, SIZE = [30, 5, 17, 2, 41], 6

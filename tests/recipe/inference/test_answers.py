@@ -260,6 +260,10 @@ def test_texts_are_written_by_one_beam_where_the_model_says_so(tmp_path: Path) -
     one = Handlers(folder).ask(question_body(texts, max_new_tokens=6, num_beams=1))
     file.write_text(json.dumps({**config, "num_beams": 1}))
     assert Handlers(folder).ask(question_body(texts, max_new_tokens=6)) == one != by_beams
+    # As many texts as the model's own beams may be asked for.
+    file.write_text(json.dumps({**config, "num_beams": 3}))
+    body = question_body(A, max_new_tokens=6, num_return_sequences=2)
+    assert len(Handlers(folder).ask(body)) == 2
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_embeddings_are_the_models_vectors_of_length_one(vectors: Any) -> None:
 
 def test_a_model_of_token_vectors_answers_the_apis_with_those_of_texts(vectors: Any) -> None:
     tokens = copy.copy(vectors)
-    tokens.model = embedder.TokenFeatures(vectors.model.vectors.loaded)
+    tokens.model = embedder.TokenFeatures(vectors.model.loaded)
     body = {"inputs": TEXTS[:2]}
     assert np.ndim(tokens.ask({"inputs": TEXTS[0]})) == 3
     assert tokens.post("/embed", body) == vectors.post("/embed", body)

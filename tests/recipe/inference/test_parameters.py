@@ -218,7 +218,7 @@ def vectors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Handlers:
 
 
 def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
-    has_prompts = "prompt" in vectors.model.vectors.parameters  # type: ignore[attr-defined]
+    has_prompts = "prompt" in vectors.model.parameters  # type: ignore[attr-defined]
 
     def vectors_of(texts: list[Any], **parameters: Any) -> Any:
         return np.array(vectors.ask({"inputs": texts, "parameters": parameters}))
@@ -261,7 +261,7 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
     left, right = vectors.ask_all(bodies)
     assert np.allclose(left + right, np.concatenate([expected[7][1], expected[5][1]]), atol=1e-4)
 
-    reader: Any = vectors.model.vectors.tokenizer  # type: ignore[attr-defined]
+    reader: Any = vectors.model.tokenizer  # type: ignore[attr-defined]
     ids = [reader(text)["input_ids"] for text in TEXTS]
     by_ids = vectors.ask({"model": "m", "input": ids})["data"]
     assert_close(by_ids, vectors.ask({"model": "m", "input": TEXTS})["data"])

@@ -14,9 +14,10 @@ from recipe.errors import DataError
 from recipe.plan import detection
 from recipe.tasks.question_answering import data as questions
 from recipe.tasks.question_answering import tokens as windows
-from recipe.tasks.question_answering.batches import NOWHERE, Windows
 from recipe.tasks.question_answering.data import Questions
 from recipe.tasks.question_answering.report import Answer, f1_of, find, normal, scores
+from recipe.tasks.question_answering.tokens import NOWHERE, Windows
+from tests.support.jobs import write
 from tests.support.refusals import refused
 
 CONTEXT = "Ada was here in 1843 , and Ada left ."
@@ -83,7 +84,7 @@ def test_starts_that_are_off_are_corrected_if_the_answer_occurs_once(tmp_path: P
     texts = (("Rome", 3), ("Rome", -1), ("Ada", 0))
     rows = [{**flat(ROWS[0]), "context": "Ada saw Rome", "answers": {"text": [text],
              "answer_start": [start]}} for text, start in texts]  # fmt: skip
-    loaded = load(written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows))))
+    loaded = load(write(tmp_path, rows))
     assert loaded.train["starts"][:] == [[8], [8], [0]]
     assert any(line.startswith("2 answers of") and "only offset" in line for line in loaded.notes)
 
@@ -103,27 +104,19 @@ def test_flat_rows_have_starts_as_a_data_frame_writes_them(tmp_path: Path) -> No
     [
         ({"answers": {"text": ["Bob"], "answer_start": [0]}}, ["'Bob'", "occurs 0 times"]),
         # In bytes the first one begins next to the second.
-        (
-            {
-                "context": "éééééé Rome , Rome",
-                "answers": {"text": ["Rome"], "answer_start": [13]},
-            },
-            ["'Rome'", "does not begin at 13 and occurs 2 times", "characters from 0"],
-        ),
-        (
-            {"context": "anana", "answers": {"text": ["ana"], "answer_start": [1]}},
-            ["'ana'", "does not begin at 1 and occurs 2 times"],
-        ),
+        ({"context": "éééééé Rome , Rome", "answers": {"text": ["Rome"], "answer_start": [13]}},
+         ["'Rome'", "does not begin at 13 and occurs 2 times", "characters from 0"]),
+        ({"context": "anana", "answers": {"text": ["ana"], "answer_start": [1]}},
+         ["'ana'", "does not begin at 1 and occurs 2 times"]),
         ({"answers": {"text": ["Ada"], "answer_start": []}}, ["1 answers and 0 starts"]),
         ({"question": " "}, ["has no question"]),
         ({"context": ""}, ["has no context"]),
     ],
-)
+)  # fmt: skip
 def test_illegal_rows_are_named(tmp_path: Path, change: dict[str, Any], words: list[str]) -> None:
     rows = [flat(ROWS[0]), {**flat(ROWS[0]), **change}]
-    folder = written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows)))
     with refused(DataError, *words, "line 2"):
-        load(folder)
+        load(write(tmp_path, rows))
 
 
 def test_each_answer_is_learned_where_it_stands_whole(tiny_model: Path, tmp_path: Path) -> None:
@@ -138,7 +131,7 @@ def test_each_answer_is_learned_where_it_stands_whole(tiny_model: Path, tmp_path
         answer = context[start : None if end < 0 else end]
         rows.append({"id": str(number), "question": "the number", "context": context,
                      "answers": {"text": [answer], "answer_start": [start]}})  # fmt: skip
-    data = load(written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows)))).train
+    data = load(write(tmp_path, rows)).train
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     made = windows.tokenise("train", data, tokenizer, 32, 10, judged=True)
     assert made.lengths.max() <= 32

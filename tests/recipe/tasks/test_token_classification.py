@@ -21,6 +21,7 @@ from recipe.tasks.token_classification.data import Tagged, iob2
 from recipe.tasks.token_classification.report import entities_of
 from recipe.tasks.token_classification.tokens import reading_words, windows
 from tests.support import causal_kit
+from tests.support.jobs import write
 from tests.support.refusals import refused
 
 ROWS = [("Ada was here", [(0, 3, "PER")]), ("in New York , Ada", [(3, 11, "LOC"), (14, 17, "PER")])]
@@ -157,8 +158,8 @@ def test_class_labels_and_class_names_name_numbers(tmp_path: Path) -> None:
     loaded = load(tmp_path / "arrow")
     assert loaded.names == tuple(NAMES)
     assert loaded.train["tags"][:] == TAGS
-    lines = (json.dumps({"tokens": w, "ner_tags": t}) for w, t in zip(WORDS, IDS, strict=True))
-    folder = written(tmp_path / "json", "train.jsonl", "\n".join(lines))
+    rows = [{"tokens": w, "ner_tags": t} for w, t in zip(WORDS, IDS, strict=True)]
+    folder = write(tmp_path / "json", rows)
     assert not load(folder).are_entities
     assert load(folder, "--class_names", ",".join(NAMES)).train["tags"][:] == TAGS
 
@@ -215,9 +216,8 @@ def test_illegal_rows_are_named(tmp_path: Path, row: dict[str, Any], words: list
     right = {"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}
     if "text" in row:
         right = {"text": "a b", "entities": [[0, 1, "X"]]}  # type: ignore[dict-item]
-    folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, [right, right, row])))
     with refused(DataError, *words):
-        load(folder)
+        load(write(tmp_path, [right, right, row]))
 
 
 SPANNED = "Ada went to Paris, Jos\u00e9 went to Rome and Bob went to Oslo."
@@ -230,16 +230,10 @@ def test_spans_that_are_not_counted_as_characters_are_refused(counted: str, tmp_
 
     spans = []
     for name in ("Paris", "Jos\u00e9", "Rome", "Oslo"):
-        index = SPANNED.index(name)
-        spans.append(
-            [
-                position_of(index),
-                position_of(index + len(name)) - (counted == "last characters"),
-                "X",
-            ]
-        )
-    row = json.dumps({"text": SPANNED, "entities": spans})
-    folder = written(tmp_path / "d", "t.jsonl", "\n".join([row] * 4))
+        start = SPANNED.index(name)
+        end = position_of(start + len(name)) - (counted == "last characters")
+        spans.append([position_of(start), end, "X"])
+    folder = write(tmp_path, [{"text": SPANNED, "entities": spans}] * 4)
     if counted == "characters":
         assert not [note for note in load(folder).notes if "within a word" in note]
         return
@@ -250,8 +244,7 @@ def test_spans_that_are_not_counted_as_characters_are_refused(counted: str, tmp_
 def test_a_few_spans_within_words_are_counted(tmp_path: Path) -> None:
     rows = [{"text": "Ada lives in Parisville", "entities": [[0, 3, "P"], [13, 18 + end, "L"]]}
             for end in (5, 5, 0)]  # fmt: skip
-    folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, rows)))
-    assert "1 of 6 spans" in " ".join(load(folder).notes)
+    assert "1 of 6 spans" in " ".join(load(write(tmp_path, rows)).notes)
 
 
 def test_one_of_two_columns_of_entities_must_be_named(tmp_path: Path) -> None:
@@ -267,18 +260,16 @@ def test_one_of_two_columns_of_entities_must_be_named(tmp_path: Path) -> None:
 
 
 def test_a_number_without_a_class_is_named(tmp_path: Path) -> None:
-    names = ["O", "B-X"]
-    rows = {"tokens": [["a", "b"]] * 3, "tags": [[0, 1], [1, -100], [0, 1]]}
-    features = datasets.Features(
+    numbers = datasets.Features(
         tokens=datasets.List(datasets.Value("string")),
-        tags=datasets.List(datasets.ClassLabel(names=names)),
+        tags=datasets.List(datasets.ClassLabel(names=["O", "B-X"])),
     )
-    data = datasets.Dataset.from_dict(rows, features)
+    rows = {"tokens": [["a", "b"]] * 3, "tags": [[0, 1], [1, -100], [0, 1]]}
+    data = datasets.Dataset.from_dict(rows, numbers)
     data.save_to_disk(str(tmp_path / "right"))
     assert load(tmp_path / "right").train["tags"][1] == ["B-X", None]
-    table = data.data.table.set_column(
-        1, data.data.table.schema.field(1), [[[0, 1], [1, 2], [0, 1]]]
-    )
+    table = data.data.table
+    table = table.set_column(1, table.schema.field(1), [[[0, 1], [1, 2], [0, 1]]])
     datasets.Dataset(table).save_to_disk(str(tmp_path / "wrong"))
     with pytest.raises(DataError, match=r"row 1 has the tag 2 for word 1 \('b'\).*2 classes"):
         load(tmp_path / "wrong")
@@ -301,22 +292,21 @@ def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any) -> None:
         assert results == entities, tags
 
 
+LETTERS = {"IOB1": "IIII", "IOB2": "BBII", "IOE1": "IIII", "IOE2": "EIIE", "IOBES": "SBIE",
+           "BILOU": "UBIL"}  # fmt: skip
+"""Of the only word of an entity, the first one of several, one within, the last one."""
+
+
 def spell(entities: Sequence[tuple[str, int, int]], scheme: str, length: int) -> list[str]:
     tags = ["O"] * length
-    kinds = {start: kind for kind, start, _ in entities}
-    ends = {end: kind for kind, _, end in entities}
+    single, first, within, last = LETTERS[scheme]
     for kind, start, end in entities:
-        inside = [f"I-{kind}"] * (end - start)
-        touches_before, touches_after = ends.get(start) == kind, kinds.get(end) == kind
-        if scheme == "IOB2" or (scheme == "IOB1" and touches_before):
-            inside[0] = f"B-{kind}"
-        elif scheme == "IOE2" or (scheme == "IOE1" and touches_after):
-            inside[-1] = f"E-{kind}"
-        elif scheme in ("IOBES", "BILOU"):
-            single, last = ("S", "E") if scheme == "IOBES" else ("U", "L")
-            inside[0], inside[-1] = f"B-{kind}", f"{last}-{kind}"
-            inside = [f"{single}-{kind}"] if len(inside) == 1 else inside
-        tags[start:end] = inside
+        letters = [single] if end - start == 1 else [first, *within * (end - start - 2), last]
+        if scheme == "IOB1" and any(item[::2] == (kind, start) for item in entities):
+            letters[0] = "B"
+        if scheme == "IOE1" and any(item[:2] == (kind, end) for item in entities):
+            letters[-1] = "E"
+        tags[start:end] = [f"{letter}-{kind}" for letter in letters]
     return tags
 
 
@@ -369,29 +359,23 @@ def test_rows_that_nobody_accepted_or_annotated_are_left_out(tmp_path: Path) -> 
         ("prodigy", prodigy, "2 rows of .* not accepted in Prodigy"),
         ("studio", label_studio, "2 rows of .* not annotated in Label Studio"),
     ):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "train.json").write_text(json.dumps(rows))
-        argv = ["--eval_strategy", "no", "--task", "token-classification"]
-        loaded = word_tags.load({"train": folder}, parse(argv))
+        folder = written(tmp_path / name, "train.json", json.dumps(rows))
+        loaded = load(folder, "--task", "token-classification")
         assert loaded.train["tags"][:] == [["B-PER", "O", "O", "O"]] * 2
         assert any(re.search(why, line) for line in loaded.notes)
 
 
 def test_tags_in_one_string_are_those_of_the_words(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text(
-        "text,labels\nAda sat in Rome,B-PER O O B-LOC\nshe sat,O O\n"
-    )
-    argv = ["--eval_strategy", "no", "--task", "token-classification"]
-    loaded = word_tags.load({"train": tmp_path}, parse(argv))
+    lines = "text,labels\nAda sat in Rome,B-PER O O B-LOC\nshe sat,O O\n"
+    loaded = load(written(tmp_path / "d", "train.csv", lines), "--task", "token-classification")
     assert loaded.train["tokens"][:] == [["Ada", "sat", "in", "Rome"], ["she", "sat"]]
     assert loaded.train["tags"][:] == [["B-PER", "O", "O", "B-LOC"], ["O", "O"]]
 
 
 def test_tags_without_positions_are_said_to_be_of_words(tmp_path: Path) -> None:
     row = {"tokens": ["New", "York"], "ner_tags": ["LOC", "O"]}
-    folder = written(tmp_path / "train", "train.jsonl", json.dumps(row))
-    written(folder, "test.jsonl", json.dumps({**row, "ner_tags": [-100, -100]}))
+    folder = write(tmp_path, [row])
+    write(folder, [{**row, "ner_tags": [-100, -100]}], "test")
     notes = load(folder).notes
     assert "an entity of two words gives two answers" in notes[-1]
     assert "test.jsonl has no value in 'ner_tags'" in notes[0]

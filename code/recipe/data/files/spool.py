@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -20,6 +21,7 @@ _IN_MEMORY, _FEWER = 1 << 26, 1 << 20
 large."""
 _MANY = 1 << 28
 _SPARE = 1 << 30
+_ROWS_AT_ONCE = 2_000
 
 
 class Spool:
@@ -119,3 +121,14 @@ def spooled(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
         return rows.table()
     finally:
         rows.close()
+
+
+def spooled_rows(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Return rows as a table.
+
+    Raises:
+        OutputError: the disk is full.
+    """
+    remaining = iter(rows)
+    chunks = iter(lambda: list(itertools.islice(remaining, _ROWS_AT_ONCE)), [])
+    return spooled(schema, (pa.Table.from_pylist(chunk, schema=schema) for chunk in chunks))

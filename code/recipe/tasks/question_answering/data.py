@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import held_out, values
 from recipe.data.columns import Selection
 from recipe.data.files.part import Part
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import FALSE, TRUE, describe_files, read_columns
 from recipe.errors import DataError, Problems
@@ -28,17 +27,18 @@ from recipe.task_table import TASKS
 ID, QUESTION, CONTEXT, ANSWERS, STARTS = "id", "question", "context", "answers", "starts"
 NESTED, IMPOSSIBLE = "articles", "is_impossible"
 _NONE_THERE = ("is_impossible", "is_unanswerable")
-_AT_ONCE, _ROWS_AT_ONCE = 10_000, 2_000
+_AT_ONCE = 10_000
 _WHOLE = re.compile(r"\d+(\.0+)?")
-_KINDS = {
-    ID: pa.string(),
-    QUESTION: pa.large_string(),
-    CONTEXT: pa.large_string(),
-    ANSWERS: pa.list_(pa.string()),
-    STARTS: pa.list_(pa.int64()),
-}
+_SCHEMA = pa.schema([
+    (ID, pa.string()),
+    (QUESTION, pa.large_string()),
+    (CONTEXT, pa.large_string()),
+    (ANSWERS, pa.list_(pa.string())),
+    (STARTS, pa.list_(pa.int64())),
+])  # fmt: skip
 _ROLES = (QUESTION, CONTEXT, ANSWERS, STARTS, ID, IMPOSSIBLE)
-_Row = tuple[str, str, str, list[str], list[int]]
+_Row = tuple[int, Any, Any, Any, list[Any], list[Any]]
+"""Number of the row, id, question, context, texts of the answers and their starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
     mended = 0
     problems = Problems()
 
-    def question_rows() -> Iterator[_Row]:
+    def questions() -> Iterator[dict[str, Any]]:
         nonlocal mended
         records = _nested(part, columns[NESTED]) if NESTED in columns else _flat(part, columns)
         for number, (row, name, question, context, texts, starts) in enumerate(records):
@@ -126,15 +126,11 @@ def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
                         raise _wrong(part, row, what)
                     mended += position != start
                     right.append(position)
-                yield str(number if name is None else name), question, context, texts, right
+                name = str(number if name is None else name)
+                yield {ID: name, QUESTION: question, CONTEXT: context, ANSWERS: texts,
+                       STARTS: right}  # fmt: skip
 
-    def tables() -> Iterator[pa.Table]:
-        rows = question_rows()
-        while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-            columns = zip(_KINDS.items(), zip(*some, strict=True), strict=True)
-            yield pa.table({name: pa.array(list(cells), kind) for (name, kind), cells in columns})
-
-    table = spooled(pa.schema(list(_KINDS.items())), tables())
+    table = spooled_rows(_SCHEMA, questions())
     problems.check()
     return table, mended
 
@@ -149,7 +145,7 @@ def _answer_start(context: str, text: Any, start: Any) -> int | None:
     return position if 0 <= position == context.rfind(text) else None
 
 
-def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
+def _nested(part: Part, column: str) -> Iterator[_Row]:
     cells = (cell for _, batch in part.batches([column]) for cell in batch[column].to_pylist())
     for row, cell in enumerate(cells):
         articles = cell if column == "data" else [{"paragraphs": cell}]
@@ -164,45 +160,36 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
                     texts, starts  # fmt: skip
 
 
-def _flat(
-    part: Part, columns: Selection
-) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
+def _flat(part: Part, columns: Selection) -> Iterator[_Row]:
     names = [columns.get(role) for role in _ROLES]
-    has_starts, says_impossible = names[3] is not None, names[5] is not None
-    read = list(dict.fromkeys(name for name in names if name is not None))
-
-    def cells() -> Iterator[tuple[Any, ...]]:
-        for _, batch in part.batches(read):
-            none = [None] * batch.num_rows
-            yield from zip(
-                *(none if name is None else batch[name].to_pylist() for name in names), strict=True
-            )
-
-    for row, (question, context, text, first_start, name, impossible) in enumerate(cells()):
-        parsed, start = _parsed(text), _parsed(first_start) if has_starts else None
-        if isinstance(parsed, dict):  # a record that was written as JSON
-            start = parsed.get("answer_start", parsed.get("start"))
-            parsed = parsed.get("text")
-        elif isinstance(parsed, list) and parsed and isinstance(parsed[0], dict):
-            start = [item.get("answer_start", item.get("start")) for item in parsed]
-            parsed = [item.get("text") for item in parsed]
-        listed = parsed if isinstance(parsed, list) else [] if parsed in (None, "") else [parsed]
-        first = start if isinstance(start, list) else [start] * len(listed)
-        first = [int(float(str(s))) if _WHOLE.fullmatch(str(s)) else s for s in first]
-        if says_impossible and str(impossible).strip().lower() in TRUE:
-            listed, first = [], []
-        elif says_impossible and str(impossible or "").strip().lower() not in {*FALSE, ""}:
-            raise _wrong(part, row, f"has {impossible!r} in column {names[5]!r}")
-        if listed and None in first and len(first) == len(listed):
+    rows = (row for _, batch in part.batches(list(dict.fromkeys(columns.names)))
+            for row in batch.to_pylist())  # fmt: skip
+    for row, cells in enumerate(rows):
+        question, context, answers, start, name, impossible = map(cells.get, names)
+        answers, start = _parsed(answers), _parsed(start)
+        if isinstance(answers, dict):  # a record that was written as JSON
+            start = answers.get("answer_start", answers.get("start"))
+            answers = answers.get("text")
+        elif isinstance(answers, list) and answers and isinstance(answers[0], dict):
+            start = [item.get("answer_start", item.get("start")) for item in answers]
+            answers = [item.get("text") for item in answers]
+        if not isinstance(answers, list):
+            answers = [] if answers in (None, "") else [answers]
+        starts = start if isinstance(start, list) else [start] * len(answers)
+        starts = [int(float(str(s))) if _WHOLE.fullmatch(str(s)) else s for s in starts]
+        mark = "" if impossible is None else str(impossible).strip().lower()
+        if mark in TRUE:
+            answers, starts = [], []
+        elif mark not in {*FALSE, ""}:
+            raise _wrong(part, row, f"has {impossible!r} in column {columns[IMPOSSIBLE]!r}")
+        if answers and None in starts and len(starts) == len(answers):
             raise _wrong(part, row, "does not say where its answer begins (answer_start)")
-        yield row, name, question, context, listed, first
+        yield row, name, question, context, answers, starts
 
 
 def _parsed(value: Any) -> Any:
     """Return the list or record that a string holds; other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    if value.strip()[:1] in ("[", "{"):
+    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
         parsed = values.container(value)
         return value if parsed is None else parsed
     return value

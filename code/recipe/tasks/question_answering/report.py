@@ -5,6 +5,7 @@ The scores are those of SQuAD's official scripts (1.1, and 2.0 if questions may 
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections import Counter, defaultdict
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from recipe.reports import section
 from recipe.reports.section import Section
-from recipe.tasks.question_answering.batches import NOWHERE, Windows
+from recipe.tasks.question_answering.tokens import NOWHERE, Windows
 
 _BEST, LONGEST_ANSWER = 20, 30
 _EXAMPLES, _SHOWN_CHARS = 12, 240
@@ -51,9 +52,7 @@ class Answer:
 
 def normal(text: str) -> str:
     """Return a text normalised as in SQuAD's scripts."""
-    bare = "".join(
-        character for character in text.lower() if character not in set(string.punctuation)
-    )
+    bare = text.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
@@ -102,14 +101,14 @@ def find(
         may_be_none: Whether a question may have no answer.
     """
     tokens = (outputs.shape[1] - 1) // 2
-    of_example: dict[int, list[int]] = defaultdict(list)
+    windows_of_row: dict[int, list[int]] = defaultdict(list)
     for window, number in enumerate(windows.labels[:, 2].tolist()):
-        of_example[number].append(window)
+        windows_of_row[number].append(window)
     answers = []
     for number, row in enumerate(rows):
         nothing = np.inf
         candidates: list[tuple[float, int, int]] = []
-        for window in of_example[number]:
+        for window in windows_of_row[number]:
             span = windows.span(window)
             begins, ends = windows.begins[span], windows.ends[span]
             length = len(begins)
@@ -130,11 +129,7 @@ def find(
             ]
         candidates.sort(reverse=True)
         score, begin, stop = candidates[0] if candidates else (-np.inf, 0, 0)
-        others = [
-            rival_score
-            for rival_score, *span_ends in candidates
-            if tuple(span_ends) != (begin, stop)
-        ]
+        others = [rival for rival, *edges in candidates if edges != [begin, stop]]
         rival = nothing if may_be_none else max(others, default=score)
         is_none = not candidates or (may_be_none and nothing > score)
         answers.append(
@@ -173,18 +168,15 @@ class FoundAnswers:
 
     def sections(self) -> list[Section]:
         """Return scores of the kinds of questions, and the wrong answers, most confident first."""
-        first_words = Counter(
-            (normal(answer.question).split() or [""])[0] for answer in self.answers
-        )
-        groups = {"all": list(self.answers)}
-        groups["with an answer"] = [answer for answer in self.answers if answer.true]
-        groups["without an answer"] = [answer for answer in self.answers if not answer.true]
-        for word, _ in first_words.most_common(8):
-            groups[f"{word} ..."] = [
-                answer
-                for answer in self.answers
-                if (normal(answer.question).split() or [""])[0] == word
-            ]
+        first_words = [(normal(answer.question).split() or [""])[0] for answer in self.answers]
+        groups = {
+            "all": self.answers,
+            "with an answer": [answer for answer in self.answers if answer.true],
+            "without an answer": [answer for answer in self.answers if not answer.true],
+        }
+        for word, _ in Counter(first_words).most_common(8):
+            is_first = (other == word for other in first_words)
+            groups[f"{word} ..."] = list(itertools.compress(self.answers, is_first))
         rows = [
             [name, f"{_mean([member.exact for member in members]):.1f}",
              f"{_mean([member.f1 for member in members]):.1f}", str(len(members))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,15 +82,16 @@ class QuestionAnswerer(ServedTask):
         bounds.hold(Bound.ROWS, len(inputs.values))
         most = request.parameters.get("top_k", 1)
         bounds.hold(Bound.ANSWER, 4 * len(inputs.values) * min(most, Bound.ANSWER.most))
-        prepared, rows, read = [], 0, 0
+        work, read = [], 0
+        sizes: list[int] = []
         for question, context in inputs.values:
-            prepared.append(self._windows(question, context, request.parameters))
-            rows += len(prepared[-1])
-            read += sum(len(window.row.ids) for window in prepared[-1])
-            bounds.hold(Bound.ROWS, rows)
+            work.append(self._windows(question, context, request.parameters))
+            lengths = [len(window.row.ids) for window in work[-1]]
+            sizes += lengths
+            read += sum(lengths)
+            bounds.hold(Bound.ROWS, len(sizes))
             bounds.hold(Bound.READ, read)
-        sizes = [len(window.row.ids) for windows in prepared for window in windows]
-        return Prepared(request=request, inputs=inputs, sizes=sizes, work=prepared)
+        return Prepared(request=request, inputs=inputs, sizes=sizes, work=work)
 
     def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
         """Return overlapping windows of a context, each with the question and short enough for the
@@ -150,12 +152,8 @@ class QuestionAnswerer(ServedTask):
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request, for each question `{"score", "start", "end", "answer"}`, where
         start and end are characters of the context; with `top_k` a list of the best."""
-        rows = [
-            window.row
-            for prepared in requests
-            for windows_of_part in prepared.work
-            for window in windows_of_part
-        ]
+        parts = itertools.chain.from_iterable(prepared.work for prepared in requests)
+        rows = [window.row for windows in parts for window in windows]
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for prepared in requests:
@@ -205,12 +203,12 @@ class QuestionAnswerer(ServedTask):
                 if not (window.allowed[first] and window.allowed[last]):
                     continue
                 # The offsets of the span's words; of its tokens, if no words are known.
-                begins, ends = window.encoding.offsets[first][0], window.encoding.offsets[last][1]
+                edges = [window.encoding.offsets[token] for token in (first, last)]
                 words = [window.encoding.token_to_word(token) for token in (first, last)]
                 if by_words and None not in words:
                     positions = [window.encoding.word_to_chars(word, sequence) for word in words]
-                    if None not in positions:
-                        begins, ends = positions[0][0], positions[1][1]
+                    edges = edges if None in positions else positions
+                begins, ends = edges[0][0], edges[1][1]
                 text = context[begins:ends]
                 known = answers.get(text.lower())
                 if known is None or (is_judged and known["score"] < score):
@@ -218,10 +216,9 @@ class QuestionAnswerer(ServedTask):
                     answers[text.lower()] = entry
                 elif not is_judged:
                     known["score"] += score
-        ranked = list(answers.values())
-        if parameters.get(_NONE):
-            ranked.append({"score": no_answer, "start": 0, "end": 0, "answer": ""})
-        ranked = sorted(ranked, key=lambda entry: -entry["score"])[:count]
+        nothing = {"score": no_answer, "start": 0, "end": 0, "answer": ""}
+        entries = [*answers.values(), *([nothing] if parameters.get(_NONE) else ())]
+        ranked = sorted(entries, key=lambda entry: -entry["score"])[:count]
         return ranked[0] if len(ranked) == 1 else ranked
 
 

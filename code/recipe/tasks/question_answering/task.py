@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from recipe.tasks.base import (
     Batches,
     EncoderObjective,
     Model,
-    Objective,
     Task,
     Tokenizer,
     TokenLosses,
@@ -32,10 +31,10 @@ from recipe.tasks.base import (
 from recipe.tasks.question_answering import data as questions
 from recipe.tasks.question_answering import report as found_answers
 from recipe.tasks.question_answering import tokens as windows
-from recipe.tasks.question_answering.batches import WindowLayout, Windows
 from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.tasks.question_answering.report import Answer, FoundAnswers
 from recipe.tasks.question_answering.spec import Options
+from recipe.tasks.question_answering.tokens import WindowLayout, Windows
 
 _LONGEST, _STRIDE = 384, 128
 
@@ -43,8 +42,12 @@ _LONGEST, _STRIDE = 384, 128
 class Spans(EncoderObjective, TokenLosses):
     """Where answers start and end; the loss is the mean over windows."""
 
-    def __init__(self, score: Callable[[EvalPrediction], dict[str, float]]) -> None:
-        self._score = score
+    def __init__(self, data: questions.Questions) -> None:
+        self._data = data
+        self.windows: dict[str, Windows] = {}
+        """The windows of each split."""
+        self.last: tuple[str, list[Answer]] | None = None
+        """The last evaluation: its split, and the answers."""
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -61,22 +64,32 @@ class Spans(EncoderObjective, TokenLosses):
         token_heads.patch_forward_for_spans(model)
 
     def score(self, prediction: EvalPrediction) -> dict[str, float]:
-        return self._score(prediction)
+        labels = prediction.label_ids
+        name = next((key for key, made in self.windows.items() if made.labels is labels), None)
+        if name is None:
+            raise DistributedError(
+                "The evaluation questions are on several hosts.",
+                "Give every host the whole channel (FullyReplicated).",
+            )
+        rows, outputs = list(named_splits(self._data)[name]), np.asarray(prediction.predictions)
+        may_be_none = self._data.has_unanswerable
+        answers = found_answers.find(outputs, self.windows[name], rows, may_be_none)
+        self.last = name, answers
+        return found_answers.scores(answers, may_be_none)
 
 
 class QuestionAnswering(Task):
     """Finds the words of a context that answer a question."""
 
     options: Options
+    objective: Spans
     data: questions.Questions
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(metrics.ANSWERS)
         self.data = questions.load(channels, self.hyperparameters)
         self.train, self.notes = self.data.train, self.data.notes
-        self.objective: Objective = Spans(self._score)
-        self._windows: dict[str, Windows] = {}
-        self._last: tuple[str, list[Answer]] | None = None
+        self.objective = Spans(self.data)
 
     def load(self, source: Source) -> Model:
         return pretrained.load_head(
@@ -118,25 +131,8 @@ class QuestionAnswering(Task):
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         stride, judged = self._stride(max_length), name != "train"
         made = windows.tokenise(name, split, tokenizer, max_length, stride, judged=judged)
-        self._windows[name] = made
+        self.objective.windows[name] = made
         return made
-
-    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
-        name = next(
-            (key for key, made in self._windows.items() if made.labels is prediction.label_ids),
-            None,
-        )
-        if name is None:
-            raise DistributedError(
-                "The evaluation questions are on several hosts.",
-                "Give every host the whole channel (FullyReplicated).",
-            )
-        split = named_splits(self.data)[name]
-        outputs = np.asarray(prediction.predictions)
-        may_be_none = self.data.has_unanswerable
-        answers = found_answers.find(outputs, self._windows[name], list(split), may_be_none)
-        self._last = name, answers
-        return found_answers.scores(answers, may_be_none)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         return windows.lengths(self.train.select(rows), tokenizer)
@@ -161,9 +157,9 @@ class QuestionAnswering(Task):
         return f"{row[QUESTION][:SHOWN_CHARS]!r} + {row[CONTEXT][:SHOWN_CHARS]!r}: {answer}"
 
     def answers(self) -> FoundAnswers | None:
-        if self._last is None:
+        if self.objective.last is None:
             return None
-        name, answers = self._last
+        name, answers = self.objective.last
         return FoundAnswers(split=name, ids=named_splits(self.data)[name][ID][:], answers=answers)
 
 

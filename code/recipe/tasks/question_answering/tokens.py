@@ -1,24 +1,75 @@
-"""Tokenise questions with their contexts, in overlapping windows."""
+"""Tokenise questions with their contexts, in overlapping windows, and make batches of these.
+
+A batch has the tensors of any samples (`batches`), and for each window: `first`, the position of
+its first token in the flattened blocks; `lengths`, its tokens (0 in an unused place); `spans`
+[size, 2], the first and the last token of the answer. `answers` [size, 1 + 2 * tokens] has the
+shape of the model's outputs, `at` [tokens] that of the longest window.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from recipe.batching import batches
+from recipe.batching.batches import CompositeLayout
+from recipe.batching.packing import Rows
+from recipe.batching.samples import Samples
 from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 from recipe.errors import ModelError
-from recipe.tasks.question_answering.batches import NOWHERE, Windows
 from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, QUESTION, STARTS
 from recipe.tokenization import store
 
 _BEGINS, _ENDS, _LABELS, _CUT = "begins", "ends", "labels", "cut"
+NOWHERE = -1
 Batch = Mapping[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Windows(Samples):
+    """Samples that are windows. The label of each is [the first token of the answer, its last one,
+    the number of the example, the token that stands for no answer]."""
+
+    begins: Rows
+    """The first character in the context of each of `token_ids`; NOWHERE for other tokens."""
+    ends: Rows
+    """The last character (exclusive) of each token in the context."""
+    judged: bool = False
+    """Whether the model returns answers in addition to losses."""
+
+
+@dataclass(frozen=True)
+class WindowLayout(CompositeLayout):
+    """A layout of windows."""
+
+    tokens: int
+    """Tokens of the longest window."""
+    judged: bool
+    """Whether the model's answers are wanted, not only its losses."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> batches.Batch:
+        """Return the tensors of the texts, and the spans of their answers."""
+        batch, first = self.laid(samples, rows)
+        lengths = np.zeros(self.texts.size, dtype=np.int64)
+        lengths[: len(rows)] = samples.lengths[rows]
+        spans = np.zeros((self.texts.size, 2), dtype=np.int64)
+        spans[: len(rows)] = samples.labels[rows, :2]
+        answers = (self.texts.size, 1 + 2 * self.tokens if self.judged else 1)
+        return batch | {
+            "first": torch.from_numpy(first),
+            "lengths": torch.from_numpy(lengths),
+            "spans": torch.from_numpy(spans),
+            "answers": torch.zeros(answers, dtype=torch.int8),
+            "at": torch.zeros(self.tokens, dtype=torch.int8),
+        }
 
 
 def tokenise(
@@ -100,22 +151,21 @@ def _windows_of(
     of_context = 1 if asks_first else 0
     all_begins, all_ends, labels, is_cut = [], [], [], []
     for window, sample in enumerate(encoded["overflow_to_sample_mapping"]):
-        owners, offsets = encoded.sequence_ids(window), encoded["offset_mapping"][window]
-        in_text = [owner == of_context for owner in owners]
-        begins = [
-            offset[0] if is_there else NOWHERE
-            for offset, is_there in zip(offsets, in_text, strict=True)
-        ]
-        ends = [
-            offset[1] if is_there else NOWHERE
-            for offset, is_there in zip(offsets, in_text, strict=True)
-        ]
+        spans = zip(encoded.sequence_ids(window), encoded["offset_mapping"][window], strict=True)
+        edges = [offset if owner == of_context else (NOWHERE, NOWHERE) for owner, offset in spans]
+        begins, ends = map(list, zip(*edges, strict=True))
         ids = encoded[TOKEN_IDS][window]
         nowhere = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
         span = [nowhere, nowhere]
         if batch[ANSWERS][sample]:
-            first = batch[STARTS][sample][0]
-            span = _span(begins, ends, first, first + len(batch[ANSWERS][sample][0])) or span
+            start = batch[STARTS][sample][0]
+            stop = start + len(batch[ANSWERS][sample][0])
+            inside = [index for index, begin in enumerate(begins) if begin != NOWHERE]
+            # Learned only where the window has all of the answer.
+            if inside and begins[inside[0]] <= start and ends[inside[-1]] >= stop:
+                first = max(index for index in inside if begins[index] <= start)
+                last = min(index for index in inside if ends[index] >= stop)
+                span = [first, max(first, last)]
         all_begins.append(begins)
         all_ends.append(ends)
         labels.append([*span, rows[sample], nowhere])
@@ -131,14 +181,3 @@ def _windows_of(
     if TYPE_IDS in encoded:
         columns[TYPE_IDS] = store.flat(encoded[TYPE_IDS], np.int8)
     return columns
-
-
-def _span(begins: Sequence[int], ends: Sequence[int], start: int, stop: int) -> list[int] | None:
-    """Return the first and the last token of the characters `start` to `stop`; None if the window
-    lacks some."""
-    inside = [index for index, begin in enumerate(begins) if begin != NOWHERE]
-    if not inside or begins[inside[0]] > start or ends[inside[-1]] < stop:
-        return None
-    first = max(index for index in inside if begins[index] <= start)
-    last = min(index for index in inside if ends[index] >= stop)
-    return [first, max(first, last)]

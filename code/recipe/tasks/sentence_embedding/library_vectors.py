@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recipe.backend import bounds, loaded_model, precision, turns
+from recipe.backend import bounds, precision, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import side_of
 from recipe.backend.padded_rows import BATCH
@@ -19,7 +19,7 @@ from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED, dtype_argument
-from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.tasks.sentence_embedding.serve import encode_beginnings, library_model
 from recipe.tasks.sentence_embedding.spec import SPECS
 from recipe.tokenization.encoding import cutting
 
@@ -46,26 +46,8 @@ class LibraryVectors(ServedTask):
                 needs fixed shapes.
             ValueError: AMPHORA_DTYPE is a precision that it does not have.
         """
-        import sentence_transformers
-
         device, name, dtype = precision.library_precision(environ, f"a {kind}")
-        encoder_class = getattr(sentence_transformers, kind, None)
-        if encoder_class is None:
-            version = sentence_transformers.__version__
-            raise ModelError(
-                f"{origin.location} is a {kind}, which sentence-transformers {version} does not "
-                "have.",
-                "Serve it by the image with the current transformers.",
-            )
-        try:
-            model = encoder_class(
-                origin.location, device=device, model_kwargs=dtype_argument(dtype), **origin.options
-            )
-        except (*UNLOADABLE, KeyError, TypeError) as error:
-            raise ModelError(
-                f"The {kind} {origin.location} cannot be loaded: {why_unloadable(error)}",
-                "It needs every file that its save_pretrained wrote.",
-            ) from error
+        model = library_model(kind, origin, device, dtype_argument(dtype))
         weights.refuse_broken(model, origin)
         refuse_empty(model.tokenizer, origin.location)
         turns.pause_before_calls(model[0])
@@ -91,21 +73,11 @@ class LibraryVectors(ServedTask):
         name, known = request.parameters.get("prompt_name"), {*_SIDES, *self.model.prompts}
         if name is not None and name not in known:
             raise BadRequest(f"The prompt_name {name!r} is not one of {', '.join(sorted(known))}.")
-        bounds.hold(Bound.ROWS, len(inputs.values))
-        for text in inputs.values:
-            bounds.hold_text(text)
-        tokens = self.model.tokenizer(list(inputs.values), verbose=False)["input_ids"]
-        lengths = [len(ids) for ids in tokens]
-        truncated = [index for index, n in enumerate(lengths) if n > self.max_length]
-        loaded_model.refuse_uncut(request, truncated, self.max_length)
-        sizes = [min(length, self.max_length) for length in lengths]
-        bounds.hold(Bound.READ, read := sum(sizes))
+        prepared = encode_beginnings(self.tokenizer, self.max_length, request, inputs)
         if self.kind == MULTI_VECTOR:
-            width = self.model.get_embedding_dimension()
+            read, width = prepared.tokens, self.model.get_embedding_dimension()
             bounds.hold(Bound.ANSWER, read * width, f"{read:,} tokens of {width:,} numbers")
-        return Prepared(
-            request=request, inputs=inputs, sizes=sizes, tokens=read, truncated=truncated
-        )
+        return prepared
 
     @torch.inference_mode()
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
@@ -120,11 +92,10 @@ class LibraryVectors(ServedTask):
                 "task": name if name in _SIDES else None,
                 "prompt_name": name if name in self.model.prompts else None,
             }
-            texts = list(prepared.inputs.values)
-            tokenizer = self.model.tokenizer
+            tokenizer = self.tokenizer
             with cutting(tokenizer, side_of(prepared.parameters, tokenizer)):
                 encoded = self.model.encode(
-                    texts, batch_size=BATCH, show_progress_bar=False, **options
+                    prepared.work, batch_size=BATCH, show_progress_bar=False, **options
                 )
             entries: list[Any] = []
             for vectors in encoded:

@@ -8,11 +8,10 @@ and the encoder takes packed batches.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from recipe.compat import attend_fully, dtype_argument, new_weights
 from recipe.console import say, say_row
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.models import lora, packed_encoders
-from recipe.models.packed_encoders import Family
 from recipe.models.pretrained import Source
 from recipe.settings import ModelSettings
 from recipe.storage import checksums
@@ -145,58 +143,51 @@ def patch_forward_for_texts(model: Any, parts: int) -> None:
     packed_encoders.patch_forward_for_lengths(model)
     inner = lora.bare(model)
     # Looked up now, since changing the attention of a packed model also changes its type.
-    family = packed_encoders.family_of(inner.config)
-    vectors = functools.partial(_vectors, inner, family, inner.forward)
-    inner.forward = functools.partial(_forward, vectors, parts)
+    family, usual = packed_encoders.family_of(inner.config), inner.forward
 
+    def vectors_of(inputs: Mapping[str, Any]) -> Tensor:
+        """Return [texts, width], in float32."""
+        pooling, *others = getattr(inner, AFTER)
+        if (segments := inputs.get("segments")) is None:
+            names = ("input_ids", "attention_mask", "token_type_ids")
+            states = usual(**{name: inputs[name] for name in names if name in inputs})[0].float()
+            features = pooling(
+                {"token_embeddings": states, "attention_mask": inputs["attention_mask"]}
+            )
+        else:
+            assert family is not None
+            states = packed_encoders.states(inner, family, inputs, segments, usual).float()
+            pool = _POOLS[_mode(pooling)]
+            features = {"sentence_embedding": pool(states, segments, inputs["first"])}
+        for module in others:
+            features = module(features)
+        vectors: Tensor = features["sentence_embedding"]
+        return vectors.float()
 
-def _forward(
-    vectors_of: Callable[[Mapping[str, Any]], Tensor], parts: int, *args: Any, **inputs: Any
-) -> SequenceClassifierOutput:
-    present = {name: value for name, value in inputs.items() if value is not None}
-    if parts == 1 or not torch.is_grad_enabled():
-        return SequenceClassifierOutput(logits=vectors_of(present))
-    # Only the inputs and the dropout state of each part are kept, as in the Cached losses of
-    # sentence-transformers: the backward pass computes the vectors of each part again.
-    rows, length = present["input_ids"].shape
-    bounds = [rows * number // parts for number in range(parts + 1)]
-    embedded = []
-    for start, end in itertools.pairwise(bounds):
-        part = {name: present[name][start:end] for name in _OF_ROWS if name in present}
-        if (first := present.get("first")) is None:
-            embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
-            continue
-        # Computed for all texts, with arbitrary vectors for those of other parts: selecting this
-        # part's texts would need their number, and so a synchronization with the device.
-        is_own = (first >= start * length) & (first < end * length)
-        part["first"] = torch.where(is_own, first - start * length, 0)
-        vectors = checkpoint(vectors_of, part, use_reentrant=False)
-        vectors = torch.where(is_own[:, None], vectors, 0)
-        embedded = [embedded[0] + vectors if embedded else vectors]
-    vectors = torch.cat(embedded)
-    return SequenceClassifierOutput(logits=vectors)
+    def forward(*args: Any, **inputs: Any) -> SequenceClassifierOutput:
+        present = {name: value for name, value in inputs.items() if value is not None}
+        if parts == 1 or not torch.is_grad_enabled():
+            return SequenceClassifierOutput(logits=vectors_of(present))
+        # Only the inputs and the dropout state of each part are kept, as in the Cached losses of
+        # sentence-transformers: the backward pass computes the vectors of each part again.
+        rows, length = present["input_ids"].shape
+        bounds = [rows * number // parts for number in range(parts + 1)]
+        embedded = []
+        for start, end in itertools.pairwise(bounds):
+            part = {name: present[name][start:end] for name in _OF_ROWS if name in present}
+            if (first := present.get("first")) is None:
+                embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
+                continue
+            # Computed for all texts, with arbitrary vectors for those of other parts: selecting
+            # this part's texts would need their number, and so a synchronization with the device.
+            is_own = (first >= start * length) & (first < end * length)
+            part["first"] = torch.where(is_own, first - start * length, 0)
+            vectors = checkpoint(vectors_of, part, use_reentrant=False)
+            vectors = torch.where(is_own[:, None], vectors, 0)
+            embedded = [embedded[0] + vectors if embedded else vectors]
+        return SequenceClassifierOutput(logits=torch.cat(embedded))
 
-
-def _vectors(
-    model: Any, family: Family | None, usual: Callable[..., Any], inputs: Mapping[str, Any]
-) -> Tensor:
-    """Return [texts, width], in float32."""
-    pooling, *others = getattr(model, AFTER)
-    if (segments := inputs.get("segments")) is None:
-        kept = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")
-                if name in inputs}  # fmt: skip
-        states = usual(**kept)[0].float()
-        features = {"token_embeddings": states, "attention_mask": inputs["attention_mask"]}
-        features = pooling(features)
-    else:
-        assert family is not None
-        states = packed_encoders.states(model, family, inputs, segments, usual).float()
-        vectors_of = _POOLS[_mode(pooling)]
-        features = {"sentence_embedding": vectors_of(states, segments, inputs["first"])}
-    for module in others:
-        features = module(features)
-    vectors: Tensor = features["sentence_embedding"]
-    return vectors.float()
+    inner.forward = forward
 
 
 def prompts(sentences: Any, query: str | None, document: str | None) -> tuple[str, str]:

@@ -24,8 +24,8 @@ from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance
 from recipe.data.column_names import TEXT
-from recipe.data.files.spool import spooled
-from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
+from recipe.data.files.spool import spooled_rows
+from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS
 from recipe.errors import DataError, HyperparameterError
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
@@ -183,13 +183,13 @@ class SentenceEmbedding(Task):
                 "Give 2 or more.",
             )
         self.check_best(SIMILARITY if self.data.kind == SCORED else ranking_scores.RETRIEVAL)
+        loss = "CoSENT, over all pairs of the batch, of all processes"
         if self.data.kind == PAIRS:
-            self.notes.append(
-                "loss: multiple negatives ranking; a row's negatives are all texts of the batch, "
-                "of all processes, but those of rows with a text in common (as NO_DUPLICATES)"
+            loss = (
+                "multiple negatives ranking; a row's negatives are all texts of the batch, of all "
+                "processes, but those of rows with a text in common (as NO_DUPLICATES)"
             )
-        else:
-            self.notes.append("loss: CoSENT, over all pairs of the batch, of all processes")
+        self.notes.append(f"loss: {loss}")
         self.objective = EmbeddingObjective(
             self.data.kind, self.options.scale, self.options.mini_batch_size
         )
@@ -207,7 +207,6 @@ class SentenceEmbedding(Task):
         )
         width = sentence_encoder.width(self._sentences)
         requested = self.options.matryoshka_dims
-        self.objective.sizes = ()
         if requested is not None:
             try:
                 sizes = {int(size) for size in requested.strip("[]() ").split(",")}
@@ -262,6 +261,9 @@ class SentenceEmbedding(Task):
 
     def about(self) -> About:
         is_scored = self.data.kind == SCORED
+        scores = "For each query, its texts are searched among all texts of the evaluation data."
+        if is_scored:
+            scores = "Correlations are those of the cosines with the data's scores."
         sizes = self.objective.sizes
         cut = f" Vectors may be cut to {', '.join(map(str, sizes[1:]))} numbers." * bool(sizes[1:])
         return About(
@@ -269,14 +271,7 @@ class SentenceEmbedding(Task):
             pipeline="sentence-similarity",
             purpose="embed texts in vectors whose cosines measure similarity. Load it by "
             "`SentenceTransformer(folder)`",
-            metrics=(
-                "Correlations are those of the cosines with the data's scores."
-                if is_scored
-                else (
-                    "For each query, its texts are searched among all texts of the evaluation data."
-                )
-            )
-            + cut,
+            metrics=scores + cut,
             headline=(*(SIMILARITY if is_scored else ranking_scores.RETRIEVAL[:3]), "loss"),
             library="sentence-transformers",
         )
@@ -327,18 +322,19 @@ def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]
         return kind, rows
     lost = 0
 
-    def pairs() -> Iterator[pa.Table]:
+    def pairs() -> Iterator[dict[str, Any]]:
         nonlocal lost
         for batch in rows.to_batches(_AT_ONCE):
-            made: list[Row] = []
-            for query, texts, scores in zip(*batch.to_pydict().values(), strict=True):
-                wrong = [text for text, score in zip(texts, scores, strict=True) if score <= 0]
-                right = [text for text, score in zip(texts, scores, strict=True) if score > 0]
+            for row in batch.to_pylist():
+                labelled = list(zip(row[TEXTS], row[SCORES], strict=True))
+                wrong = [text for text, score in labelled if score <= 0]
+                right = [text for text, score in labelled if score > 0]
                 lost += not right
-                made += [(query, [text, *wrong], [1.0, *[0.0] * len(wrong)]) for text in right]
-            yield relevance.table_of(made)
+                scores = [1.0, *[0.0] * len(wrong)]
+                for text in right:
+                    yield {QUERY: row[QUERY], TEXTS: [text, *wrong], SCORES: scores}
 
-    table = spooled(relevance.SCHEMA, pairs())
+    table = spooled_rows(relevance.SCHEMA, pairs())
     if not table.num_rows:
         raise DataError("No text of the lists has a label above 0.", "Give labels above 0.")
     notes.append("lists: texts with a label above 0 belong to the query, the others do not")
@@ -349,23 +345,20 @@ def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]
 
 def _corpus(numbered: Numbered) -> Corpus:
     """Return the texts to search, and those that belong to each query."""
-    rows = [[number for number in row if number >= 0] for row in numbered.members.tolist()]
+    members, known = numbered.members, numbered.identities
     belongs: dict[int, dict[int, None]] = {}
-    for its in rows:
-        belongs.setdefault(its[0], {}).setdefault(its[1])
-    documents = np.asarray(sorted({number for its in rows for number in its[1:]}))
-    position = {int(number): row for row, number in enumerate(documents)}
-    known = numbered.identities
-    of_text = {int(known[number]): row for number, row in position.items()}
-    same = [
-        index if (index := of_text.get(int(known[query]), -1)) >= 0
-        and int(documents[index]) not in belongs[query] else -1
-        for query in belongs
-    ]  # fmt: skip
+    for query, text in members[:, :2].tolist():
+        belongs.setdefault(query, {}).setdefault(text)
+    documents = np.unique(members[:, 1:][members[:, 1:] >= 0])
+    position_of_text = {int(known[number]): row for row, number in enumerate(documents)}
+    same = []
+    for query, texts in belongs.items():
+        position = position_of_text.get(int(known[query]), -1)
+        same.append(-1 if position >= 0 and int(documents[position]) in texts else position)
     return Corpus(
         queries=np.asarray(list(belongs)),
         documents=documents,
-        relevant=[np.asarray([position[number] for number in its]) for its in belongs.values()],
+        relevant=[np.searchsorted(documents, [*texts]) for texts in belongs.values()],
         same=np.asarray(same),
     )
 

@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import held_out
 from recipe.data.column_names import plain
 from recipe.data.files.part import is_string
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
 from recipe.errors import DataError, Problems
@@ -46,23 +46,22 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
     problems = Problems()
     for file in reading.files:
         with problems.noted():
-            if settings.text_column is None:
-                for name in file.part.table.column_names:
-                    is_known = plain(name) in _LANGUAGES and is_string(
-                        file.part.table.schema.field(name).type
+            languages = [
+                field.name
+                for field in file.part.table.schema
+                if plain(field.name) in _LANGUAGES and is_string(field.type)
+            ]
+            for name in languages if settings.text_column is None else ():
+                codes = file.part.distinct(name, _MOST_LANGUAGES) or ["many"]
+                if len(codes) != 1:
+                    raise DataError(
+                        f"{file.part.path} has rows of several languages by column {name!r} "
+                        f"({', '.join(map(str, codes[:3]))} ...), but only one direction is "
+                        "trained.",
+                        "Keep the rows of one direction, with source_lang and target_lang if the "
+                        f"model needs them; or give text_column={file.columns[SOURCE]} if the "
+                        "texts name the language.",
                     )
-                    if (
-                        is_known
-                        and len(codes := file.part.distinct(name, _MOST_LANGUAGES) or ["many"]) != 1
-                    ):
-                        raise DataError(
-                            f"{file.part.path} has rows of several languages by column {name!r} "
-                            f"({', '.join(map(str, codes[:3]))} ...), but only one direction is "
-                            "trained.",
-                            "Keep the rows of one direction, with source_lang and target_lang "
-                            "if the model needs them; or give "
-                            f"text_column={file.columns[SOURCE]} if the texts name the language.",
-                        )
             built.setdefault(file.split, []).append(_texts(file, notes))
     problems.check()
     sets = {split: held_out.data_set(tables) for split, tables in built.items()}
@@ -83,23 +82,22 @@ def _texts(file: Read, notes: list[str]) -> pa.Table:
     part, source, target = file.part, file.columns[SOURCE], file.columns[TARGET]
     schema = pa.schema([(SOURCE, pa.large_string()), (TARGET, pa.large_string())])
 
-    def pairs() -> Iterator[pa.Table]:
+    def pairs() -> Iterator[dict[str, str]]:
         for first, batch in part.batches([source, target]):
-            columns = [batch[name].to_pylist() for name in (source, target)]
-            for name, cells in zip((source, target), columns, strict=True):
-                for index, cell in enumerate(cells):
-                    if isinstance(cell, (list, dict)):
+            cells = (batch[name].to_pylist() for name in (source, target))
+            for row, values in enumerate(zip(*cells, strict=True), first):
+                for name, value in zip((source, target), values, strict=True):
+                    if isinstance(value, (list, dict)):
                         raise DataError(
-                            f"{part.where(first + index)} has no text in column {name!r}, but "
-                            f"{str(cell)[:60]}.",
+                            f"{part.where(row)} has no text in column {name!r}, but "
+                            f"{str(value)[:60]}.",
                             "Give texts.",
                         )
-            texts = [["" if cell is None else str(cell) for cell in cells] for cells in columns]
-            rows = [(a, b) for a, b in zip(*texts, strict=True) if a.strip() and b.strip()]
-            both = {SOURCE: [a for a, _ in rows], TARGET: [b for _, b in rows]}
-            yield pa.table(both, schema)
+                a, b = ("" if value is None else str(value) for value in values)
+                if a.strip() and b.strip():
+                    yield {SOURCE: a, TARGET: b}
 
-    table = spooled(schema, pairs())
+    table = spooled_rows(schema, pairs())
     if left_out := part.table.num_rows - table.num_rows:
         notes.append(f"{left_out} rows of {part.path} lack a text and are not used.")
     return table

@@ -1,4 +1,4 @@
-"""Load encoder-decoder models, and patch them for batches of `text_to_text.batches`."""
+"""Load encoder-decoder models, and patch them for batches of `text_to_text.tokens`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from recipe.models import lora, packed_decoders, pretrained
 from recipe.models.pretrained import Source
 from recipe.settings import ModelSettings
 
-_HEADS = frozenset(
-    (
-        *("t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "m2m_100", "pegasus"),
-        *("pegasus_x", "blenderbot", "blenderbot-small", "led"),
-    )
-)
+_HEADS = {
+    "t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "m2m_100", "pegasus", "pegasus_x",
+    "blenderbot", "blenderbot-small", "led",
+}  # fmt: skip
 """Types of models whose logits are the output embeddings applied to the decoder's states, plus an
 optional bias. Their head is computed for learned tokens only."""
-
-
 _OTHER_LOSSES = {
     "prophetnet": "several tokens at once",
     "xlm-prophetnet": "several tokens at once",
@@ -79,11 +75,11 @@ def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
         return inner.prepare_decoder_input_ids_from_labels  # type: ignore[no-any-return]
     shift = inspect.getmodule(type(inner)).shift_tokens_right  # type: ignore[union-attr]
     config = inner.config
-    return functools.partial(_shifted, shift, config.pad_token_id, config.decoder_start_token_id)
-
-
-def _shifted(shift: Callable[..., Tensor], pad: int, start: int, labels: Tensor) -> Tensor:
-    return shift(labels, pad, start)
+    return functools.partial(
+        shift,
+        pad_token_id=config.pad_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+    )
 
 
 def patch_forward_for_pairs(model: Any, smoothing: float) -> None:
@@ -97,23 +93,20 @@ def patch_forward_for_pairs(model: Any, smoothing: float) -> None:
     """
     inner = lora.bare(model)
     usual = inner.forward
+
+    def forward(*args: Any, **inputs: Any) -> Any:
+        positions = inputs.pop("places", None)
+        if positions is None:
+            return usual(*args, **inputs)
+        targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
+        states, head, vocabulary = _states(inner, usual, inputs)
+        chosen = states.flatten(0, 1)[positions]
+        share = smoothing if inner.training else 0.0
+        tokens = packed_decoders.token_losses(chosen, head, targets, vocabulary, share)
+        return Seq2SeqLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
+
     # Keeps the signature, by which generate() checks its arguments.
-    forward = functools.partial(_forward, inner, usual, smoothing)
     inner.forward = functools.update_wrapper(forward, usual)
-
-
-def _forward(
-    model: Any, usual: Callable[..., Any], smoothing: float, *args: Any, **inputs: Any
-) -> Any:
-    positions = inputs.pop("places", None)
-    if positions is None:
-        return usual(*args, **inputs)
-    targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
-    states, head, vocabulary = _states(model, usual, inputs)
-    chosen = states.flatten(0, 1)[positions]
-    share = smoothing if model.training else 0.0
-    tokens = packed_decoders.token_losses(chosen, head, targets, vocabulary, share)
-    return Seq2SeqLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
 
 
 def _states(

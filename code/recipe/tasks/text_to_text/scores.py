@@ -15,8 +15,8 @@ from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 from recipe.models import lora
 from recipe.reports.section import TEXT, Section
 from recipe.runtime.device import everyones
-from recipe.tasks.text_to_text.batches import Pairs
 from recipe.tasks.text_to_text.data import SOURCE, TARGET
+from recipe.tasks.text_to_text.tokens import Pairs
 
 _SHOWN = 6
 _SHOWN_CHARS = 600
@@ -72,21 +72,21 @@ class Written:
 
     def sections(self) -> Sequence[Section]:
         """Return a table of some generated texts and their targets."""
-        chosen = np.linspace(0, len(self.rows) - 1, min(_SHOWN, len(self.rows))).astype(int)
-        rows = [self.rows[index] for index in chosen.tolist()]
+        count = len(self.rows)
+        chosen = np.linspace(0, count - 1, min(_SHOWN, count)).astype(int).tolist()
         assert self.pairs.texts is not None
-        examples = self.pairs.texts.select(rows)
-        texts = [self.texts[index] for index in chosen.tolist()]
+        examples = self.pairs.texts.select([self.rows[index] for index in chosen])
+        texts = [self.texts[index] for index in chosen]
+        rows = zip(examples[SOURCE], texts, examples[TARGET], strict=True)
         section = Section(
             title="Generated text, evaluation data",
-            note=f"The scores are of {len(self.rows)} of {len(self.pairs)} rows.",
+            note=f"The scores are of {count} of {len(self.pairs)} rows.",
             columns=[("source", TEXT), ("the model", TEXT), ("the data", TEXT)],
             rows=[
-                tuple(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."
-                      for text in row)
-                for row in zip(examples[SOURCE], texts, examples[TARGET], strict=True)
+                [text[:_SHOWN_CHARS] + " ..." * (len(text) > _SHOWN_CHARS) for text in row]
+                for row in rows
             ],
-        )  # fmt: skip
+        )
         return [section]
 
 
@@ -111,17 +111,11 @@ def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any])
     with torch.no_grad(), trainer.compute_loss_context_manager():
         for start in range(0, len(mine), size):
             batch = mine[start : start + size]
-            ids = np.full((len(batch), int(pairs.sources[batch].max())), tokenizer.pad_token_id)
-            mask = np.zeros_like(ids)
-            for index, row in enumerate(batch.tolist()):
-                source = pairs.tokens(row)[: pairs.sources[row]]
-                ids[index, : len(source)], mask[index, : len(source)] = source, 1
-            output = inner.generate(
-                input_ids=torch.from_numpy(ids).to(inner.device),
-                attention_mask=torch.from_numpy(mask).to(inner.device),
-                do_sample=False,
-                **options,
+            sources = [pairs.tokens(row)[: pairs.sources[row]].tolist() for row in batch]
+            inputs = tokenizer.pad(
+                {"input_ids": sources}, padding_side="right", return_tensors="pt", verbose=False
             )
+            output = inner.generate(**inputs.to(inner.device), do_sample=False, **options)
             texts = tokenizer.batch_decode(output, skip_special_tokens=True)
             lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
             texts_by_row += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)

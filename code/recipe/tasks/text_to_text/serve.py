@@ -116,11 +116,9 @@ class TextGenerator(ServedTask):
         limit = self.loaded.limit({"truncation": request.parameters.get("truncation")})
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
         source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
-        generation: Any = self.loaded.model.generation_config
-        beams = options.get("num_beams", generation.num_beams) or 1
-        count = options.get("num_return_sequences", generation.num_return_sequences) or 1
         new = options.get("max_new_tokens") or options["max_length"]
-        texts, rows = len(inputs.values), max(beams, count)
+        texts = len(inputs.values)
+        rows = max(options["num_beams"], options["num_return_sequences"])
         bounds.hold(
             Bound.WRITTEN, texts * rows * new,
             f"{texts:,} texts x {rows:,} beams or answers x {new:,} new tokens",
@@ -179,10 +177,12 @@ class TextGenerator(ServedTask):
         for name in ("max_new_tokens", "max_length", "min_length", "min_new_tokens"):
             if (options.get(name) or 0) > most:
                 raise BadRequest(f"{name} is {options[name]}, and the model's limit is {most}.")
-        beams, count = options.get("num_beams", 1), options.get("num_return_sequences", 1)
+        for name in ("num_beams", "num_return_sequences"):
+            options[name] = options.get(name, getattr(generation, name)) or 1
+        beams, count = options["num_beams"], options["num_return_sequences"]
         if max(beams, count) > _MOST_BEAMS:
             raise BadRequest(f"num_beams and num_return_sequences may be {_MOST_BEAMS} at most.")
-        if count > 1 and count > beams and not options.get("do_sample"):
+        if count > beams and not options.get("do_sample", generation.do_sample):
             raise BadRequest(
                 f"num_return_sequences is {count}, and num_beams {beams}: without do_sample there"
                 " are at most as many different texts as beams."
@@ -224,10 +224,9 @@ class TextGenerator(ServedTask):
         generation: Any = self.loaded.model.generation_config
         for prepared in requests:
             token_ids, options = prepared.work
-            beams = options.get("num_beams", generation.num_beams) or 1
-            count = options.get("num_return_sequences", generation.num_return_sequences) or 1
+            rows = max(options["num_beams"], options["num_return_sequences"])
             # A step takes no longer than one with this number of texts and the default beams.
-            size = max(1, min(BATCH, BATCH * _BEAMS // max(beams, count)))
+            size = max(1, min(BATCH, BATCH * _BEAMS // rows))
             penalty = generation.encoder_repetition_penalty
             if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
                 # Penalties on tokens of the source would apply to its padding, too.
@@ -248,12 +247,10 @@ class TextGenerator(ServedTask):
     def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Source]]) -> Answers:
         """Return a request's answer, once its pieces are generated."""
         texts = self.gathering.results(pieces, partial(self._write, prepared.work[1]))
-        name = _NAMES[self.task]
-        clean: Callable[[str], str] = str
+        tokenizer: Any = self.loaded.tokenizer
         if prepared.parameters.get("clean_up_tokenization_spaces"):
-            tokenizer: Any = self.loaded.tokenizer
-            clean = tokenizer.clean_up_tokenization
-        entries: list[Any] = [[{name: clean(text)} for text in some] for some in texts]
+            texts = [[tokenizer.clean_up_tokenization(text) for text in some] for some in texts]
+        entries: list[Any] = [[{_NAMES[self.task]: text} for text in some] for some in texts]
         if all(len(some) == 1 for some in entries):
             return Answers([entry for (entry,) in entries], prepared.truncated)
         return Answers(entries, prepared.truncated, prepared.request.single)

@@ -57,11 +57,6 @@ _TEXTS = (
     Form((replace(SOURCE, names=PROMPT_NAMES), replace(TARGET, names=COMPLETION_NAMES))),
 )  # fmt: skip
 _FORMS = {SUMMARIES: _SUMMARIES, TRANSLATIONS: _TRANSLATIONS, TEXTS: _TEXTS}
-_SERVED = {
-    SUMMARIES: ((), ()),
-    TRANSLATIONS: ((), ()),
-    TEXTS: (("AutoModelForSeq2SeqLM",), ("SEQ_2_SEQ_LM",)),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +97,6 @@ class Options:
 
 def _spec(name: str) -> TaskSpec:
     others = [form for task, forms in _FORMS.items() if task != name for form in forms]
-    architectures, adapters = _SERVED[name]
     return TaskSpec(
         name=name,
         folder="text_to_text",
@@ -115,8 +109,8 @@ def _spec(name: str) -> TaskSpec:
             name: Served(
                 load="tasks.text_to_text.serve:TextGenerator.load",
                 options={"task": name},
-                architectures=architectures,
-                adapters=adapters,
+                architectures=("AutoModelForSeq2SeqLM",) if name == TEXTS else (),
+                adapters=("SEQ_2_SEQ_LM",) if name == TEXTS else (),
                 form="text",
             )
         },

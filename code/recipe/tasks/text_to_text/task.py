@@ -14,40 +14,30 @@ from recipe import metrics
 from recipe.batching.batches import Layout, Samples
 from recipe.console import say
 from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks.base import Batches, Model, Task, Tokenizer, TokenLosses
-from recipe.tasks.text_to_text import batches as pair_batches
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text import languages, tokens
 from recipe.tasks.text_to_text import model as models
 from recipe.tasks.text_to_text import scores as writing
-from recipe.tasks.text_to_text.batches import PaddedPairs, Pairs
 from recipe.tasks.text_to_text.data import SOURCE
 from recipe.tasks.text_to_text.scores import Written
 from recipe.tasks.text_to_text.spec import SUMMARIES, TRANSLATIONS, Options
+from recipe.tasks.text_to_text.tokens import PaddedPairs, Pairs
 
 _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 _NO_LIMIT = 1 << 30
 
 
 class _TextPairs(TokenLosses):
-    def __init__(
-        self,
-        *,
-        smoothing: float,
-        generates: bool,
-        most: int | None,
-        beams: int | None,
-        language: str | None,
-    ) -> None:
-        self._smoothing, self._generates, self._language = smoothing, generates, language
-        self._most = most
-        """Rows to generate text for in an evaluation; None for all."""
-        self._options = {} if beams is None else {"num_beams": beams}
+    def __init__(self, hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        self._options: Options = hyperparameters.options()
         self._has_said = False
         self.longest_target = 0
         self.last: Written | None = None
@@ -58,15 +48,15 @@ class _TextPairs(TokenLosses):
     ) -> Layout:
         pairs = [(samples, rows) for samples, rows in batches if isinstance(samples, Pairs)]
         learned = max((samples.weight(rows) for samples, rows in pairs), default=1)
-        shapes = pair_batches.shapes(pairs)
-        return PaddedPairs(shapes, size, pad_id, models.shift_of(model), learned)
+        return PaddedPairs(tokens.shapes(pairs), size, pad_id, models.shift_of(model), learned)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        models.patch_forward_for_pairs(model, self._smoothing)
+        smoothing = float(self._hyperparameters.passed.get("label_smoothing_factor", 0.0))
+        models.patch_forward_for_pairs(model, smoothing)
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return ROUGE, BLEU and chrF; nothing if weights are sharded or XLA is in use."""
-        if not self._generates:
+        if not self._options.predict_with_generate:
             return {}
         if trainer.is_fsdp_enabled or xla.is_used():
             if not self._has_said:
@@ -75,9 +65,12 @@ class _TextPairs(TokenLosses):
             self._has_said = True
             return {}
         assert isinstance(samples, Pairs)
-        options = {"max_new_tokens": self.longest_target, **self._options}
-        self.last = writing.write(trainer, samples, self._most, options)
-        return self.last.scores(self._language)
+        options = {"max_new_tokens": self.longest_target}
+        if self._options.num_beams is not None:
+            options["num_beams"] = self._options.num_beams
+        most = None if self._hyperparameters.predicts else self._options.generated_rows
+        self.last = writing.write(trainer, samples, most, options)
+        return self.last.scores(self._hyperparameters.target_lang)
 
 
 class TextToText(Task):
@@ -96,13 +89,7 @@ class TextToText(Task):
                 "do_predict=True asks for generated text, but predict_with_generate is False.",
                 "Leave one of them out.",
             )
-        self.objective = _TextPairs(
-            smoothing=float(hyperparameters.passed.get("label_smoothing_factor", 0.0)),
-            generates=self.options.predict_with_generate,
-            most=None if hyperparameters.predicts else self.options.generated_rows,
-            beams=self.options.num_beams,
-            language=hyperparameters.target_lang,
-        )
+        self.objective = _TextPairs(hyperparameters)
         self.data = text_pairs.load(channels, hyperparameters)
         self.train, self.notes = self.data.train, self.data.notes
 

@@ -1,21 +1,131 @@
-"""Tokenise pairs of texts, for the encoder and the decoder."""
+"""Tokenise pairs of texts, for the encoder and the decoder, and make batches of these.
+
+The tokens of a sample are those of its source, then those of its target. A batch has `input_ids`
+and `attention_mask` [rows, source length], `decoder_input_ids` [rows, target length], and the
+tensors of `document_batches` for learned tokens: all targets, at their positions in the decoder.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from recipe.batching import batches, packing
+from recipe.batching.batches import Samples
+from recipe.batching.document_batches import NOT_LEARNED, pad_positions
+from recipe.batching.packing import Rows
 from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS
-from recipe.tasks.text_to_text.batches import Pairs
 from recipe.tasks.text_to_text.data import SOURCE, TARGET
 from recipe.tokenization import store
 from recipe.tokenization.encoding import beginning
+
+_SOURCES, _TARGETS = "sources", "targets"
+_CUT_SOURCE, _CUT_TARGET = "source_is_cut", "target_is_cut"
+_SOURCE_LENGTHS, _TARGET_LENGTHS = 4, 2
+Lengths = tuple[int, int]
+"""The lengths of sources and targets in a batch."""
+
+
+@dataclass(frozen=True)
+class Pairs(Samples):
+    """Samples that are pairs. The label of each is the number of its target's tokens."""
+
+    sources: Rows
+    """Tokens of each sample's source."""
+    texts: datasets.Dataset | None = None
+    """The same pairs as texts, with the columns `source` and `target`; None for training data whose
+    rows are not kept."""
+
+    def weight(self, rows: Rows) -> int:
+        """Return the tokens of the targets at `rows`: the loss is the mean over these."""
+        return max(1, int(self.labels[rows].sum()))
+
+    def lengths_of(self, rows: Rows) -> Lengths:
+        """Return the longest source and the longest target among `rows`."""
+        return int(self.sources[rows].max(initial=1)), int(self.labels[rows].max(initial=1))
+
+
+@dataclass(frozen=True)
+class PaddedPairs:
+    """A pair in each row, both its texts padded to one of a few lengths."""
+
+    shapes: Sequence[Lengths]
+    size: int
+    pad_id: int
+    shift: Callable[[torch.Tensor], torch.Tensor]
+    """The model's function from labels [rows, length] to the inputs of its decoder."""
+    learned: int
+    """Most target tokens in a batch; a rare batch has more."""
+    balanced: ClassVar[bool] = False
+
+    def tensors(self, samples: Samples, rows: Rows) -> batches.Batch:
+        """Return the inputs of the model, and the learned tokens."""
+        assert isinstance(samples, Pairs)
+        source_length, target_length = self._shape(samples, rows)
+        indices, owners, within = samples.token_positions(rows)
+        sources = samples.sources[rows][owners]
+        reads = within < sources
+        ids = np.full((self.size, source_length), self.pad_id)
+        mask = np.zeros_like(ids)
+        # An unused row attends to one token, since attention to none is undefined.
+        mask[:, 0] = 1
+        ids[owners[reads], within[reads]] = samples.token_ids[indices[reads]]
+        mask[owners[reads], within[reads]] = 1
+        owners, within = owners[~reads], (within - sources)[~reads]
+        targets = samples.token_ids[indices[~reads]].astype(np.int64)
+        labels = np.full((self.size, target_length), NOT_LEARNED, dtype=np.int64)
+        labels[len(rows) :, 0] = self.pad_id + 1  # of an unused row, whose loss does not count
+        labels[owners, within] = targets
+        positions = owners * target_length + within
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(mask),
+            "decoder_input_ids": self.shift(torch.from_numpy(labels)),
+            **pad_positions(positions, targets, owners, self.size, self.learned),
+        }
+
+    def _shape(self, samples: Pairs, rows: Rows) -> Lengths:
+        lengths = samples.lengths_of(rows)
+        # If data is tokenized during training, a longer sample may come later.
+        largest = [*map(max, zip(*self.shapes, lengths, strict=True))]
+        source, target = (-(-length // packing.ALIGNMENT) * packing.ALIGNMENT for length in largest)
+        fits = [shape for shape in self.shapes if shape[0] >= lengths[0] and shape[1] >= lengths[1]]
+        return min(fits, key=sum, default=(source, target))
+
+    def describe(self) -> str:
+        """Return the lengths."""
+        shown = ", ".join(f"{source} and {target}" for source, target in self.shapes)
+        return f"padded to {shown} tokens of source and target"
+
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
+        """Return the tokens of all rows."""
+        assert isinstance(samples, Pairs)
+        return self.size * sum(self._shape(samples, rows))
+
+
+def shapes(pairs: Sequence[tuple[Pairs, Rows]]) -> list[Lengths]:
+    """Return a few pairs of lengths that hold `pairs`; the last one holds every sample."""
+    longest = np.asarray([samples.lengths_of(rows) for samples, rows in pairs if len(rows)])
+    if not len(longest):
+        return [(packing.ALIGNMENT, packing.ALIGNMENT)]
+    tops = packing.buckets([batch[:1] for batch in longest], _SOURCE_LENGTHS)
+    lengths_in_use: set[Lengths] = set()
+    for below, top in zip((0, *tops), tops, strict=False):
+        targets = longest[(longest[:, 0] > below) & (longest[:, 0] <= top), 1]
+        if len(targets):
+            lengths = packing.buckets([np.asarray([target]) for target in targets], _TARGET_LENGTHS)
+            lengths_in_use |= {(top, length) for length in lengths}
+    # In other epochs a long target may be batched with other sources.
+    lengths_in_use.add((max(tops), max(length for _, length in lengths_in_use)))
+    return sorted(lengths_in_use)
 
 
 def tokenise(
@@ -33,10 +143,11 @@ def tokenise(
         longest_source: Tokens at which sources are cut.
         longest_target: Tokens at which targets are cut.
     """
-    ways = ("pairs", prefix, str(longest_target), *marks(tokenizer))
+    # The languages that the tokenizer is set to mark the texts.
+    marks = [str(getattr(tokenizer, name, None)) for name in ("src_lang", "tgt_lang")]
     made = store.tokens_of(
         split,
-        store.key(split, tokenizer, longest_source, *ways),
+        store.key(split, tokenizer, longest_source, "pairs", prefix, str(longest_target), *marks),
         functools.partial(_pairs_of, tokenizer, prefix, longest_source, longest_target),
     )
     pairs = Pairs(made[TOKEN_IDS], made[store.STARTS], made[_TARGETS], made[_SOURCES], split)
@@ -47,15 +158,6 @@ def tokenise(
             line += f"; {cut} {what} are cut ({cut / len(pairs):.1%})"
     say(line)
     return pairs
-
-
-def marks(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the languages that a tokenizer is set to."""
-    return [str(getattr(tokenizer, name, None)) for name in ("src_lang", "tgt_lang")]
-
-
-_SOURCES, _TARGETS = "sources", "targets"
-_CUT_SOURCE, _CUT_TARGET = "source_is_cut", "target_is_cut"
 
 
 def _pairs_of(
@@ -89,14 +191,10 @@ def encoded(
     """Return the token ids of texts with special tokens, and whether each was cut."""
     heads = [beginning(tokenizer, text, longest + 1) for text in texts]
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
-    texts_given: dict[str, Any] = {"text_target": heads} if is_target else {"text": heads}
-    whole = tokenizer(**texts_given, truncation=True, max_length=longest + 1, **options)[
-        "input_ids"
-    ]
-    cut = [len(ids) > longest for ids in whole]
+    given: dict[str, Any] = {"text_target" if is_target else "text": heads}
+    ids = tokenizer(**given, truncation=True, max_length=longest + 1, **options)["input_ids"]
+    cut = [len(row) > longest for row in ids]
     if any(cut):
         # With its end token, as in training.
-        ids = tokenizer(**texts_given, truncation=True, max_length=longest, **options)["input_ids"]
-    else:
-        ids = whole
+        ids = tokenizer(**given, truncation=True, max_length=longest, **options)["input_ids"]
     return ids, cut

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.files import fasttext, formats
-from recipe.data.files.part import TAG, UNTAGGED, HeaderHint, Part
+from recipe.data.files.part import TAG, UNTAGGED, Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
@@ -32,7 +32,6 @@ _STARTING, _ENDING = set("BSUW"), set("ESLUW")
 _PREFIXED = 10  # sentences
 _MOST_LONE_WORDS = 20
 """If more rows than this all have one word, sentences were split into words."""
-_AT_ONCE = 10_000
 _SCHEMA = pa.schema([
     (TOKENS, pa.large_list(pa.large_string())),
     (TAGS, pa.large_list(pa.large_string())),
@@ -52,15 +51,15 @@ class Tagged(DataSets):
 @dataclass(frozen=True, kw_only=True)
 class _Sentences:
     part: Part
+    column: str
+    """The column of tags."""
     table: pa.Table
-    """Columns `tokens` and `tags`; no row is without words."""
+    """Columns `tokens` and `tags`, of entities in IOB2; no row is without words."""
     words: int
     tags: Counter[str]
-    """How many words have each tag."""
+    """How many words have each tag, as it is in the file."""
     begun: Counter[str]
-    """The number of entities of each kind, in IOB2."""
-    columns: tuple[str, str]
-    sentences: int
+    """The number of entities of each kind."""
 
 
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
@@ -70,9 +69,20 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
     notes: list[str] = []
-    spec = TASKS["token-classification"]
-    units = functools.partial(_units, header=settings.names_in_header)
-    reading = read_columns(channels, spec, settings, notes, units, check=_check_words)
+
+    def read(path: Path) -> Part:
+        part = formats.read_tagged(path, settings.names_in_header)
+        if part.format == fasttext.FORMAT:
+            raise DataError(
+                f"{part.path} has lines with {fasttext.MARK}, whose labels belong to whole texts.",
+                "Give task=text-classification, or a tag for each word (docs/DATA.md).",
+            )
+        return part
+
+    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
+        return [functools.partial(read, path) for path in paths]
+
+    reading = read_columns(channels, TASKS["token-classification"], settings, notes, units)
     sentences: dict[str, list[_Sentences]] = {}
     problems = Problems()
     for file in reading.files:
@@ -81,23 +91,34 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
             sentences.setdefault(file.split, []).append(of_file)
     problems.check()
     names, are_entities, summary = _tag_names(sentences["train"], notes)
-    built = {split: _build(split, files, names, are_entities) for split, files in sentences.items()}
-    findings = []
+    built, findings = {}, []
     for split, files in sentences.items():
-        count = f"{sum(file.sentences for file in files)} sentences of "
-        count += f"{sum(file.words for file in files)} words"
+        for one in files:
+            _check_known(split, one, names, problems)
+        built[split] = held_out.data_set([one.table for one in files])
+        if not len(built[split]):
+            raise DataError(f"The {split} data has no words.", "Give sentences of a word or more.")
+        count = f"{len(built[split])} sentences of {sum(one.words for one in files)} words"
         findings.append(describe_files(reading.files_of(split), count))
+    problems.check()
     uses, rule = held_out.assign(built, settings)
-    return Tagged(
-        **uses,
-        names=names,
-        are_entities=are_entities,
-        notes=[*notes, *findings, rule, summary],
-    )
+    notes = [*notes, *findings, rule, summary]
+    return Tagged(**uses, names=names, are_entities=are_entities, notes=notes)
 
 
-def _units(paths: Sequence[Path], header: HeaderHint) -> list[Callable[[], Part]]:
-    return [functools.partial(formats.read_tagged, path, header) for path in paths]
+def _check_known(split: str, file: _Sentences, names: Sequence[str], problems: Problems) -> None:
+    """Note the sentences with tags that the training data does not have."""
+    known = {None, *names}
+    if set(pc.list_flatten(file.table[TAGS]).unique().to_pylist()) <= known:
+        return
+    for row, tags in enumerate(file.table[TAGS].to_pylist(), 1):
+        with problems.noted():
+            if strange := [tag for tag in tags if tag not in known]:
+                raise DataError(
+                    f"{file.part.path}, sentence {row}, has the tag {strange[0]!r}, which is in "
+                    f"the {split} data but not in the training data ({', '.join(names[:20])}).",
+                    "Give training sentences with that tag, or remove it.",
+                )
 
 
 def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
@@ -107,12 +128,11 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
         DataError: there is one tag only, or an entity type is written in two ways.
     """
     counts = sum((file.tags for file in files), Counter[str]())
-    in_use = set(counts)
-    column = files[0].columns[1]
+    in_use, part = set(counts), files[0].part
+    what = f"Column {files[0].column!r} of {part.path}"
     if len(in_use) < 2:
         raise DataError(
-            f"Column {column!r} of {files[0].part.path} has one tag only: "
-            f"{', '.join(in_use) or 'none'}.",
+            f"{what} has one tag only: {', '.join(in_use) or 'none'}.",
             "Training needs words of at least two tags.",
         )
     others = sorted(tag for tag in in_use - {OUTSIDE} if not _TAG.fullmatch(tag))
@@ -121,11 +141,10 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     are_odd = len(odd) < len(in_use) and all(map(_ODD_TAG.fullmatch, odd))
     if others and (are_entities or are_odd):
         raise DataError(
-            f"Column {column!r} of {files[0].part.path} has tags such as {(odd or others)[0]!r}, "
-            "which are not entities.",
+            f"{what} has tags such as {(odd or others)[0]!r}, which are not entities.",
             "Write all of them as B-PER, I-PER and O, and -100 for words that are not learned.",
         )
-    declared = files[0].part.class_names.get(column, [])
+    declared = part.class_names.get(files[0].column, [])
     if not are_entities:
         names = tuple(declared) if in_use <= set(declared) else tuple(sorted(in_use))
         sizes = [f"{name} ({counts[name]} words)" for name in names]
@@ -139,11 +158,11 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     # O, and B- and I- for each type, in the declared order if there is one.
     types = sorted({match[2] for tag in {*in_use, *declared} if (match := _TAG.fullmatch(tag))})
     if not in_use <= set(declared):
-        labels.check_spellings(f"Column {column!r} of {files[0].part.path}", types)
+        labels.check_spellings(what, types)
     iob2_names = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
     kept = [name for name in declared if name in iob2_names]
-    if others := sorted({tag[0] for tag in in_use - set(iob2_names)}):
-        notes.append(f"tags: {', '.join(others)} are converted to B and I (IOB2).")
+    if converted := sorted({tag[0] for tag in in_use - set(iob2_names)}):
+        notes.append(f"tags: {', '.join(converted)} are converted to B and I (IOB2).")
     begun = sum((file.begun for file in files), Counter[str]())
     words: Counter[str] = Counter()
     for tag, count in counts.items():
@@ -173,85 +192,59 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
     return converted
 
 
-def _check_words(part: Part) -> None:
-    if part.format == fasttext.FORMAT:
-        raise DataError(
-            f"{part.path} has lines with {fasttext.MARK}, whose labels belong to whole texts.",
-            "Give task=text-classification, or a tag for each word (docs/DATA.md).",
-        )
-
-
-def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
-    """Return words and tags as lists, parsed if they are strings. A text with a list of tags, or
-    with tags separated by spaces, is split at spaces."""
+def _lists(words: Any, tags: Any) -> tuple[list[Any] | None, Any]:
+    """Return words and tags as lists, parsed if they are strings; None for the words of a text with
+    spans. A text with a list of tags, or with tags separated by spaces, is split at spaces."""
     listed, of_tags = (
         values.container(value) if isinstance(value, str) else value for value in (words, tags)
     )
     if isinstance(tags, str) and of_tags is None and all(map(TAG.fullmatch, tags.split())):
         of_tags = tags.split()
-    if isinstance(words, str) and listed is None and isinstance(of_tags, list):
-        # Spans are lists or records; a row without spans has an empty list.
-        are_names = all(isinstance(tag, (str, int)) for tag in of_tags)
-        listed = words.split() if of_tags and are_names else None
-    return listed, of_tags
-
-
-def _with_names(part: Part, column: str, class_names: str | None, notes: list[str]) -> Part:
-    """Return `part` with names for numeric tags, from the hyperparameter class_names; without it,
-    add a note."""
-    codes = values.integers(part, column)
-    if not codes or column in part.class_names:
-        return part
-    if class_names is not None:
-        return part.named(column, labels.listed_names(class_names))
-    notes.append(
-        f"tags: column {column!r} of {part.path} has numbers without names: scored by accuracy. "
-        "Name them in class_names (O,B-PER,I-PER ...) to score entities"
-    )
-    return part
+    # Spans are lists or records; a row without spans has an empty list.
+    if isinstance(words, str) and listed is None and isinstance(of_tags, list) and of_tags:
+        listed = words.split() if all(isinstance(tag, (str, int)) for tag in of_tags) else None
+    return listed if isinstance(listed, list) else None, of_tags
 
 
 def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Sentences:
     columns = file.columns[TOKENS], file.columns[TAGS]
-    part = spans.annotated(file.part, columns[1], notes)
-    part = _with_names(part, columns[1], class_names, notes)
-    counts: Counter[str] = Counter()
-    begun: Counter[str] = Counter()
+    part, column = spans.annotated(file.part, columns[1], notes), columns[1]
+    if column not in part.class_names and values.integers(part, column):
+        if class_names is not None:
+            part = part.named(column, labels.listed_names(class_names))
+        else:
+            notes.append(
+                f"tags: column {column!r} of {part.path} has numbers without names: scored by "
+                "accuracy. Name them in class_names (O,B-PER,I-PER ...) to score entities"
+            )
+    counts, begun = Counter[str](), Counter[str]()
     word_count = trimmed = within = empty = 0
     problems = Problems()
 
     def sentences() -> Iterator[pa.Table]:
         nonlocal word_count, trimmed, within, empty
         for start, batch in part.batches(list(dict.fromkeys(columns))):
-            words: list[list[str]] = []
-            tags: list[list[str | None]] = []
+            made: dict[str, list[Any]] = {TOKENS: [], TAGS: []}
             cells = (batch[name].to_pylist() for name in columns)
-            for row, (text, cell_tags) in enumerate(zip(*cells, strict=True), start):
+            for row, (text, cell) in enumerate(zip(*cells, strict=True), start):
                 with problems.noted():
-                    listed, tags_of_row = _lists(text, cell_tags)
-                    if isinstance(listed, list):
-                        names_of_row = _tags(part, row, listed, tags_of_row, columns)
-                        words_of_row = [str(word) for word in listed]
+                    words, tags = _lists(text, cell)
+                    if words is not None:
+                        tags = _tags(part, row, words, tags, columns)
                     elif isinstance(text, str):
-                        words_of_row, span_tags, cut = spans.words_of(
-                            part, row, text, cell_tags or []
-                        )
-                        names_of_row, trimmed = list(span_tags), trimmed + cut[0]
-                        within += cut[1]
-                    else:
-                        words_of_row, names_of_row = [], []
-                    if not words_of_row:
+                        words, tags, cut = spans.words_of(part, row, text, cell or [])
+                        trimmed, within = trimmed + cut[0], within + cut[1]
+                    if not words:
                         empty += 1
                         continue
-                    words.append(words_of_row)
-                    tags.append(names_of_row)
-                    word_count += len(words_of_row)
-                    known = [tag for tag in names_of_row if tag is not None]
-                    counts.update(known)
-                    converted = iob2(names_of_row) if any(map(_TAG.fullmatch, known)) else ()
-                    begun.update(tag[2:] for tag in converted if tag and tag[:2] == "B-")
-            _check_prefixes(part, words[:_PREFIXED])
-            yield pa.table({TOKENS: words, TAGS: tags}, _SCHEMA)
+                    word_count += len(words)
+                    counts.update(tag for tag in tags if tag is not None)
+                    tags = iob2(tags)
+                    begun.update(tag[2:] for tag in tags if tag and tag[:2] == "B-")
+                    made[TOKENS].append([str(word) for word in words])
+                    made[TAGS].append(tags)
+            _check_prefixes(part, made[TOKENS][:_PREFIXED])
+            yield pa.table(made, _SCHEMA)
 
     table = spooled(_SCHEMA, sentences())
     problems.check()
@@ -270,13 +263,7 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
         )
     spans.check_edges(part, within, sum(counts[tag] for tag in counts if tag[:2] == "B-"), notes)
     return _Sentences(
-        part=part,
-        table=table,
-        words=word_count,
-        tags=counts,
-        begun=begun,
-        columns=columns,
-        sentences=table.num_rows,
+        part=part, column=column, table=table, words=word_count, tags=counts, begun=begun
     )
 
 
@@ -327,35 +314,3 @@ def _tags(
                 "Give a name, a number, or -100 for a word without a tag.",
             )
     return tag_names
-
-
-def _build(
-    split: str, parts: Sequence[_Sentences], names: Sequence[str], are_entities: bool
-) -> datasets.Dataset:
-    problems = Problems()
-    known = set(names)
-
-    def sentences() -> Iterator[pa.Table]:
-        for read in parts:
-            first = 1
-            for batch in read.table.to_batches(_AT_ONCE):
-                rows = batch[TAGS].to_pylist()
-                rows = [iob2(tags) for tags in rows] if are_entities else rows
-                for row, tags in enumerate(rows, first):
-                    strange = next((tag for tag in tags if not (tag is None or tag in known)), None)
-                    with problems.noted():
-                        if strange is not None:
-                            raise DataError(
-                                f"{read.part.path}, sentence {row}, has the tag {strange!r}, which "
-                                f"is in the {split} data but not in the training data "
-                                f"({', '.join(names[:20])}).",
-                                "Give training sentences with that tag, or remove it.",
-                            )
-                first += len(rows)
-                yield pa.table({TOKENS: batch[TOKENS], TAGS: rows}, _SCHEMA)
-
-    table = spooled(_SCHEMA, sentences())
-    problems.check()
-    if not table.num_rows:
-        raise DataError(f"The {split} data has no words.", "Give sentences of one word or more.")
-    return held_out.data_set([table])

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from seqeval.metrics import (  # type: ignore[import-untyped]
-    classification_report,
-    f1_score,
-    precision_score,
-    recall_score,
-)
-from seqeval.metrics.sequence_labeling import get_entities  # type: ignore[import-untyped]
+from seqeval.metrics import sequence_labeling as seqeval  # type: ignore[import-untyped]
 from sklearn.metrics import precision_recall_fscore_support
 
 from recipe.reports import figures, section
@@ -51,7 +45,8 @@ class Sentence:
 
 
 def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Sentence]:
-    """Return the predictions for whole sentences, combined from those for their windows.
+    """Return the predictions for whole sentences, combined from those for their windows, which are
+    in order.
 
     Args:
         outputs: [windows, 1 + 3 * words], as `recipe.models.token_heads.patch_forward_for_tags`
@@ -60,57 +55,54 @@ def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Se
     """
     words = (outputs.shape[1] - 1) // 3
     predicted, sure, true = (outputs[:, 1 + n * words : 1 + (n + 1) * words] for n in range(3))
-    sentences: list[Sentence] = []
-    for row, number in enumerate(labels[:, 1].tolist()):
-        judged = true[row] >= 0
-        one = Sentence(
-            number=number,
-            predicted=[names[int(label)] for label in predicted[row][judged]],
-            sure=sure[row][judged].tolist(),
-            true=[names[int(label)] for label in true[row][judged]],
+    sentences = []
+    for number, windows in itertools.groupby(range(len(labels)), lambda row: int(labels[row, 1])):
+        rows = list(windows)
+        judged = true[rows] >= 0
+        sentences.append(
+            Sentence(
+                number=number,
+                predicted=[names[int(tag)] for tag in predicted[rows][judged]],
+                sure=sure[rows][judged].tolist(),
+                true=[names[int(tag)] for tag in true[rows][judged]],
+            )
         )
-        if sentences and sentences[-1].number == number:
-            for kept, more in (
-                (sentences[-1].predicted, one.predicted),
-                (sentences[-1].true, one.true),
-            ):
-                kept.extend(more)
-            sentences[-1].sure.extend(one.sure)
-        else:
-            sentences.append(one)
     return sentences
+
+
+def _flat_tags(sentences: Sequence[Sentence]) -> tuple[list[str], list[str]]:
+    """Return the true tags and the predicted ones of all words."""
+    return (
+        [tag for sentence in sentences for tag in sentence.true],
+        [tag for sentence in sentences for tag in sentence.predicted],
+    )
 
 
 def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float]:
     """Return precision, recall and F1 of whole entities, as in seqeval and conlleval, and the
     accuracy of words; for other tags the accuracy, and means of F1 over tags."""
-    true, predicted = (
-        [sentence.true for sentence in sentences],
-        [sentence.predicted for sentence in sentences],
-    )
-    flat = [tag for row in true for tag in row], [tag for row in predicted for tag in row]
-    right = sum(one == other for one, other in zip(*flat, strict=True))
-    accuracy = right / max(1, len(flat[0]))
+    true, predicted = _flat_tags(sentences)
+    right = sum(one == other for one, other in zip(true, predicted, strict=True))
+    accuracy = right / max(1, len(true))
     if are_entities:
-        options = {"zero_division": 0}
-        values = {
-            "precision": precision_score(true, predicted, **options),
-            "recall": recall_score(true, predicted, **options),
-            "f1": f1_score(true, predicted, **options),
-            "accuracy": accuracy,
-        }
-        return {name: float(value) for name, value in values.items()}
+        by_sentence = [one.true for one in sentences], [one.predicted for one in sentences]
+        values = seqeval.precision_recall_fscore_support(
+            *by_sentence, average="micro", zero_division=0
+        )
+        named = zip(("precision", "recall", "f1"), map(float, values[:3]), strict=True)
+        return {**dict(named), "accuracy": accuracy}
     means = {
-        average: precision_recall_fscore_support(*flat, average=average, zero_division=0)[2]
-        for average in ("macro", "weighted")
+        f"f1_{mean}": float(
+            precision_recall_fscore_support(true, predicted, average=mean, zero_division=0)[2]
+        )
+        for mean in ("macro", "weighted")
     }
-    return {"accuracy": accuracy, **{f"f1_{name}": float(mean) for name, mean in means.items()}}
+    return {"accuracy": accuracy, **means}
 
 
 def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Yield (kind, first word, last word) of each entity."""
-    untyped: Any = get_entities
-    entities: list[tuple[str, int, int]] = untyped(list(tags))
+    """Return (kind, first word, last word) of each entity."""
+    entities: list[tuple[str, int, int]] = seqeval.get_entities(list(tags))
     return entities
 
 
@@ -146,92 +138,73 @@ class TaggedAnswers:
         """Return the scores of each kind, the confusion matrix of words, and the worst mistakes."""
         if not self.sentences:
             return []
-        tags = {tag for sentence in self.sentences for tag in (*sentence.true, *sentence.predicted)}
-        kinds = sorted({self._kind(tag) for tag in tags}, key=lambda kind: (kind == OUTSIDE, kind))
+        true, predicted = (
+            [tag[2:] if self.are_entities and tag != OUTSIDE else tag for tag in tags]
+            for tags in _flat_tags(self.sentences)
+        )
+        kinds = sorted({*true, *predicted}, key=lambda kind: (kind == OUTSIDE, kind))
         sections_shown = [self._scores()]
         if len(kinds) <= _MOST_IN_MATRIX:
             numbers = {kind: number for number, kind in enumerate(kinds)}
-            true = [
-                numbers[self._kind(tag)] for sentence in self.sentences for tag in sentence.true
-            ]
-            predicted = [
-                numbers[self._kind(tag)]
-                for sentence in self.sentences
-                for tag in sentence.predicted
-            ]
-            counts = confusion(np.array(true), np.array(predicted), len(kinds))
+            true_ids, predicted_ids = (
+                np.array([numbers[kind] for kind in kinds_of_words])
+                for kinds_of_words in (true, predicted)
+            )
+            counts = confusion(true_ids, predicted_ids, len(kinds))
             draw = functools.partial(figures.confusion, counts, kinds)
             title = f"Confusion matrix of words, {self.split} data"
             sections_shown.append(Section(title=title, figure=("confusion", draw)))
         return [*sections_shown, self._mistakes()]
 
-    def _kind(self, tag: str) -> str:
-        return tag[2:] if self.are_entities and tag != OUTSIDE else tag
-
     def _scores(self) -> Section:
-        true, predicted = (
-            [sentence.true for sentence in self.sentences],
-            [sentence.predicted for sentence in self.sentences],
-        )
         if self.are_entities:
-            report: Any = classification_report
-            table: Any = report(true, predicted, output_dict=True, zero_division=0)
-            rows = [
-                [name, *(f"{table[name][score]:.3f}" for score in ("precision", "recall")),
-                 f"{table[name]['f1-score']:.3f}", f"{table[name]['support']}"]
-                for name in table
-            ]  # fmt: skip
-        else:
-            flat = [tag for row in true for tag in row], [tag for row in predicted for tag in row]
-            names = sorted({*flat[0], *flat[1]})
-            by_tag = precision_recall_fscore_support(*flat, labels=names, zero_division=0)
-            rows = [
-                [name, *(f"{scores[index]:.3f}" for scores in by_tag[:3]), f"{by_tag[3][index]}"]
-                for index, name in enumerate(names)
+            table: Any = seqeval.classification_report(
+                [one.true for one in self.sentences], [one.predicted for one in self.sentences],
+                output_dict=True, zero_division=0,
+            )  # fmt: skip
+            scores = [
+                [row[score] for row in table.values()]
+                for score in ("precision", "recall", "f1-score", "support")
             ]
-        what = "Entities" if self.are_entities else "Tags"
+            names = list(table)
+        else:
+            true, predicted = _flat_tags(self.sentences)
+            names = sorted({*true, *predicted})
+            scores = precision_recall_fscore_support(true, predicted, labels=names, zero_division=0)
+        first, last = ("entity", "entities") if self.are_entities else ("tag", "words")
+        rows = [
+            [name, *(f"{value:.3f}" for value in values), f"{count}"]
+            for name, *values, count in zip(names, *scores, strict=True)
+        ]
         return Section(
-            title=f"{what}, {self.split} data",
-            columns=section.texts("entity" if self.are_entities else "tag")
-            + section.numbers("precision", "recall", "F1")
-            + section.numbers("entities" if self.are_entities else "words"),
+            title=f"{'Entities' if self.are_entities else 'Tags'}, {self.split} data",
+            columns=section.texts(first) + section.numbers("precision", "recall", "F1", last),
             rows=rows[:_MOST_ROWS],
         )
 
     def _mistakes(self) -> Section:
         """Return the sentences with the most confident wrong tags, worst first."""
-        ranked = sorted(
-            (
-                -max(sure for sure, is_wrong in zip(one.sure, one.wrong, strict=True) if is_wrong),
-                position,
-            )
-            for position, one in enumerate(self.sentences)
-            if any(one.wrong)
-        )
+        wrong = [sentence for sentence in self.sentences if any(sentence.wrong)]
+        badness = [max(itertools.compress(sentence.sure, sentence.wrong)) for sentence in wrong]
         rows = []
-        for badness, index in ranked[:_MISTAKES]:
-            sentence = self.sentences[index]
+        for index in np.argsort(-np.array(badness), kind="stable")[:_MISTAKES].tolist():
+            sentence = wrong[index]
             start = max(0, sentence.wrong.index(True) - _SHOWN_WORDS // 2)
             shown = slice(start, start + _SHOWN_WORDS)
             words = [f"word {n}" for n in range(len(sentence.true))]
+            text = f"row {sentence.number}"
             if self.words is not None:
                 words = list(self.words[sentence.number])
-            text = " ".join(words[shown]) if self.words is not None else f"row {sentence.number}"
-            rows.append(
-                [
-                    text,
-                    *(
-                        self._tagged_text(tags, words, shown)
-                        for tags in (sentence.true, sentence.predicted)
-                    ),
-                    f"{-badness:.0%}",
-                ]
+                text = " ".join(words[shown])
+            tagged = (
+                self._tagged_text(tags, words, shown)
+                for tags in (sentence.true, sentence.predicted)
             )
+            rows.append([text, *tagged, f"{badness[index]:.0%}"])
         total = sum(len(sentence.true) for sentence in self.sentences)
-        counts = Counter(sentence.predicted == sentence.true for sentence in self.sentences)
         return Section(
             title=f"Worst mistakes, {self.split} data",
-            note=f"{counts[False]} of {len(self.sentences)} sentences ({total} words) have one.",
+            note=f"{len(wrong)} of {len(self.sentences)} sentences ({total} words) have one.",
             columns=section.texts("sentence", "true", "predicted") + section.numbers("score"),
             rows=rows,
         )

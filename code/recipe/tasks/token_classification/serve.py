@@ -58,17 +58,20 @@ class Tagger(ServedTask):
         specials, shared = len(tokenizer("")["input_ids"]), request.parameters.get("stride")
         delimiter = len(request.parameters.get("delimiter", " "))
         chunks: list[list[Any]] = []
+        sizes: list[int] = []
+        truncated: list[int] = []
         rows = read = 0
-        for text in inputs.values:
+        for index, value in enumerate(inputs.values):
             turns.pause()
-            if not isinstance(text, str):
-                size = sum(map(bounds.size_of, text)) + delimiter * len(text)
+            text = value
+            if not isinstance(value, str):
+                size = sum(map(bounds.size_of, value)) + delimiter * len(value)
                 bounds.hold(Bound.TEXT, size)
             elif shared is None:
-                text = bounds.beginning(tokenizer, text, limit)
+                text = bounds.beginning(tokenizer, value, limit)
             else:
-                bounds.hold_text(text)
-                bounds.hold_windows(tokenizer, text, limit - specials, shared)
+                bounds.hold_text(value)
+                bounds.hold_windows(tokenizer, value, limit - specials, shared)
             of_text = []
             for chunk in self.pipeline.preprocess(text, **before):
                 kept = chunk["attention_mask"][0].bool()
@@ -80,24 +83,17 @@ class Tagger(ServedTask):
                 of_text.append(chunk)
                 turns.pause()
             chunks.append(of_text)
-            rows += len(of_text)
-            read += sum(chunk["input_ids"].shape[1] for chunk in of_text)
+            sizes.append(sum(chunk["input_ids"].shape[1] for chunk in of_text))
+            rows, read = rows + len(of_text), read + sizes[-1]
             bounds.hold(Bound.ROWS, rows)
             bounds.hold(Bound.READ, read)
-        truncated = []
-        if "stride" not in request.parameters:
-            truncated = [
-                index
-                for index, (text, (chunk,)) in enumerate(zip(inputs.values, chunks, strict=True))
-                if chunk["input_ids"].shape[1] >= limit
-                and (
-                    self.loaded.is_longer(text, limit)
-                    if isinstance(text, str)
-                    else len(tokenizer(text, is_split_into_words=True, verbose=False).input_ids)
-                    > limit
-                )
-            ]
-        sizes = [sum(c["input_ids"].shape[1] for c in some) for some in chunks]
+            if shared is None and sizes[-1] >= limit:
+                if isinstance(value, str):
+                    is_cut = self.loaded.is_longer(value, limit)
+                else:
+                    ids = tokenizer(value, is_split_into_words=True, verbose=False).input_ids
+                    is_cut = len(ids) > limit
+                truncated += [index] * is_cut
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=chunks
         )
@@ -132,12 +128,8 @@ class Tagger(ServedTask):
         (characters); with an aggregation_strategy `entity_group` instead of entity and index.
         Special tokens, and tokens labelled O (or by `ignore_labels`), are left out."""
         rows = []
-        for chunk in [
-            chunk
-            for prepared in requests
-            for chunks_of_part in prepared.work
-            for chunk in chunks_of_part
-        ]:
+        texts = itertools.chain.from_iterable(prepared.work for prepared in requests)
+        for chunk in itertools.chain.from_iterable(texts):
             types = chunk["token_type_ids"][0].tolist() if "token_type_ids" in chunk else []
             is_typed = self.loaded.typed or any(types)
             rows.append(TokenRow(chunk["input_ids"][0].tolist(), types if is_typed else None))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +29,11 @@ class Span:
     start: int
     end: int
     label: str
+    text: str | None = None
+    """The characters that a record declares."""
 
 
-def spans_of(value: Any) -> list[Span] | None:
+def _spans(value: Any) -> list[Span] | None:
     """Return the spans in a cell, in the order of the text; None if the cell does not hold
     spans."""
     if isinstance(value, str):
@@ -42,23 +43,20 @@ def spans_of(value: Any) -> list[Span] | None:
             return None
     if not isinstance(value, list):
         return None
-    spans = []
+    spans: list[Span] = []
     for item in value:
         if isinstance(item, dict) and isinstance(item.get("result"), list):  # Label Studio's task
-            if _is_skipped(item):
-                continue
-            inner = spans_of(item["result"])
-            if inner is None:
-                return None
-            spans += inner
-            continue
-        if (span := _span(item)) is None:
+            inner = [] if _is_skipped(item) else _spans(item["result"])
+        else:
+            inner = None if (span := _span(item)) is None else [span]
+        if inner is None:
             return None
-        spans.append(span)
+        spans += inner
     return sorted(spans, key=lambda span: (span.start, span.end))
 
 
 def _span(value: Any) -> Span | None:
+    text = None
     if isinstance(value, list):
         start, end, label = value if len(value) == 3 else (None, None, None)
     elif isinstance(value, dict):
@@ -67,6 +65,7 @@ def _span(value: Any) -> Span | None:
             next((value[name] for name in names if value.get(name) is not None), None)
             for names in (_STARTS, _ENDS, _LABELS)
         )
+        text = next((value[name] for name in _WORDS if isinstance(value.get(name), str)), None)
     else:
         return None
     if isinstance(label, list):
@@ -75,7 +74,7 @@ def _span(value: Any) -> Span | None:
         start, end = int(start), int(end)
     if type(start) is not int or type(end) is not int or not isinstance(label, (str, int)):
         return None
-    return Span(start, end, str(label))
+    return Span(start, end, str(label), text)
 
 
 def words_of(
@@ -88,7 +87,7 @@ def words_of(
         DataError: a span lies outside the text, is empty, overlaps another one, or does not hold
             the characters that it declares.
     """
-    spans = spans_of(value)
+    spans = _spans(value)
     if spans is None:
         raise _wrong(part, row, f"has no spans that can be read: {json.dumps(value)[:80]}")
     kept: list[Span] = []
@@ -102,18 +101,21 @@ def words_of(
         stop = span.end - (len(inside) - len(inside.rstrip()))
         if start >= stop:
             raise _wrong(part, row, f"has a span {span.start} to {span.end} of white space")
+        if span.text is not None and inside.strip() != span.text.strip():
+            what = f"has a span {span.start} to {span.end}, which holds"
+            raise _wrong(part, row, f"{what} {inside!r} and not {span.text!r}, as is said of it")
         trimmed += (start, stop) != (span.start, span.end)
         if start < end:
             what = f"{text[kept[-1].start : end]!r} and {text[start:stop]!r}"
             raise _wrong(part, row, f"has spans that overlap: {what}")
-        within += any(_is_in_word(text, edge) for edge in (start, stop))
+        # A letter on both sides, of a script with two cases, whose words are separated by spaces.
+        neighbours = [text[max(0, edge - 1) : edge + 1] for edge in (start, stop)]
+        within += any(
+            len(pair) == 2 and all(letter.lower() != letter.upper() for letter in pair)
+            for pair in neighbours
+        )
         kept.append(Span(start, stop, span.label))
         end = stop
-    for entity_text, span in _recorded_texts(value):
-        if text[span.start : span.end].strip() != entity_text.strip():
-            what = f"has a span {span.start} to {span.end}, which holds"
-            held = text[span.start : span.end]
-            raise _wrong(part, row, f"{what} {held!r} and not {entity_text!r}, as is said of it")
     words: list[str] = []
     tags: list[str] = []
     offset = 0
@@ -126,13 +128,6 @@ def words_of(
         offset = span.end
     rest = _WORD.findall(text[offset:])
     return [*words, *rest], [*tags, *(["O"] * len(rest))], (trimmed, within)
-
-
-def _is_in_word(text: str, edge: int) -> bool:
-    """Return whether there is a letter on both sides, of a script with upper and lower case, whose
-    words are separated by spaces."""
-    around = text[edge - 1 : edge + 1] if 0 < edge < len(text) else ""
-    return len(around) == 2 and all(character.lower() != character.upper() for character in around)
 
 
 def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
@@ -151,25 +146,6 @@ def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
             "Count as Python does: text[start:end] is the entity.",
         )
     notes.append(f"{what}, which is cut there.")
-
-
-def _recorded_texts(value: Any) -> Sequence[tuple[str, Span]]:
-    """Return the texts that records declare for their spans."""
-    texts_and_spans: list[tuple[str, Span]] = []
-    for annotation in json.loads(value) if isinstance(value, str) else value:
-        if isinstance(annotation, dict) and isinstance(annotation.get("result"), list):
-            texts_and_spans += (
-                [] if _is_skipped(annotation) else _recorded_texts(annotation["result"])
-            )
-            continue
-        span = _span(annotation)
-        if span is not None and isinstance(annotation, dict):
-            record = (
-                annotation["value"] if isinstance(annotation.get("value"), dict) else annotation
-            )
-            texts = [record[name] for name in _WORDS if isinstance(record.get(name), str)]
-            texts_and_spans += [(text, span) for text in texts[:1]]
-    return texts_and_spans
 
 
 def annotated(part: Part, column: str, notes: list[str]) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,9 @@ from recipe.tasks.base import (
 from recipe.tasks.token_classification import data as word_tags
 from recipe.tasks.token_classification import report as entities
 from recipe.tasks.token_classification import tokens as words
-from recipe.tasks.token_classification.batches import TaggedSamples, TagLayout
 from recipe.tasks.token_classification.report import Sentence, TaggedAnswers
 from recipe.tasks.token_classification.spec import Options
-from recipe.tasks.token_classification.tokens import Tagging
+from recipe.tasks.token_classification.tokens import TaggedSamples, Tagging, TagLayout
 from recipe.tokenization import encoding
 
 _SHOWN_WORDS = 15
@@ -165,15 +165,11 @@ class TokenClassification(Task):
 
     def findings(self) -> Iterator[Finding]:
         yield from super().findings()
-        counts = dict.fromkeys(self._names, 0)
-        for tags in self.train[TAGS]:
-            for tag in tags:
-                if tag is not None:
-                    counts[tag] += 1
+        counts = Counter(tag for tags in self.train[TAGS] for tag in tags)
         rare = [
-            f"{name} {count}"
-            for name, count in counts.items()
-            if count < _FEWEST and not name.startswith("I-")
+            f"{name} {counts[name]}"
+            for name in self._names
+            if counts[name] < _FEWEST and not name.startswith("I-")
         ]
         detail = f"tags that train on fewer than {_FEWEST} words: {', '.join(rare) or 'none'}"
         yield Finding(level=WARNING if rare else OK, what="balance", detail=detail)
@@ -184,20 +180,20 @@ class TokenClassification(Task):
         return " ".join(words_shown) + " ..." * (len(pairs) > _SHOWN_WORDS)
 
     def answers(self) -> TaggedAnswers | None:
-        sentences = self.objective.last
-        if sentences is None:
+        last = self.objective.last
+        if last is None:
             return None
         name, split = judged_split(self.data)
-        judged = {number: split[number] for number in {example.number for example in sentences}}
-        texts = {
-            number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
-            for number, row in judged.items()
-        }
+        texts: dict[int, list[str]] = {}
+        for number in {sentence.number for sentence in last}:
+            row = split[number]
+            pairs = zip(row[TOKENS], row[TAGS], strict=True)
+            texts[number] = [word for word, tag in pairs if tag]
         # Words that were cut, or have no tokens, are not evaluated.
-        is_whole = all(len(texts[example.number]) == len(example.true) for example in sentences)
+        is_whole = all(len(texts[sentence.number]) == len(sentence.true) for sentence in last)
         return TaggedAnswers(
             split=name,
-            sentences=sentences,
+            sentences=last,
             words=texts if is_whole else None,
             are_entities=self.data.are_entities,
         )

@@ -1,8 +1,15 @@
-"""Tokenise words with tags, in windows that fit; each tag is learned in exactly one window."""
+"""Tokenise words with tags, in windows that fit, and make batches of these. Each tag is learned in
+exactly one window, and the model's head is computed for tokens with tags only.
+
+A batch has the tensors of any samples (`batches`), `places`, `targets` (NOT_LEARNED in unused
+places) and `owners` as in `document_batches`, and `slots`, the number of each place's word in its
+sample. `answers` [samples, 1 + 3 * words] has the shape of the model's outputs, in integers.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +17,75 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from recipe.batching.document_batches import NOT_LEARNED
+from recipe.batching import batches
+from recipe.batching.batches import CompositeLayout
+from recipe.batching.document_batches import NOT_LEARNED, pad_positions
+from recipe.batching.packing import Rows
+from recipe.batching.samples import Samples
 from recipe.console import say
 from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import DataError, ModelError
 from recipe.settings import TRUNCATE
-from recipe.tasks.token_classification.batches import HEADS, TAG_IDS, TaggedSamples
 from recipe.tokenization import store
 
-_LABELS = "labels"
+TAG_IDS, HEADS, _LABELS = "tag_ids", "heads", "labels"
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 4, 8
 """One in this many tokens of a window is context, which another window learns."""
 Batch = Mapping[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class TaggedSamples(Samples):
+    """Samples whose tokens have tags. The label of each is [how many of its tokens are learned,
+    the number of its sentence]."""
+
+    tags: Rows
+    """The tag of each of `token_ids`, NOT_LEARNED for none."""
+    heads: Rows
+    """Whether each of `token_ids` is the first piece of a word with a tag."""
+    judged: bool = False
+    """Whether the model returns answers for each word in addition to losses."""
+
+    def weight(self, rows: Rows) -> int:
+        """Return the learned tokens of the samples at `rows`, over which the loss is the mean."""
+        return int(self.labels[rows, 0].sum())
+
+    def words(self) -> int:
+        """Return a bound on the judged words of a sample, which is the same on every host."""
+        return int(self.lengths.max(initial=0)) if self.judged else 0
+
+
+@dataclass(frozen=True)
+class TagLayout(CompositeLayout):
+    """A layout of tagged samples."""
+
+    learned: int
+    """Most learned tokens in a batch; a rare batch has more."""
+    words: int
+    """Most judged words of a sample."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> batches.Batch:
+        """Return the tensors of the texts, and the learned positions."""
+        assert isinstance(samples, TaggedSamples)
+        laid, first = self.laid(samples, rows)
+        source, owner, within = samples.token_positions(rows)
+        indices = np.flatnonzero(samples.tags[source] != NOT_LEARNED)
+        source, owner, within = source[indices], owner[indices], within[indices]
+        tags = samples.tags[source]
+        batch = pad_positions(first[owner] + within, tags, owner, len(first), self.learned)
+        # Tokens that are not evaluated go to a slot after the last word, which is cut off.
+        slots = np.full(len(batch["places"]), self.words, dtype=np.int64)
+        heads = np.flatnonzero(samples.heads[source])
+        if self.words and len(heads):
+            of_heads = owner[heads]
+            starts = np.searchsorted(of_heads, of_heads)
+            slots[heads] = np.arange(len(heads)) - starts
+        batch["slots"] = torch.from_numpy(slots)
+        batch["answers"] = torch.zeros((len(first), 1 + 3 * self.words), dtype=torch.int8)
+        return laid | batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +99,19 @@ class Tagging:
     long_texts: str | None
     """The hyperparameter; by default, sentences are split."""
 
-    @functools.cached_property
-    def ids(self) -> dict[str, int]:
-        """Return the ids by name."""
-        return {name: number for number, name in enumerate(self.names)}
+    def ids(self, tag: str | None, count: int) -> list[int]:
+        """Return the ids of the pieces of a word with `tag`, NOT_LEARNED for none."""
+        if tag is None:
+            return [NOT_LEARNED] * count
+        rest = NOT_LEARNED
+        if self.all_pieces:
+            inside = f"I-{tag[2:]}" if tag.startswith("B-") else tag
+            rest = self._numbers.get(inside, self._numbers[tag])
+        return [self._numbers[tag], *[rest] * (count - 1)]
 
-    def inside(self, tag: str) -> int:
-        """Return the id of a further piece of a word with `tag`."""
-        return self.ids.get(f"I-{tag[2:]}" if tag.startswith("B-") else tag, self.ids[tag])
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
 
 
 def reading_words(
@@ -77,10 +144,8 @@ def _reads_words(tokenizer: Any) -> bool:
         alone = tokenizer(["the", "the"], is_split_into_words=True, add_special_tokens=False)
     except (ValueError, AssertionError):  # RoBERTa's tokenizers refuse otherwise
         return False
-    within = tokenizer(" the the", add_special_tokens=False)
-    return bool(alone[TOKEN_IDS][-1:] == within[TOKEN_IDS][-1:]) and len(alone[TOKEN_IDS]) == len(
-        within[TOKEN_IDS]
-    )
+    first, second = alone[TOKEN_IDS], tokenizer(" the the", add_special_tokens=False)[TOKEN_IDS]
+    return bool(first[-1:] == second[-1:] and len(first) == len(second))
 
 
 def tokenise(
@@ -109,10 +174,9 @@ def tokenise(
             f"The tokenizer ({type(tokenizer).__name__}) does not map tokens to words.",
             "Give a model with a fast tokenizer (tokenizer.json).",
         )
-    ways = ("tags", repr(tagging))
     made = store.tokens_of(
         split,
-        store.key(split, tokenizer, max_length, *ways),
+        store.key(split, tokenizer, max_length, "tags", repr(tagging)),
         functools.partial(_windows_of, tokenizer, max_length, tagging),
     )
     if not len(made[_LABELS]):
@@ -169,24 +233,20 @@ def _windows_of(
         if not inner:
             continue
         before, after = ids[: inner[0]], ids[inner[-1] + 1 :]
-        of_words: dict[int, list[int]] = {}
-        for word_index in inner:
-            of_words.setdefault(owners[word_index], []).append(ids[word_index])
-        words = list(of_words.items())
         room = max_length - len(before) - len(after)
+        words = [
+            (tags[word], [ids[position] for position in positions][:room])
+            for word, positions in itertools.groupby(inner, owners.__getitem__)
+        ]
         sizes = [len(pieces_of_word) for _, pieces_of_word in words]
         for window, learned in windows(sizes, room, tagging.long_texts != TRUNCATE):
             row, tag_ids, heads = list(before), [NOT_LEARNED] * len(before), [False] * len(before)
-            for word_index in window:
-                word, its_pieces = words[word_index]
-                kept = its_pieces[: room - (len(row) - len(before))]
-                tag = tags[word] if word_index in learned else None
-                first = NOT_LEARNED if tag is None else tagging.ids[tag]
-                others = tag is not None and tagging.all_pieces
-                other = tagging.inside(tag) if others and tag is not None else NOT_LEARNED
-                row += kept
-                tag_ids += [first, *([other] * (len(kept) - 1))]
-                heads += [tag is not None, *([False] * (len(kept) - 1))]
+            for position in window:
+                tag, its_pieces = words[position]
+                tag = tag if position in learned else None
+                row += its_pieces
+                tag_ids += tagging.ids(tag, len(its_pieces))
+                heads += [tag is not None, *([False] * (len(its_pieces) - 1))]
             if any(heads):
                 all_ids.append(row + after)
                 all_tags.append(tag_ids + [NOT_LEARNED] * len(after))
