@@ -11,6 +11,7 @@ import transformers
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 from transformers.trainer_pt_utils import LabelSmoother
 
+from recipe.data.held_out import DataSets
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
@@ -128,7 +129,7 @@ def test_prefix_cuts_and_end_tokens(capsys: pytest.CaptureFixture[str]) -> None:
         assert tokenizer.decode(source[1:3]) == "who said"
 
 
-def read(folder: Path, rows: list[dict[str, Any]], **options: Any) -> text_pairs.TextPairs:
+def read(folder: Path, rows: list[dict[str, Any]], **options: Any) -> DataSets:
     given = Hyperparameters(task="translation", **options)
     return text_pairs.load({"train": write(folder, rows)}, given)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -28,13 +27,11 @@ _LANGUAGES = (
 _MOST_LANGUAGES = 1_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextPairs(DataSets):
-    """Data sets with the columns `source` and `target`."""
-
-
-def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
+def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     """Read and split the pairs of a job's channels. A row without either text is not used.
+
+    Returns:
+        Data sets with the columns `source` and `target`.
 
     Raises:
         DataError: names the channel, file or column that cannot be used, and the remedy.
@@ -74,7 +71,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> TextPairs:
     findings = [
         describe_files(reading.files_of(split), f"{len(rows)} rows") for split, rows in sets.items()
     ]
-    return TextPairs(**uses, notes=[*notes, *findings, rule])
+    return DataSets(**uses, notes=[*notes, *findings, rule])
 
 
 def _texts(file: Read, notes: list[str]) -> pa.Table:

@@ -78,7 +78,6 @@ class TextToText(Task):
 
     options: Options
     objective: _TextPairs
-    data: text_pairs.TextPairs
 
     def read(self, channels: Mapping[str, Path]) -> None:
         hyperparameters = self.hyperparameters

@@ -136,7 +136,8 @@ def tokenise(
     longest_source: int,
     longest_target: int,
 ) -> Pairs:
-    """Return the samples of a split of `TextPairs`, cached; log how many are cut.
+    """Return the samples of a split with the columns `source` and `target`, cached; log how many
+    are cut.
 
     Args:
         prefix: The text before each source.

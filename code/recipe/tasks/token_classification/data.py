@@ -92,9 +92,20 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     problems.check()
     names, are_entities, summary = _tag_names(sentences["train"], notes)
     built, findings = {}, []
+    known = {None, *names}
     for split, files in sentences.items():
         for one in files:
-            _check_known(split, one, names, problems)
+            if set(pc.list_flatten(one.table[TAGS]).unique().to_pylist()) <= known:
+                continue
+            for row, tags in enumerate(one.table[TAGS].to_pylist(), 1):
+                with problems.noted():
+                    if strange := [tag for tag in tags if tag not in known]:
+                        raise DataError(
+                            f"{one.part.path}, sentence {row}, has the tag {strange[0]!r}, which "
+                            f"is in the {split} data but not in the training data "
+                            f"({', '.join(names[:20])}).",
+                            "Give training sentences with that tag, or remove it.",
+                        )
         built[split] = held_out.data_set([one.table for one in files])
         if not len(built[split]):
             raise DataError(f"The {split} data has no words.", "Give sentences of a word or more.")
@@ -104,21 +115,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     uses, rule = held_out.assign(built, settings)
     notes = [*notes, *findings, rule, summary]
     return Tagged(**uses, names=names, are_entities=are_entities, notes=notes)
-
-
-def _check_known(split: str, file: _Sentences, names: Sequence[str], problems: Problems) -> None:
-    """Note the sentences with tags that the training data does not have."""
-    known = {None, *names}
-    if set(pc.list_flatten(file.table[TAGS]).unique().to_pylist()) <= known:
-        return
-    for row, tags in enumerate(file.table[TAGS].to_pylist(), 1):
-        with problems.noted():
-            if strange := [tag for tag in tags if tag not in known]:
-                raise DataError(
-                    f"{file.part.path}, sentence {row}, has the tag {strange[0]!r}, which is in "
-                    f"the {split} data but not in the training data ({', '.join(names[:20])}).",
-                    "Give training sentences with that tag, or remove it.",
-                )
 
 
 def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:

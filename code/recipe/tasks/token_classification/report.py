@@ -138,25 +138,7 @@ class TaggedAnswers:
         """Return the scores of each kind, the confusion matrix of words, and the worst mistakes."""
         if not self.sentences:
             return []
-        true, predicted = (
-            [tag[2:] if self.are_entities and tag != OUTSIDE else tag for tag in tags]
-            for tags in _flat_tags(self.sentences)
-        )
-        kinds = sorted({*true, *predicted}, key=lambda kind: (kind == OUTSIDE, kind))
-        sections_shown = [self._scores()]
-        if len(kinds) <= _MOST_IN_MATRIX:
-            numbers = {kind: number for number, kind in enumerate(kinds)}
-            true_ids, predicted_ids = (
-                np.array([numbers[kind] for kind in kinds_of_words])
-                for kinds_of_words in (true, predicted)
-            )
-            counts = confusion(true_ids, predicted_ids, len(kinds))
-            draw = functools.partial(figures.confusion, counts, kinds)
-            title = f"Confusion matrix of words, {self.split} data"
-            sections_shown.append(Section(title=title, figure=("confusion", draw)))
-        return [*sections_shown, self._mistakes()]
-
-    def _scores(self) -> Section:
+        tags = _flat_tags(self.sentences)
         if self.are_entities:
             table: Any = seqeval.classification_report(
                 [one.true for one in self.sentences], [one.predicted for one in self.sentences],
@@ -168,19 +150,36 @@ class TaggedAnswers:
             ]
             names = list(table)
         else:
-            true, predicted = _flat_tags(self.sentences)
-            names = sorted({*true, *predicted})
-            scores = precision_recall_fscore_support(true, predicted, labels=names, zero_division=0)
+            names = sorted({*tags[0], *tags[1]})
+            scores = precision_recall_fscore_support(*tags, labels=names, zero_division=0)
         first, last = ("entity", "entities") if self.are_entities else ("tag", "words")
         rows = [
             [name, *(f"{value:.3f}" for value in values), f"{count}"]
             for name, *values, count in zip(names, *scores, strict=True)
         ]
-        return Section(
-            title=f"{'Entities' if self.are_entities else 'Tags'}, {self.split} data",
-            columns=section.texts(first) + section.numbers("precision", "recall", "F1", last),
-            rows=rows[:_MOST_ROWS],
+        sections = [
+            Section(
+                title=f"{'Entities' if self.are_entities else 'Tags'}, {self.split} data",
+                columns=section.texts(first) + section.numbers("precision", "recall", "F1", last),
+                rows=rows[:_MOST_ROWS],
+            )
+        ]
+        true, predicted = (
+            [tag[2:] if self.are_entities and tag != OUTSIDE else tag for tag in of_all]
+            for of_all in tags
         )
+        kinds = sorted({*true, *predicted}, key=lambda kind: (kind == OUTSIDE, kind))
+        if len(kinds) <= _MOST_IN_MATRIX:
+            numbers = {kind: number for number, kind in enumerate(kinds)}
+            true_ids, predicted_ids = (
+                np.array([numbers[kind] for kind in kinds_of_words])
+                for kinds_of_words in (true, predicted)
+            )
+            counts = confusion(true_ids, predicted_ids, len(kinds))
+            draw = functools.partial(figures.confusion, counts, kinds)
+            title = f"Confusion matrix of words, {self.split} data"
+            sections.append(Section(title=title, figure=("confusion", draw)))
+        return [*sections, self._mistakes()]
 
     def _mistakes(self) -> Section:
         """Return the sentences with the most confident wrong tags, worst first."""
