@@ -8,6 +8,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer, util
+from sentence_transformers.sentence_transformer import losses
+from transformers import AutoTokenizer
 
 from recipe import arguments
 from recipe.data import relevance
@@ -28,8 +32,6 @@ def test_prompts_and_lengths_are_those_of_the_librarys_folder(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """What else the library reads is in tests/contract."""
-    from sentence_transformers import SentenceTransformer
-
     rows = triplets(24)
     channels = {"train": write(tmp_path / "data", rows[:16]),
                 "test": write(tmp_path / "held", rows[16:], "test")}  # fmt: skip
@@ -53,10 +55,6 @@ def test_prompts_and_lengths_are_those_of_the_librarys_folder(
 
 def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_path: Path) -> None:
     """Packed, padded and computed in parts: as MultipleNegativesRankingLoss on the same rows."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import losses
-    from transformers import AutoTokenizer
-
     rows = triplets(60)[::2]  # neighbours share a text
     channels = {"train": write(tmp_path / "data", rows)}
     library = SentenceTransformer(str(tiny_model), device="cpu")
@@ -108,9 +106,6 @@ def scored(count: int) -> list[dict[str, Any]]:
 
 
 def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -> None:
-    from scipy.stats import spearmanr
-    from sentence_transformers import SentenceTransformer, util
-
     rows = scored(30)
     channels = {"train": write(tmp_path / "data", rows), "test": write(tmp_path / "t", rows[:24])}
     argv = (*TASK, "--lr", "1e-3", "--epochs", "2", "--batch_size", "16", "--eval_strategy", "no")

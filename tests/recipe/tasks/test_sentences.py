@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 
+from recipe.backend.requests.payloads import BadRequest
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
 from recipe.tasks.sentence_embedding import model as sentence_encoder
@@ -19,11 +25,6 @@ def sentence_model(
     folder: Path, *more: Any, pooling: str = "mean", family: str = "", **settings: Any
 ) -> Any:
     """Return a model of the library around a BERT, or a model of another family and configuration."""
-    import torch
-    import transformers
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules
-
     save("BertModel", folder / "plain", 1)
     if family:
         config = getattr(transformers, f"{family}Config")(vocab_size=len(tokenizer()), **settings)
@@ -37,9 +38,6 @@ def sentence_model(
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
 def test_vectors_are_the_librarys(pooling: str, tmp_path: Path) -> None:
-    import torch
-    from sentence_transformers.sentence_transformer import modules
-
     torch.manual_seed(5)
     more = [] if pooling == "mean" else [modules.Dense(32, 16), modules.Normalize()]
     prompts = {"query": "who said ", "passage": "in "}
@@ -88,8 +86,6 @@ def test_a_single_text_in_bfloat16_is_answered_as_among_others() -> None:
 
 
 def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
-    from recipe.backend.requests.payloads import BadRequest
-
     library = sentence_model(tmp_path, prompts={"query": "who "})
     library.max_seq_length = 8
     library.save_pretrained(str(tmp_path / "saved"))
@@ -123,10 +119,6 @@ def test_a_sentence_model_reads_no_more_than_its_positions(tmp_path: Path) -> No
 @pytest.mark.parametrize("activation", ["Sigmoid", "Identity"])
 def test_a_cross_encoder_scores_and_ranks_as_the_library(activation: str, tmp_path: Path) -> None:
     """One that is saved with Identity has the probabilities of transformers' pipeline and TEI."""
-    import torch
-    import transformers
-    from sentence_transformers import CrossEncoder
-
     save("BertForSequenceClassification", tmp_path / "plain", 3, num_labels=1)
     library = CrossEncoder(
         str(tmp_path / "plain"), device="cpu", activation_fn=getattr(torch.nn, activation)()
@@ -164,8 +156,6 @@ def test_a_cross_encoder_scores_and_ranks_as_the_library(activation: str, tmp_pa
 
 
 def test_pairs_are_cut_as_the_library_cuts_them(tmp_path: Path) -> None:
-    from sentence_transformers import CrossEncoder
-
     folder = save("BertForSequenceClassification", tmp_path / "plain", 4, num_labels=1)
     library = CrossEncoder(str(folder), device="cpu")
     served = Handlers(folder)
@@ -193,8 +183,6 @@ def test_vectors_of_models_that_heed_no_mask_are_those_of_each_text_alone(
 
 def test_a_long_texts_vector_does_not_depend_on_what_came_before(tmp_path: Path) -> None:
     """BigBird ends its sparse attention at the first short batch."""
-    from sentence_transformers import SentenceTransformer
-
     library = sentence_model(
         tmp_path, family="BigBird", hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=32, block_size=4, num_random_blocks=1, max_position_embeddings=128,
@@ -213,8 +201,6 @@ def test_a_long_texts_vector_does_not_depend_on_what_came_before(tmp_path: Path)
 
 
 def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     sentence_model(tmp_path).save_pretrained(str(tmp_path / "saved"))
     for folder in ("saved", "plain"):  # the library's, and one for feature-extraction
         (file,) = (tmp_path / folder).rglob("model.safetensors")
@@ -230,8 +216,6 @@ def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -
 
 def test_an_encoder_in_a_folder_below_is_looked_at_there(tmp_path: Path) -> None:
     """As older releases of the library have saved it."""
-    from safetensors.torch import load_file, save_file
-
     library = sentence_model(tmp_path)
     folder = tmp_path / "saved"
     library.save_pretrained(str(folder))
