@@ -43,10 +43,6 @@ class Devices:
     reason: str
     """Why this kind was chosen, for the log."""
 
-    @property
-    def gpus(self) -> int:
-        return self.accelerators if self.kind == CUDA else 0
-
 
 def detect(environ: Mapping[str, str]) -> Devices:
     """Use the first kind of accelerator that this host has, or the CPU.

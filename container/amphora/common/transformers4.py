@@ -16,6 +16,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from amphora.common.errors import CodeError
@@ -134,18 +135,16 @@ def check(path: Path, folder: Path) -> None:
     arguments of functions that they import from other libraries.
     """
     files: dict[Path, ast.Module] = {}  # The file and those that it imports.
-    waiting, seen = [path], set()
+    waiting = [path]
     while waiting:
         file = waiting.pop()
-        if file in seen or not file.is_file() or file.suffix != ".py":
+        if file in files or not file.is_file() or file.suffix != ".py":
             continue
-        seen.add(file)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                files[file] = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):  # The import reports them all.
-            continue
+        files[file] = ast.Module([], [])
+        # The import reports what cannot be parsed.
+        with suppress(SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            files[file] = ast.parse(file.read_bytes())
         for name, _ in _imports(files[file]):
             # A name may be a module, or be defined in one.
             for dotted in filter(None, (name.strip("."), name.strip(".").rpartition(".")[0])):

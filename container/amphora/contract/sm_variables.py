@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from amphora.common.devices import Devices
+from amphora.common.devices import CUDA, Devices
 from amphora.common.errors import ConfigError
 from amphora.contract.job import GROUPS_KEY, UNPREFIXED_KEYS, Job, to_argument
 
@@ -143,7 +143,7 @@ def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[st
         "input_config_dir": str(paths.config),
         "output_dir": str(paths.output),
         "num_cpus": os.cpu_count(),
-        "num_gpus": devices.gpus,
+        "num_gpus": devices.accelerators if devices.kind == CUDA else 0,
         "num_neurons": devices.neuron_cores,
         "model_dir": str(paths.model),
         "module_dir": job.submit_directory,

@@ -23,10 +23,6 @@ log = logging.getLogger("amphora")
 
 CONFIG_EXIT_CODE = 2
 PEER_EXIT_CODE = 1
-STOP_SECONDS = 100.0
-"""SageMaker sends SIGKILL 120 s after SIGTERM; the rest is for the work after the script."""
-HOST_WAIT_SECONDS = 300.0
-"""Instances of one job start at different times."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +39,12 @@ class Limits:
         """Read the variables. Raises ConfigError that names each wrong one."""
         variables = Variables(environ)
         limits = cls(
-            *(
-                variables.number(name, default, least=0.001, unit="seconds")
-                for name, default in (
-                    ("AMPHORA_STOP_SECONDS", STOP_SECONDS),
-                    ("AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS),
-                )
-            )
+            # SageMaker sends SIGKILL 120 s after SIGTERM; some are left for what follows.
+            stop=variables.number("AMPHORA_STOP_SECONDS", 100.0, least=0.001, unit="seconds"),
+            # Instances of one job start at different times.
+            host_wait=variables.number(
+                "AMPHORA_HOST_WAIT_SECONDS", 300.0, least=0.001, unit="seconds"
+            ),
         )
         variables.check()
         return limits
@@ -113,7 +108,7 @@ def _run(
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
-        plan, conflicts = _prepared(job, environ, limits, scratch, signals, error_dir, sdk_command)
+        plan, conflicts = _prepared(job, environ, limits, scratch, signals, sdk_command)
         if plan.agent_dir is not None:
             mpi.create_agent(plan.agent_dir)
             link.outbox = plan.agent_dir / mpi.COMMANDS
@@ -161,7 +156,6 @@ def _prepared(
     limits: Limits,
     scratch: Path,
     signals: process_tree.Signals,
-    error_dir: Path,
     sdk_command: str | None,
 ) -> tuple[launch.Launch, list[str]]:
     """Find and install the code and make the folders.
@@ -169,7 +163,7 @@ def _prepared(
     Returns:
         What to start, and pip's lines about packages that do not fit what it has installed.
     """
-    host = devices.detect(environ)
+    host, error_dir = devices.detect(environ), scratch / "errors"
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
         plan = launch.plan(job, host, code, error_dir, environ)

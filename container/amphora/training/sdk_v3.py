@@ -130,16 +130,11 @@ def start(
     notes = plan.notes
     if request.unknown:
         notes += (f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known",)
-    requirements = request.steps.get("requirements")
-    installs: tuple[Install, ...] = ()
-    if (
-        requirements
-        and not request.unknown
-        and ("if_there" not in request.steps or (root / requirements).is_file())
-    ):
-        # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and
-        # the installer writes CodeArtifact's token into argv and into pip's file.
-        installs = (Install(requirements=requirements),)
+    named = "" if request.unknown else request.steps.get("requirements", "")
+    is_missing = "if_there" in request.steps and not (root / named).is_file()
+    # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and the
+    # installer writes CodeArtifact's token into argv and into pip's file.
+    installs = (Install(requirements=named),) if named and not is_missing else ()
     return replace(
         plan,
         what=what,
