@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -68,11 +69,7 @@ def tokenise(
                 f"{len(first_rows)} texts of {sum(written)} words.",
                 "Leave it out: tokens are masked one by one.",
             )
-    reader = _Reader(tokenizer, whole_words)
-
-    def make(batch: Batch, rows: range) -> dict[str, store.Column]:
-        return reader.pieces_of(*reader.read(batch, rows), rows, max_length, truncates)
-
+    make = functools.partial(_Reader(tokenizer, whole_words).pieces, max_length, truncates)
     ways = ("masked", str(whole_words), str(truncates))
     made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
     ids: Any = tokenizer
@@ -176,16 +173,11 @@ class _Reader:
         # Each token is a word.
         return ids, np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths), lengths
 
-    def pieces_of(
-        self,
-        ids: store.Column,
-        words: store.Column,
-        lengths: store.Column,
-        rows: range,
-        max_length: int,
-        truncates: bool,
+    def pieces(
+        self, max_length: int, truncates: bool, batch: Batch, rows: range
     ) -> dict[str, store.Column]:
-        """Return the pieces of some texts, as `read` gives them."""
+        """Return the pieces of some texts."""
+        ids, words, lengths = self.read(batch, rows)
         special = len(self.before) + len(self.after)
         never = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         words = np.where(np.isin(ids, sorted(never)), _NO_WORD, words)

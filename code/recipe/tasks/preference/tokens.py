@@ -98,19 +98,17 @@ def tokenise(
     Raises:
         DataError: No pair is left, or the chat template rejects a conversation.
     """
-    if are_talks:
-        chat.see_to_template(tokenizer)
-    elif tokenizer.chat_template is not None and name == "train":
+    encoder = _Encoder(tokenizer, are_talks)
+    if not are_talks and tokenizer.chat_template is not None and name == "train":
         say(
             "the tokenizer has a chat template, which is not applied to plain texts: for a chat "
             "model, give the answers as lists of messages"
         )
     ways = ("preferences 2", str(are_talks), str(tokenizer.chat_template))
-    reader = documents.Reader(tokenizer)
     made = store.tokens_of(
         split,
         store.key(split, tokenizer, max_length, *ways),
-        functools.partial(_documents_of, reader, tokenizer, are_talks, max_length),
+        functools.partial(encoder.columns, max_length),
     )
     why = f"their prompts fill max_length ({max_length} tokens), or they differ only behind it"
     if not len(made[_LABELS]):
@@ -150,85 +148,75 @@ def lengths(
 ) -> list[int]:
     """Return the tokens of each document, uncut: of a pair's chosen one, then of its rejected
     one."""
-    if are_talks:
-        chat.see_to_template(tokenizer)
-    reader = documents.Reader(tokenizer)
-    pairs = _encoded(reader, tokenizer, are_talks, split[:], range(len(split)))
+    pairs = _Encoder(tokenizer, are_talks).documents(split[:], range(len(split)))
     return [len(ids) for both, _ in pairs for ids, _ in both]
 
 
-def _documents_of(
-    reader: documents.Reader,
-    tokenizer: PreTrainedTokenizerBase,
-    are_talks: bool,
-    max_length: int,
-    batch: Batch,
-    rows: range,
-) -> dict[str, store.Column]:
-    """Return two documents for each pair that can be learned from."""
-    all_ids: list[list[int]] = []
-    all_learned: list[list[bool]] = []
-    from_documents: list[tuple[int, bool, bool]] = []
-    encoded = _encoded(reader, tokenizer, are_talks, batch, rows)
-    for row, (both, guessed) in zip(rows, encoded, strict=True):
-        cut = [(ids[:max_length], learned[:max_length]) for ids, learned in both]
-        has_answers = all(any(learned[1:]) for _, learned in cut)
-        if not has_answers or cut[0][0] == cut[1][0]:
-            continue
-        for (ids, learned), (whole, _) in zip(cut, both, strict=True):
-            all_ids.append(ids)
-            # The first token has no token before it from which it could be predicted.
-            all_learned.append([False, *learned[1:]])
-            from_documents.append((row, len(whole) > max_length, guessed))
-    of_all = np.array(from_documents, np.int64).reshape(-1, 3)
-    return {
-        TOKEN_IDS: store.flat(all_ids, np.int32),
-        LEARNED: store.flat(all_learned, bool),
-        store.LENGTHS: store.lengths_of(all_ids),
-        _LABELS: np.fromiter(map(sum, all_learned), np.int64, len(all_learned)),
-        _ROW: of_all[:, 0],
-        _CUT: of_all[:, 1].astype(bool),
-        _GUESSED: of_all[:, 2].astype(bool),
-    }
+class _Encoder:
+    """Converts rows of texts or conversations to documents."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, are_talks: bool) -> None:
+        if are_talks:
+            chat.see_to_template(tokenizer)
+        self._tokenizer, self._are_talks = tokenizer, are_talks
+        self._reader = documents.Reader(tokenizer)
 
-def _encoded(
-    reader: documents.Reader,
-    tokenizer: PreTrainedTokenizerBase,
-    are_talks: bool,
-    batch: Batch,
-    rows: range,
-) -> Iterator[tuple[list[Document], bool]]:
-    """Yield the chosen and the rejected document of each row, and whether their prompt is a
-    guess."""
-    if not are_talks:
-        answers = [reader.completed(batch[PROMPT], batch[name]) for name in (CHOSEN, REJECTED)]
-        for two in zip(*answers, strict=True):
-            yield (
-                [
-                    (prompt + answer, [False] * len(prompt) + [True] * len(answer))
-                    for prompt, answer in two
-                ],
-                False,
-            )
-        return
-    written = []
-    for row, *talks in zip(rows, batch[PROMPT], batch[CHOSEN], batch[REJECTED], strict=True):
-        prompt, *both = map(json.loads, talks)
-        with chat.row_named(row):
-            for answer in both:
-                documents_of_answer = chat.write(tokenizer, prompt + answer, len(prompt))
-                if len(documents_of_answer) > 1:
-                    raise TemplateError(
-                        "it rewrites an assistant's turn once others follow, and the answer has "
-                        "several, of which one document can hold only the last"
-                    )
-                written += documents_of_answer
-    encoded = chat.encode_conversations(reader.following, written)
-    for two in zip(encoded[::2], encoded[1::2], strict=True):
-        pair = [(talk.ids, talk.learned) for talk in two]
-        guessed = any(talk.is_guessed for talk in two)
-        if guessed:
-            shared = common_prefix(*(ids for ids, _ in pair))
-            pair = [(ids, [index >= shared for index in range(len(ids))]) for ids, _ in pair]
-        yield pair, guessed
+    def columns(self, max_length: int, batch: Batch, rows: range) -> dict[str, store.Column]:
+        """Return two documents for each pair that can be learned from."""
+        all_ids: list[list[int]] = []
+        all_learned: list[list[bool]] = []
+        from_documents: list[tuple[int, bool, bool]] = []
+        encoded = self.documents(batch, rows)
+        for row, (both, guessed) in zip(rows, encoded, strict=True):
+            cut = [(ids[:max_length], learned[:max_length]) for ids, learned in both]
+            has_answers = all(any(learned[1:]) for _, learned in cut)
+            if not has_answers or cut[0][0] == cut[1][0]:
+                continue
+            for (ids, learned), (whole, _) in zip(cut, both, strict=True):
+                all_ids.append(ids)
+                # The first token has no token before it from which it could be predicted.
+                all_learned.append([False, *learned[1:]])
+                from_documents.append((row, len(whole) > max_length, guessed))
+        of_all = np.array(from_documents, np.int64).reshape(-1, 3)
+        return {
+            TOKEN_IDS: store.flat(all_ids, np.int32),
+            LEARNED: store.flat(all_learned, bool),
+            store.LENGTHS: store.lengths_of(all_ids),
+            _LABELS: np.fromiter(map(sum, all_learned), np.int64, len(all_learned)),
+            _ROW: of_all[:, 0],
+            _CUT: of_all[:, 1].astype(bool),
+            _GUESSED: of_all[:, 2].astype(bool),
+        }
+
+    def documents(self, batch: Batch, rows: range) -> Iterator[tuple[list[Document], bool]]:
+        """Yield the chosen and the rejected document of each row, and whether their prompt is a
+        guess."""
+        if not self._are_talks:
+            answers = [
+                self._reader.completed(batch[PROMPT], batch[name]) for name in (CHOSEN, REJECTED)
+            ]
+            for two in zip(*answers, strict=True):
+                marks = [[False] * len(prompt) + [True] * len(answer) for prompt, answer in two]
+                whole = [prompt + answer for prompt, answer in two]
+                yield list(zip(whole, marks, strict=True)), False
+            return
+        written = []
+        for row, *talks in zip(rows, batch[PROMPT], batch[CHOSEN], batch[REJECTED], strict=True):
+            prompt, *both = map(json.loads, talks)
+            with chat.row_named(row):
+                for answer in both:
+                    documents_of_answer = chat.write(self._tokenizer, prompt + answer, len(prompt))
+                    if len(documents_of_answer) > 1:
+                        raise TemplateError(
+                            "it rewrites an assistant's turn once others follow, and the answer "
+                            "has several, of which one document can hold only the last"
+                        )
+                    written += documents_of_answer
+        encoded = chat.encode_conversations(self._reader.following, written)
+        for two in zip(encoded[::2], encoded[1::2], strict=True):
+            pair = [(talk.ids, talk.learned) for talk in two]
+            guessed = any(talk.is_guessed for talk in two)
+            if guessed:
+                shared = common_prefix(*(ids for ids, _ in pair))
+                pair = [(ids, [index >= shared for index in range(len(ids))]) for ids, _ in pair]
+            yield pair, guessed
