@@ -100,14 +100,10 @@ class Reranking(Task):
     data: relevance.Relevance
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        hyperparameters = self.hyperparameters
         self.check_best(ranking_scores.RERANKING)
-        self.data = relevance.load(
-            channels,
-            hyperparameters,
-            TASKS["reranking"],
-            _Lists(self.options.listwise).arrange,
-        )
+        self._most: float | None = None
+        spec = TASKS["reranking"]
+        self.data = relevance.load(channels, self.hyperparameters, spec, self._arrange)
         is_listwise = self.options.listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train)
         counts = numbered_texts.counts(self.data.train)
@@ -121,6 +117,48 @@ class Reranking(Task):
             f"{right / counts.sum():.1%} of a label above 0; learned: {loss}",
         ]
         self.objective = RankingObjective(is_listwise)
+
+    def _arrange(self, kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
+        """Return a row for each query, with all of its texts. Labels are scaled by those of the
+        training data, which come first.
+
+        Raises:
+            DataError: labels are below 0, or there are no irrelevant texts.
+        """
+        if kind == PAIRS and pc.max(pc.list_value_length(rows[TEXTS])).as_py() == 1:
+            raise DataError(
+                "The data has relevant texts for its queries, but no irrelevant ones.",
+                "Give negatives (a column called negative or negatives), or a number for each "
+                "query and text (a column called label): 0 for irrelevant texts.",
+            )
+        lists = spooled(SCHEMA, _query_groups(rows))
+        least, most = pc.min_max(pc.list_flatten(lists[SCORES])).as_py().values()
+        if least < 0:
+            raise DataError(
+                f"A label is {least:g}, but labels are the relevance of texts, from 0.",
+                "Give 0 for irrelevant texts.",
+            )
+        if self._most is None:
+            if least == most:
+                raise DataError(
+                    f"Every label is {least:g}, from which nothing can be learned.",
+                    "Give both relevant and irrelevant texts.",
+                )
+            self._most = 1.0 if self.options.listwise else max(1.0, most)
+            if self._most > 1:
+                notes.append(f"labels: divided by {self._most:g}, the highest, to lie from 0 to 1")
+        if most > self._most and not self.options.listwise:
+            raise DataError(
+                f"A label of the evaluation data is {most:g}, and the highest of the "
+                f"training data {self._most:g}.",
+                "Label both in the same way.",
+            )
+        scaled = [
+            pa.LargeListArray.from_arrays(chunk.offsets, pc.divide(chunk.values, self._most))
+            for chunk in lists[SCORES].chunks
+        ]
+        column = pa.chunked_array(scaled, SCHEMA.field(SCORES).type)
+        return LISTS, lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
 
     def load(self, source: Source) -> Model:
         model, tokenizer = pretrained.load_head(
@@ -234,55 +272,6 @@ def _pairs(split: Dataset) -> Dataset:
             yield pa.table([queries, pc.list_flatten(texts), labels], schema=schema)
 
     return data_set([spooled(schema, pairs())])
-
-
-class _Lists:
-    """Makes lists from the rows of each split, with labels scaled by those of the training data."""
-
-    def __init__(self, is_listwise: bool) -> None:
-        self._is_listwise = is_listwise
-        self._most: float | None = None
-
-    def arrange(self, kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
-        """Return a row for each query, with all of its texts.
-
-        Raises:
-            DataError: labels are below 0, or there are no irrelevant texts.
-        """
-        if kind == PAIRS and pc.max(pc.list_value_length(rows[TEXTS])).as_py() == 1:
-            raise DataError(
-                "The data has relevant texts for its queries, but no irrelevant ones.",
-                "Give negatives (a column called negative or negatives), or a number for each "
-                "query and text (a column called label): 0 for irrelevant texts.",
-            )
-        lists = spooled(SCHEMA, _query_groups(rows))
-        least, most = pc.min_max(pc.list_flatten(lists[SCORES])).as_py().values()
-        if least < 0:
-            raise DataError(
-                f"A label is {least:g}, but labels are the relevance of texts, from 0.",
-                "Give 0 for irrelevant texts.",
-            )
-        if self._most is None:
-            if least == most:
-                raise DataError(
-                    f"Every label is {least:g}, from which nothing can be learned.",
-                    "Give both relevant and irrelevant texts.",
-                )
-            self._most = 1.0 if self._is_listwise else max(1.0, most)
-            if self._most > 1:
-                notes.append(f"labels: divided by {self._most:g}, the highest, to lie from 0 to 1")
-        if most > self._most and not self._is_listwise:
-            raise DataError(
-                f"A label of the evaluation data is {most:g}, and the highest of the "
-                f"training data {self._most:g}.",
-                "Label both in the same way.",
-            )
-        scaled = [
-            pa.LargeListArray.from_arrays(chunk.offsets, pc.divide(chunk.values, self._most))
-            for chunk in lists[SCORES].chunks
-        ]
-        column = pa.chunked_array(scaled, SCHEMA.field(SCORES).type)
-        return LISTS, lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
 
 
 def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
