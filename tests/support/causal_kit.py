@@ -105,3 +105,15 @@ def pairs(count: int) -> list[dict[str, str]]:
         colour, animal = drawn.randrange(len(COLOURS)), drawn.choice(ANIMALS)
         rows.append({"prompt": f"{COLOURS[colour]} {animal}:", "completion": animal * (colour + 1)})
     return rows
+
+
+def show_learned(tokenizer: Any, documents: Any, row: int = 0) -> str:
+    """Return the text of a document with what is learned in brackets."""
+    text = ""
+    learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
+    before = False
+    for token, is_learned in zip(documents.tokens(row), learned, strict=True):
+        text += ("[" if is_learned else "]") if is_learned != before else ""
+        text += tokenizer.decode([token])
+        before = is_learned
+    return text + ("]" if before else "")

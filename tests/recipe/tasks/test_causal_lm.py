@@ -60,18 +60,6 @@ def tokenise(
     return causal_tokens.tokenise("train", split, tokenizer, length, long_texts)
 
 
-def shown(tokenizer: PreTrainedTokenizerBase, documents: Documents, row: int = 0) -> str:
-    """A document with what is learned in brackets."""
-    text = ""
-    learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
-    before = False
-    for token, is_learned in zip(documents.tokens(row), learned, strict=True):
-        text += ("[" if is_learned else "]") if is_learned != before else ""
-        text += tokenizer.decode([token])
-        before = is_learned
-    return text + ("]" if before else "")
-
-
 @pytest.mark.parametrize("length", [5, 7, 12, 40])
 def test_every_token_of_a_split_text_is_learned_once(
     tokenizer: PreTrainedTokenizerBase, length: int
@@ -105,7 +93,9 @@ def test_what_follows_a_prompt_or_a_first_token_is_learned(
     expected: list[str],
 ) -> None:
     documents = tokenise(tokenizer, long_texts, 8, **data)
-    assert [shown(tokenizer, documents, row) for row in range(len(documents))] == expected
+    assert [
+        causal_kit.show_learned(tokenizer, documents, row) for row in range(len(documents))
+    ] == expected
     assert documents.labels.sum() == documents.learned.sum()
 
 
@@ -141,7 +131,7 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
 ) -> None:
     tokenizer.chat_template = template
     documents = tokenise(tokenizer, "split", 128, messages=[json.dumps(TALK)])
-    every = [shown(tokenizer, documents, row) for row in range(len(documents))]
+    every = [causal_kit.show_learned(tokenizer, documents, row) for row in range(len(documents))]
     assert "\n".join(every) == expected
     output = capsys.readouterr().out
     assert f"; {0 if template == ODD else 2} of 2 assistant turns are learned\n" in output
@@ -206,7 +196,9 @@ def test_a_turn_of_no_weight_is_not_learned(
 ) -> None:
     tokenizer.chat_template = template
     talk = [TALK[0], TALK[1] | mark, *TALK[2:]]
-    learned = shown(tokenizer, tokenise(tokenizer, "split", 128, messages=[json.dumps(talk)]))
+    learned = causal_kit.show_learned(
+        tokenizer, tokenise(tokenizer, "split", 128, messages=[json.dumps(talk)])
+    )
     assert learned.count("[") == 1
     assert "yes?" in learned.partition("[")[0]
     assert "so." in learned.partition("[")[2]

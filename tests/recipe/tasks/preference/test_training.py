@@ -174,15 +174,7 @@ def test_packed_answers_are_as_likely_as_alone(kind: str, start: Path, tmp_path:
 
 
 def shown(pairs: AnswerPairs, document: int) -> str:
-    """A document with what is learned in brackets."""
-    reader, span = causal_kit.make_tokenizer(), pairs.texts.span(document)
-    ids, learned = pairs.texts.token_ids[span], pairs.texts.learned[span]
-    first = int(learned.argmax())
-    last = len(learned) - int(learned[::-1].argmax())
-    parts = [
-        reader.decode(ids[part]) for part in (slice(first), slice(first, last), slice(last, None))
-    ]
-    return f"{parts[0]}[{parts[1]}]{parts[2]}"
+    return causal_kit.show_learned(causal_kit.make_tokenizer(), pairs.texts, document)
 
 
 def test_what_does_not_fit_is_cut_and_said(capsys: pytest.CaptureFixture[str]) -> None:
