@@ -185,11 +185,12 @@ class Invocations:
         media_types.check_charset(connection.headers.get("content-type", ""))
         loop = asyncio.get_running_loop()
         headers = connection.headers
+        accept = headers.get("accept", "").strip()
         return Call(
             id=identifier,
             body=body,
             content_type=headers.get("content-type", media_types.JSON),
-            accept=media_types.accepted(headers.get("accept", ""), self.settings.default_accept),
+            accept=self.settings.default_accept if accept in ("", "*/*") else accept,
             headers=dict(headers),
             path=route_of(connection),
             deadline=loop.time() + self.settings.timeout,

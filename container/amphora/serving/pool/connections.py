@@ -65,42 +65,34 @@ class Call:
                 chunks.put_nowait(fault)
 
 
+@dataclass(kw_only=True, eq=False)
 class WorkerConnection:
     """One living worker, as the front process sees it."""
 
-    def __init__(
-        self,
-        index: int,
-        pid: int,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        takes_turns: bool,
-        timeout: float,
-    ) -> None:
-        self.index = index
-        self.pid = pid
-        self.reader = reader
-        self.takes_turns = takes_turns
-        self.calls: dict[str, Call] = {}
-        self.bound: deque[Call] = deque()
-        """Requests of sessions that live in this worker."""
-        self.idle = True
-        self.is_open = False
-        """Whether it takes more requests while others are at work."""
-        self.born = time.monotonic()
-        self.busy_since = 0.0
-        """When it was last idle."""
-        self.sent_at = 0.0
-        self.sent_size = 0
-        """Requests of the last batch, if it was sent to an idle worker; else 0."""
-        self.batch = 0
-        """The number of the last batch that was sent."""
-        self.begun = 0
-        """The number of the last batch that the worker has started on; nothing was done yet for
-        those after it."""
-        self._writer = writer
-        self._timeout = timeout
-        self._watchdog: asyncio.TimerHandle | None = None
+    index: int
+    pid: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    takes_turns: bool
+    timeout: float
+    calls: dict[str, Call] = field(default_factory=dict)
+    bound: deque[Call] = field(default_factory=deque)
+    """Requests of sessions that live in this worker."""
+    idle: bool = True
+    is_open: bool = False
+    """Whether it takes more requests while others are at work."""
+    born: float = field(default_factory=time.monotonic)
+    busy_since: float = 0.0
+    """When it was last idle."""
+    sent_at: float = 0.0
+    sent_size: int = 0
+    """Requests of the last batch, if it was sent to an idle worker; else 0."""
+    batch: int = 0
+    """The number of the last batch that was sent."""
+    begun: int = 0
+    """The number of the last batch that the worker has started on; nothing was done yet for those
+    after it."""
+    watchdog: asyncio.TimerHandle | None = None
 
     def send(self, batch: list[Call]) -> None:
         """Send it a batch to answer."""
@@ -125,10 +117,10 @@ class WorkerConnection:
             )
             items.append(entry)
         message = Batch(batch=self.batch, items=items)
-        self._writer.write(messages.pack(message, b"".join(call.body for call in batch)))
+        self.writer.write(messages.pack(message, b"".join(call.body for call in batch)))
 
     def notify(self, notice: Cancel | Credit | Forget) -> None:
-        self._writer.write(messages.pack(notice))
+        self.writer.write(messages.pack(notice))
 
     def has_room(self, requests: int, size: int) -> bool:
         """Return whether it has fewer requests than that, of fewer bytes in their bodies."""
@@ -140,25 +132,25 @@ class WorkerConnection:
         """Kill the worker unless a frame arrives within the time-out; call it for each frame."""
 
         def end_hanging() -> None:
-            seconds = self._timeout
+            seconds = self.timeout
             LOG.error(
                 "Model worker %d has not answered for %g s; it is replaced.", self.pid, seconds
             )
             self.kill()
 
         self.unwatch()
-        self._watchdog = asyncio.get_running_loop().call_later(self._timeout, end_hanging)
+        self.watchdog = asyncio.get_running_loop().call_later(self.timeout, end_hanging)
 
     def expect(self) -> None:
         """Start to watch it, unless it is watched already."""
-        if self._watchdog is None:
+        if self.watchdog is None:
             self.watch()
 
     def unwatch(self) -> None:
         """Stop watching: the worker is idle, or waits for a slow client."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        if self.watchdog is not None:
+            self.watchdog.cancel()
+            self.watchdog = None
 
     def kill(self) -> None:
         """Kill the worker; the end of its socket triggers its replacement."""
@@ -167,4 +159,4 @@ class WorkerConnection:
 
     def close(self) -> None:
         self.unwatch()
-        self._writer.close()
+        self.writer.close()

@@ -20,17 +20,6 @@ from amphora.serving.pool.sessions import HEADER, SessionGone, Sessions
 from amphora.serving.pool.spawner import ModelError, Spawner
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import (
-    Answer,
-    Begun,
-    Cancel,
-    Chunk,
-    Credit,
-    Error,
-    Forget,
-    Loaded,
-    State,
-)
 from amphora.serving.settings import ServerSettings
 from amphora.serving.telemetry import Metrics
 
@@ -59,7 +48,7 @@ class Pool:
         self._keepers: list[asyncio.Task[None]] = []
         self._failures = 0
         self._closing = False
-        self._loaded: Loaded | None = None
+        self._loaded: messages.Loaded | None = None
         self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
         """Done when the pool has given up; its result is the reason."""
         self.loaded = asyncio.Event()
@@ -120,7 +109,7 @@ class Pool:
                 raise Fault(503, "not_ready", "The model is being restarted.")
             for session in self.sessions.expired():
                 if session.worker in workers:
-                    workers[session.worker].notify(Forget(session=session.id))
+                    workers[session.worker].notify(messages.Forget(session=session.id))
             call.session = self.sessions.find(header, list(workers))
             workers[call.session.worker].bound.append(call)
         self._dispatcher.dispatch()
@@ -132,7 +121,7 @@ class Pool:
                 queue.remove(call)
         for connection in self._dispatcher.connections.values():
             if connection.calls.pop(call.id, None) is not None:
-                connection.notify(Cancel(id=call.id))
+                connection.notify(messages.Cancel(id=call.id))
                 if connection.takes_turns:
                     # A job that waited for its slow client runs once more, to end.
                     connection.expect()
@@ -143,7 +132,7 @@ class Pool:
         for connection in self._dispatcher.connections.values():
             is_due = connection.takes_turns and call.taken >= _CREDIT
             if is_due and connection.calls.get(call.id) is call:
-                connection.notify(Credit(id=call.id, count=call.taken))
+                connection.notify(messages.Credit(id=call.id, count=call.taken))
                 call.taken = 0
 
     async def _keep(self, index: int) -> None:
@@ -176,8 +165,9 @@ class Pool:
             self._dispatcher.merges = loaded.batches
             self._failures = 0
             connection = WorkerConnection(
-                index, pid, reader, writer, loaded.turns, self.settings.timeout
-            )
+                index=index, pid=pid, reader=reader, writer=writer, takes_turns=loaded.turns,
+                timeout=self.settings.timeout,
+            )  # fmt: skip
             self._dispatcher.connections[index] = connection
             self.loaded.set()
             for other in range(len(self._keepers), self.settings.workers):
@@ -187,9 +177,9 @@ class Pool:
                 with contextlib.suppress(EOFError, ConnectionError):
                     while True:
                         message, body = await messages.read(connection.reader)
-                        if isinstance(message, Begun):
+                        if isinstance(message, messages.Begun):
                             connection.begun = message.batch
-                        elif isinstance(message, State):
+                        elif isinstance(message, messages.State):
                             self._dispatcher.note(connection, message)
                         else:
                             connection.watch()
@@ -201,13 +191,16 @@ class Pool:
                 await asyncio.sleep(_RESTART_PAUSE)
 
     async def _deliver(
-        self, connection: WorkerConnection, message: Answer | Chunk | Error, body: bytes
+        self,
+        connection: WorkerConnection,
+        message: messages.Answer | messages.Chunk | messages.Error,
+        body: bytes,
     ) -> None:
         """Pass an answer, an error or a chunk on to the call that waits for it."""
         call = connection.calls.get(message.id)
         if call is None:
             return
-        if isinstance(message, Error):
+        if isinstance(message, messages.Error):
             del connection.calls[call.id]
             call.fail(Fault(message.status, **message.error))
             return
@@ -215,7 +208,7 @@ class Pool:
             self.sessions.end(call.session.id)
         if not message.more:
             del connection.calls[call.id]
-        if isinstance(message, Answer):
+        if isinstance(message, messages.Answer):
             if not call.reply.done():
                 # With room for the end, or for an error.
                 room = messages.CHUNKS_AHEAD + 1

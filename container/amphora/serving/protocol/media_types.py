@@ -81,12 +81,6 @@ def as_text(body: bytes, content_type: str) -> str | bytes:
         ) from error
 
 
-def accepted(header: str, default: str) -> str:
-    """Return the Accept for `output_fn`: the client's, or `default` if it accepts any type."""
-    header = header.strip()
-    return default if header in ("", "*/*") else header
-
-
 def answer(result: Any, accept: str) -> tuple[Any, str]:
     """Return the result of `output_fn` or `transform_fn` as (body, content type).
 

@@ -19,18 +19,6 @@ from amphora.common import logs
 from amphora.common.devices import CPU, KINDS
 from amphora.serving.protocol import batching, media_types, messages
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import (
-    Answer,
-    Batch,
-    Begun,
-    Cancel,
-    Chunk,
-    Credit,
-    Error,
-    Forget,
-    Message,
-    State,
-)
 from amphora.serving.worker.job_threads import Job, TakesLong, Turns
 from amphora.serving.worker.runner import Item, ModelRunner
 
@@ -81,7 +69,7 @@ class Conversation:
             # New requests and jobs alternate.
             if self._arrived and not (jobs_are_next and self._turns.is_runnable):
                 batch, self._arrived = self._arrived, []
-                self._send_message(Begun(batch=self._number))
+                self._send_message(messages.Begun(batch=self._number))
                 self.answer(batch)
                 jobs_are_next = True
             else:
@@ -95,7 +83,7 @@ class Conversation:
     def _take_frame(self) -> str:
         """Apply the next frame from the front. Returns the request that it cancels, or ''."""
         message, body = messages.receive(self._sock)
-        if isinstance(message, Batch):
+        if isinstance(message, messages.Batch):
             self._number = message.batch
             sessions, position = self._runner.sessions, 0
             for entry in message.items:
@@ -106,18 +94,18 @@ class Conversation:
                 headers = {"content-type": kind, "accept": accept, **entry.headers}
                 context = self._runner.context(entry.id, headers, session, entry.path)
                 self._arrived.append(Item(entry.id, part, kind, accept, context, entry.session))
-        elif isinstance(message, Forget):
+        elif isinstance(message, messages.Forget):
             self._runner.sessions.pop(message.session, None)
-        elif isinstance(message, Credit) and message.id in self._credit:
+        elif isinstance(message, messages.Credit) and message.id in self._credit:
             self._credit[message.id] += message.count
-        elif isinstance(message, Cancel):
+        elif isinstance(message, messages.Cancel):
             self._arrived = [item for item in self._arrived if item.id != message.id]
             if (job := self._jobs.get(message.id)) is not None:
                 self._turns.leave(job)
             return message.id
         return ""
 
-    def _send_message(self, message: Message, body: bytes = b"") -> None:
+    def _send_message(self, message: messages.Message, body: bytes = b"") -> None:
         messages.send(self._sock, message, body)
         self._sent_at = time.monotonic()
 
@@ -133,7 +121,7 @@ class Conversation:
             return
         self._announced = (self._number, state)
         self._send_message(
-            State(
+            messages.State(
                 state=state, batch=self._number, tokens=self._tokens, padded=self._padded,
                 calls=self._calls, slices=self._turns.slices,
             )
@@ -269,7 +257,7 @@ class Conversation:
                 chunks, body = itertools.chain([next(body, b"")], body), b""
             status, _ = item.context.get_response_status(0)
             content_type = item.context.get_response_content_type(0) or content_type
-            answer = Answer(
+            answer = messages.Answer(
                 id=item.id, status=status, type=" ".join(content_type.split()),
                 headers=item.reply_headers, closed=runner.ends_session(item), more=is_stream,
             )  # fmt: skip
@@ -289,8 +277,9 @@ class Conversation:
                     if item.id in cancelled:
                         break
                 data = media_types.as_bytes(chunk, content_type)
-                self._send_message(Chunk(id=item.id, more=True), data)
-            self._send_message(Chunk(id=item.id, more=False, closed=runner.ends_session(item)))
+                self._send_message(messages.Chunk(id=item.id, more=True), data)
+            closed = runner.ends_session(item)
+            self._send_message(messages.Chunk(id=item.id, more=False, closed=closed))
         except Exception as error:
             self._send_error(item, error)
         finally:
@@ -303,6 +292,7 @@ class Conversation:
         if error.status >= 500:
             LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
         details = {"code": error.code, "message": str(error), "param": error.param}
-        self._send_message(
-            Error(id=item.id, status=error.status, headers=item.reply_headers, error=details)
+        message = messages.Error(
+            id=item.id, status=error.status, headers=item.reply_headers, error=details
         )
+        self._send_message(message)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 # A job that runs alone gives the turn back this often, so that the front hears from the worker.
 _SIGN_SECONDS = 0.2
@@ -30,20 +31,20 @@ class TakesLong(BaseException):
     """Raised in `pause` when work outside of a job has used up its time."""
 
 
+@dataclass(eq=False)
 class Job:
     """Work that takes turns with other work."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.work = work
-        self.until: Callable[[], bool] | None = None
-        """What it waits for; None means only its turn."""
-        self.turns = 0
-        self.seconds = 0.0
-        """The time that its turns have taken."""
-        self.is_left = False
-        self.is_done = False
-        self.error: BaseException | None = None
-        self.thread: _Thread | None = None
+    work: Callable[[], None]
+    until: Callable[[], bool] | None = None
+    """What it waits for; None means only its turn."""
+    turns: int = 0
+    seconds: float = 0.0
+    """The time that its turns have taken."""
+    is_left: bool = False
+    is_done: bool = False
+    error: BaseException | None = None
+    thread: _Thread | None = None
 
     @property
     def is_ready(self) -> bool:

@@ -33,53 +33,37 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
         CodeError: The program is not there, or cannot be imported.
     """
     path = handler_files.handlers_path(code_dir, program)
-    if path is not None:
-        if program and "." in program and path.suffix == ".py" and not program.endswith(".py"):
-            return _import_by_name(program, path, code_dir)
-        return load(path, path.parent.name if path.name == "__init__.py" else path.stem, code_dir)
-    if not program:
-        return None
-    names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
-    if "." in program and handler_files.DOTTED.fullmatch(program) and not program.endswith(".py"):
+    dotted = program if program and handler_files.DOTTED.fullmatch(program) else ""
+    is_name = "." in dotted and not dotted.endswith(".py")
+    is_installed = False
+    if path is None and is_name:
         # An installed module; a plain name would also find the standard library's `code`.
         # find_spec fails for a missing parent package, and for a module without a spec.
         with contextlib.suppress(ImportError, ValueError):
-            if importlib.util.find_spec(program) is not None:
-                return _import_by_name(program, code_dir, code_dir)
-    raise CodeError(
-        f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file."
-        f" It holds {', '.join(names) or 'no Python file'}.",
-        "Name the file that defines the handlers, as a path inside that folder; or set the "
-        "variable to an empty value to use the image's own handlers."
-        + did_you_mean(program, names),
-    )
-
-
-def _import_by_name(name: str, path: Path, code_dir: Path) -> ModuleType:
-    """Import a module by its dotted name, so that its relative imports work."""
-    _put_first(code_dir)
-    transformers4.check(path, code_dir)
+            is_installed = importlib.util.find_spec(dotted) is not None
+    if path is None and not is_installed:
+        if not program:
+            return None
+        names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
+        raise CodeError(
+            f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file."
+            f" It holds {', '.join(names) or 'no Python file'}.",
+            "Name the file that defines the handlers, as a path inside that folder; or set the "
+            "variable to an empty value to use the image's own handlers."
+            + did_you_mean(program, names),
+        )
+    if str(code_dir) in sys.path:
+        sys.path.remove(str(code_dir))
+    sys.path.insert(0, str(code_dir))
+    transformers4.check(path or code_dir, code_dir)
+    if path is not None and not (is_name and path.suffix == ".py"):
+        name = path.parent.name if path.name == "__init__.py" else path.stem
+        return _execute(path, name, importlib.util.spec_from_file_location(name, path))
     try:
-        return importlib.import_module(name)
+        # By its name, so that its relative imports work.
+        return importlib.import_module(dotted)
     except Exception as error:
-        raise _import_error(path, error) from error
-
-
-def load(path: Path, name: str, folder: Path) -> ModuleType:
-    """Import a user's file under `name`, with `folder` first on sys.path for its own imports.
-
-    Raises:
-        CodeError: It cannot be imported; the message has the place.
-    """
-    _put_first(folder)
-    transformers4.check(path, folder)
-    return _execute(path, name, importlib.util.spec_from_file_location(name, path))
-
-
-def _put_first(folder: Path) -> None:
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
+        raise _import_error(path or code_dir, error) from error
 
 
 def load_image(image_code: Path, name: str) -> ModuleType:
