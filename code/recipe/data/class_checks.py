@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from recipe.data import labels
 from recipe.data.files.part import Part, is_list, is_number, is_string
 from recipe.data.values import DATE
 from recipe.errors import DataError
@@ -88,7 +89,7 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
             )
 
 
-def check_numbers(parts: Sequence[tuple[Part, str]]) -> None:
+def check_numbers(parts: Sequence[tuple[Part, str]], rows: int) -> None:
     """Check that numbers with fractions are not codes, unless problem_type is given.
 
     Raises:
@@ -113,6 +114,11 @@ def check_lists(parts: Sequence[tuple[Part, str]], row_count: int) -> None:
         DataError: they are pairs of ascending numbers, as starts and ends are, a truth value for
             each part of a text, or classes that no two lists share.
     """
+    parts = [
+        (part, name)
+        for part, name in parts
+        if name not in part.class_names and is_list(part.table[name].type)
+    ]
     rows = [row for part, name in parts for row in part.table[name].to_pylist() if row]
     if not rows:
         return
@@ -152,3 +158,11 @@ def _check_files_share_classes(parts: Sequence[tuple[Part, str]], one_class: str
             f"{shown}. The class of a row may be in the name of its file.",
             f"Write it into a column of all files and name it in label_column, {one_class}",
         )
+
+
+CHECKS: Mapping[str, Callable[[Sequence[tuple[Part, str]], int], None]] = {
+    labels.SINGLE: check_classes,
+    labels.NUMBER: check_numbers,
+    labels.SEVERAL: check_lists,
+}
+"""The check of each problem, if problem_type is not given."""

@@ -115,18 +115,17 @@ def naming_lines(
         for names in sets
     ]
     if len(missing) == 1 and missing[0].is_list:
-        indicators = [name for name in others if _is_indicator(part, name)]
+        nested = {field.name for field in part.table.schema if pa.types.is_nested(field.type)}
+        indicators = [
+            name
+            for name in others
+            if name not in nested
+            and {*map(str, part.distinct(name, 2) or ["none"])} <= {"0", "1", "0.0", "1.0"}
+        ]
         if len(indicators) > 1:
             several = f"{missing[0].naming}{quoted(','.join(indicators))}"
             lines.insert(0, f"{several} for several labels")
     return lines[:_SHOWN_LINES]
-
-
-def _is_indicator(part: Part, name: str) -> bool:
-    if pa.types.is_nested(part.table.schema.field(name).type):
-        return False
-    values = set(map(str, part.distinct(name, 2) or ()))
-    return bool(values) and values <= {"0", "1", "0.0", "1.0"}
 
 
 def languages(part: Part, spec: TaskSpec) -> list[str]:

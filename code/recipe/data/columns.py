@@ -14,8 +14,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa  # type: ignore[import-untyped]
-
 from recipe.data.column_settings import (
     NOTHING,
     SETTINGS,
@@ -105,20 +103,25 @@ class Selection:
             none: Labels that mean "no label".
             has_empty: Whether an empty list is a target, as of a text without entities.
         """
-        columns = self.form.columns
+        present = {*part.table.column_names}
         for is_target in (True, False):
-            names: dict[str, tuple[Collection[str], bool]] = {
-                name: (
-                    none if is_target and column.kind is not Kind.TEXT else (),
-                    is_target and has_empty,
-                )
-                for column in columns
+            columns = {
+                name: column
+                for column in self.form.columns
                 if column.is_target is is_target and column.is_content
                 for name in self.columns.get(column.role, ())
             }
-            present = [name for name in names if name in part.table.column_names]
-            if names and not any(_has_values(part, name, *names[name]) for name in present):
-                return list(names)
+            if columns and not any(
+                _has_values(
+                    part,
+                    name,
+                    none if is_target and column.kind is not Kind.TEXT else (),
+                    is_target and has_empty,
+                )
+                for name, column in columns.items()
+                if name in present
+            ):
+                return list(columns)
         return ()
 
 
@@ -165,13 +168,23 @@ def select(
     if training is not None and not spec.mixes_forms:
         return _same_columns(part, training)
     check_named(part, settings)
-    matches = [
-        match
-        for form in spec.forms
-        if not (is_detection and (form.needs_task or _is_half_read(part, form)))
-        and (match := _match(part, form, settings, is_detection)) is not None
-        and (not is_detection or spec.owns_settings or _is_known(match, settings))
-    ]
+    matches = []
+    for form in spec.forms:
+        if is_detection and (form.needs_task or _is_half_read(part, form)):
+            continue
+        if (match := _match(part, form, settings, is_detection)) is None:
+            continue
+        # Hyperparameters of several tasks choose this one only if it knows the names they give.
+        if (
+            not is_detection
+            or spec.owns_settings
+            or all(
+                form[role].setting not in _SHARED
+                or set(map(normalized, names)) <= _known_names(form[role], settings, True)[0]
+                for role, names in match.given.items()
+            )
+        ):
+            matches.append(match)
     complete = [match for match in matches if not match.missing]
     for match in complete:
         if not match.ambiguous:
@@ -207,51 +220,6 @@ def _same_columns(part: Part, training: Selection) -> Selection:
 def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -> _Match | None:
     """Return the columns that can have each role of a form: those that hyperparameters name, or
     those with known names; None if hyperparameters name columns of roles that it does not have."""
-    given = _given(part, form, settings)
-    if given is None:
-        return None
-    taken = {*itertools.chain(*given.values()), *ignored_columns(settings)}
-    columns: dict[str, Sequence[str]] = {}
-    for column in form.columns:
-        hits = given.get(column.role) or next(
-            filter(None, (_known_columns(part, column, names, taken)
-                          for names in _known_names(column, settings, is_detection))), []
-        )  # fmt: skip
-        is_free = column.is_optional and not column.is_content
-        columns[column.role] = hits[:1] if is_free else hits
-    return _Match(form=form, given=given, columns=columns)
-
-
-def _known_columns(
-    part: Part, column: Column, known: Collection[str], taken: Collection[str]
-) -> list[str]:
-    """Return the columns of a file that have one of some names, normalized."""
-    return [
-        name
-        for name in part.table.column_names
-        if name not in taken
-        and (
-            (normalized(name) in known and not column.is_numbered)
-            or (column.is_repeated and stem(name) in known and stem(name) != normalized(name))
-        )
-        and _can_be(column.kind, part.table.schema.field(name).type)
-    ]
-
-
-def _is_half_read(part: Part, form: Form) -> bool:
-    """Return whether a form with one text would leave out columns that may belong to the sample."""
-    if [column.kind for column in form.columns] != [Kind.TEXT]:
-        return False
-    names = set(map(normalized, form.columns[0].names))
-    return any(
-        normalized(name) not in names
-        and normalized(name.partition(":")[0]) not in IDENTIFIERS
-        and _has_values(part, name)
-        for name in part.table.column_names
-    )
-
-
-def _given(part: Part, form: Form, settings: DataSettings) -> dict[str, list[str]] | None:
     roles = {column.setting: column.role for column in form.columns if column.setting}
     pair = roles.get("text_pair_column")
     given: dict[str, list[str]] = {}
@@ -267,21 +235,44 @@ def _given(part: Part, form: Form, settings: DataSettings) -> dict[str, list[str
         if len(names) > 1 and not form[roles[key]].is_list:
             return None
         given[roles[key]] = names
-    for role, column in named_columns(settings).items():
+    for role, name in named_columns(settings).items():
         if role not in form.roles:
             return None
-        given[role] = [column]
+        given[role] = [name]
     is_half = roles.get("text_column") in given and pair is not None and pair not in given
-    return None if is_half and form.is_pair else given  # one text was named, not two
+    if is_half and form.is_pair:
+        return None  # one text was named, not two
+    taken = {*itertools.chain(*given.values()), *ignored_columns(settings)}
+    columns: dict[str, Sequence[str]] = {}
+    for column in form.columns:
+        hits = given.get(column.role, [])
+        for known in () if hits else _known_names(column, settings, is_detection):
+            hits = hits or [
+                field.name
+                for field in part.table.schema
+                if field.name not in taken
+                and (
+                    (normalized(field.name) in known and not column.is_numbered)
+                    or (column.is_repeated and normalized(field.name) != stem(field.name) in known)
+                )
+                and (is_list(field.type) or column.kind not in (Kind.TEXTS, Kind.TOKEN_IDS))
+                and (column.kind is not Kind.ARTICLES or "qas" in str(field.type))
+            ]
+        is_free = column.is_optional and not column.is_content
+        columns[column.role] = hits[:1] if is_free else hits
+    return _Match(form=form, given=given, columns=columns)
 
 
-def _is_known(match: _Match, settings: DataSettings) -> bool:
-    """Return whether columns named by hyperparameters of several tasks are known to this task by
-    name."""
-    return all(
-        match.form[role].setting not in _SHARED
-        or set(map(normalized, names)) <= _known_names(match.form[role], settings, True)[0]
-        for role, names in match.given.items()
+def _is_half_read(part: Part, form: Form) -> bool:
+    """Return whether a form with one text would leave out columns that may belong to the sample."""
+    if [column.kind for column in form.columns] != [Kind.TEXT]:
+        return False
+    names = set(map(normalized, form.columns[0].names))
+    return any(
+        normalized(name) not in names
+        and normalized(name.partition(":")[0]) not in IDENTIFIERS
+        and _has_values(part, name)
+        for name in part.table.column_names
     )
 
 
@@ -303,13 +294,6 @@ def _expanded(names: tuple[str, ...], codes: tuple[str, str]) -> frozenset[str]:
             values = {"source_lang": source, "target_lang": target}
             expanded += [name.format(**values) for name in names if "{" in name]
     return frozenset(map(normalized, expanded))
-
-
-def _can_be(kind: Kind, type_: pa.DataType) -> bool:
-    """Return whether a column of this Arrow type can have a role."""
-    if kind in (Kind.TEXTS, Kind.TOKEN_IDS):
-        return is_list(type_)
-    return kind is not Kind.ARTICLES or "qas" in str(type_)
 
 
 def _no_candidate(

@@ -109,15 +109,27 @@ def _turn(where: str, message: Message) -> Message:
                 )
             others["tool_calls"].append({**call, "function": {**function, "arguments": given}})
         content = "" if content is None else content
-    return {"role": role, "content": _text(where, keys[1], content), **others}
+    if content is None:
+        raise DataError(
+            f"{where} has no {keys[1]} (null), and calls no tool.",
+            "Write the content as a text, or remove the row.",
+        )
+    texts = [content] if isinstance(content, str) else []
+    for part in content if isinstance(content, list) else [content] * (not texts):
+        # OpenAI's text parts are joined unchanged.
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            shown = kind if kind not in (None, "text") else json.dumps(part, default=str)[:60]
+            raise DataError(
+                f"{where} has a part that is not a text in its {keys[1]}: {shown}.",
+                SCRIPT if kind not in (None, "text") else f"Write each as in {EXAMPLE}.",
+            )
+        texts.append(part["text"])
+    return {"role": role, "content": "".join(texts), **others}
 
 
 def _objects(where: str, value: Any) -> list[dict[str, Any]]:
-    """Return tools, or calls of tools: a list of objects, or its JSON.
-
-    Raises:
-        DataError: The value is something else, or holds nulls that may stand for missing keys.
-    """
+    """Return tools, or calls of tools: a list of objects, or its JSON."""
     is_text = isinstance(value, str)
     try:
         objects = json.loads(value) if is_text else value
@@ -140,29 +152,6 @@ def _objects(where: str, value: Any) -> list[dict[str, Any]]:
 def _has_null(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return value is None or any(map(_has_null, parts))
-
-
-def _text(where: str, key: str, content: Any) -> str:
-    """Return the content of a message: a text, or OpenAI's text parts joined unchanged."""
-    if isinstance(content, str):
-        return content
-    if content is None:
-        raise DataError(
-            f"{where} has no {key} (null), and calls no tool.",
-            "Write the content as a text, or remove the row.",
-        )
-    parts = content if isinstance(content, list) else [content]
-    texts = []
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            shown = kind if kind not in (None, "text") else json.dumps(part, default=str)[:60]
-            raise DataError(
-                f"{where} has a part that is not a text in its {key}: {shown}.",
-                SCRIPT if kind not in (None, "text") else f"Write each as in {EXAMPLE}.",
-            )
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:

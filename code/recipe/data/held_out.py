@@ -67,7 +67,7 @@ def assign(
     """
     sharded = frozenset().union(*hosts.gather(sharded)) & built.keys()
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
-    assert train is not None  # `read_parts` checks that
+    assert train is not None  # `reading` checks that
     if validation is not None:
         rule = "evaluation: on the validation data"
         rule += ", test data after training" if test is not None else ""

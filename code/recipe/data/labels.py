@@ -143,8 +143,15 @@ def shape_of(
         problem: The hyperparameter problem_type, which decides if it is given.
     """
     nested = [part.table[name] for part, name in columns if is_list(part.table[name].type)]
-    items = itertools.chain(*(_items(part, name, separator) for part, name in columns))
-    are_codes = bool(separator or problem) and any(map(is_fraction, items))
+    texts: list[Any] = []
+    for part, name in columns if separator or problem else ():
+        cells = part.table[name]
+        if pa.types.is_nested(cells.type):
+            texts += (item for row in cells.to_pylist() for item in row or ())
+        else:
+            for text in map(str, cells.unique().to_pylist()):
+                texts += text.split(separator) if separator else [text]
+    are_codes = any(is_fraction(text) for text in texts if isinstance(text, str))
     if problem in (None, SEVERAL) and (nested or separator or problem):
         rows = [row for column in nested for row in column.to_pylist() if row is not None]
         width = len(rows[0]) if rows else 0
@@ -156,16 +163,6 @@ def shape_of(
     if problem is None and all(_are_numbers(part, name) for part, name in columns):
         return LabelShape(problem=NUMBER)
     return LabelShape(problem=problem or SINGLE, are_codes=are_codes)
-
-
-def _items(part: Part, column: str, separator: str | None) -> Iterable[str]:
-    """Return the texts that may be classes; of lists, the strings."""
-    cells = part.table[column]
-    if pa.types.is_nested(cells.type):
-        rows = cells.to_pylist()
-        return (item for row in rows for item in row or () if isinstance(item, str))
-    texts = map(str, cells.unique().to_pylist())
-    return itertools.chain(*(text.split(separator) if separator else [text] for text in texts))
 
 
 def _are_numbers(part: Part, column: str) -> bool:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import held_out, labelled_rows, values
+from recipe.data import held_out, values
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS, TOOLS
 from recipe.data.conversations import EXAMPLE, conversation
 from recipe.data.files import formats
 from recipe.data.files.part import HeaderHint, Part, is_string
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spooled, spooled_column
 from recipe.data.held_out import DataSets
 from recipe.data.layout import shards
 from recipe.data.reading import Read, describe_files, only, read_columns
@@ -58,7 +58,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     hosts, notes = shards.job_hosts(), list[str]()
-    units = functools.partial(_units, sample_by=settings.sample_by, header=settings.names_in_header)
     with hosts.together():
         for folder in channels.values():
             path = folder / "template.json"
@@ -74,7 +73,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
                         "remove it."
                     ),
                 )
-    reading = read_columns(channels, spec, settings, notes, units, hosts)
+    read = functools.partial(_read, sample_by=settings.sample_by, header=settings.names_in_header)
+    reading = read_columns(channels, spec, settings, notes, read, hosts=hosts)
     roles = [role for role in _ROLES if role in reading.columns]
     with hosts.together():
         files = [_usable(file, notes) for file in reading.files]
@@ -103,35 +103,21 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     return Texts(**uses, notes=[*notes, *findings, rule])
 
 
-def _units(paths: Sequence[Path], sample_by: str, header: HeaderHint) -> list[Callable[[], Part]]:
-    """Return a call for each file that reads it."""
-
-    def read(path: Path) -> Part:
-        if path.is_file() and _is_plain(path):
-            return formats.read_texts(path, sample_by)
-        return formats.read(path, lone_column=True, header=header)
-
-    return [functools.partial(read, path) for path in paths]
-
-
-def _is_plain(path: Path) -> bool:
-    """Return whether a file is plain text, not a table.
-
-    Raises:
-        DataError: it has no suffix and may be a table or text.
-    """
+def _read(path: Path, sample_by: str, header: HeaderHint) -> Part:
+    """Return the rows of a table, or the texts of a plain text file."""
     name = path.name.lower().removesuffix(".gz")
-    if Path(name).suffix or not formats.is_delimited(path):
-        return name.endswith(_PLAIN)
-    if formats.is_structured(path, by_names=True):
-        return False
-    if formats.is_structured(path):
-        raise DataError(
-            f"{path} has no suffix, and its lines can be split into equally many cells: it may be "
-            "a table or text.",
-            f"Rename it to {path.name}.txt if its lines are texts, or to {path.name}.csv.",
-        )
-    return True
+    is_plain = path.is_file() and name.endswith(_PLAIN)
+    if path.is_file() and not Path(name).suffix and formats.is_delimited(path):
+        is_plain = not formats.is_structured(path, by_names=True)
+        if is_plain and formats.is_structured(path):
+            raise DataError(
+                f"{path} has no suffix, and its lines can be split into equally many cells: it may "
+                "be a table or text.",
+                f"Rename it to {path.name}.txt if its lines are texts, or to {path.name}.csv.",
+            )
+    if is_plain:
+        return formats.read_texts(path, sample_by)
+    return formats.read(path, lone_column=True, header=header)
 
 
 def _usable(read: Read, notes: list[str]) -> Read:
@@ -147,8 +133,19 @@ def _usable(read: Read, notes: list[str]) -> Read:
                     "Write it as texts, or name a column of whole prompts: prompt_column=... "
                     "completion_column=...",
                 )
-        part = _with_alpaca_prompts(read.part, columns[PROMPT], columns[INPUT])
-        read = dataclasses.replace(read, part=part)
+        prompts = (
+            [
+                ALPACA_WITH_INPUT.format(instruction or "", given)
+                if given
+                else ALPACA_WITHOUT_INPUT.format(instruction or "")
+                for instruction, given in zip(*batch.to_pydict().values(), strict=True)
+            ]
+            for _, batch in read.part.batches([columns[PROMPT], columns[INPUT]])
+        )
+        column = spooled_column(pa.large_string(), prompts)
+        part = read.part.with_column(columns[PROMPT], column)
+        kind = f"{part.format}, prompts by Alpaca's template"
+        read = dataclasses.replace(read, part=dataclasses.replace(part, format=kind))
     if COMPLETION in columns:
         cells = read.part.table[columns[COMPLETION]]
         is_kept = cells.is_valid()
@@ -186,29 +183,10 @@ def _usable(read: Read, notes: list[str]) -> Read:
     return read
 
 
-def _with_alpaca_prompts(part: Part, instruction: str, given: str) -> Part:
-    """Replace the instructions of a file by prompts of Alpaca's template."""
-    schema = pa.schema([(instruction, pa.large_string())])
-
-    def prompts() -> Iterator[pa.Table]:
-        for _, batch in part.batches([instruction, given]):
-            cells = (batch[name].to_pylist() for name in (instruction, given))
-            texts = [
-                ALPACA_WITH_INPUT.format(instruction_text or "", text)
-                if text
-                else ALPACA_WITHOUT_INPUT.format(instruction_text or "")
-                for instruction_text, text in zip(*cells, strict=True)
-            ]
-            yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
-
-    part = part.with_column(instruction, spooled(schema, prompts())[instruction])
-    return dataclasses.replace(part, format=f"{part.format}, prompts by Alpaca's template")
-
-
 def _documents(read: Read) -> pa.Table:
     part, chosen = read.part, read.columns
     if TOKEN_IDS in chosen:
-        return pa.table({TOKEN_IDS: labelled_rows.token_ids(part, chosen[TOKEN_IDS])})
+        return pa.table({TOKEN_IDS: values.token_ids(part, chosen[TOKEN_IDS])})
     columns = {role: chosen[role] for role in _ROLES if role in chosen}
     cells_of_columns = [part.table[column] for column in columns.values()]
     if MESSAGES not in columns and all(

@@ -28,7 +28,7 @@ from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
-from recipe.spec import Kind, TaskSpec
+from recipe.spec import TaskSpec
 
 Unit = Callable[[], Part]
 Units = Callable[[Sequence[Path]], Sequence[Unit]]
@@ -83,6 +83,7 @@ def read_columns(
     spec: TaskSpec,
     settings: DataSettings,
     notes: list[str],
+    read: Callable[[Path], Part] | None = None,
     units: Units | None = None,
     hosts: Hosts = shards.ONE,
     check: Callable[[Part], None] | None = None,
@@ -94,7 +95,8 @@ def read_columns(
 
     Args:
         notes: A sentence is added for each file or row that is left out.
-        units: By default each file is a part.
+        read: Reads a file; by default `formats.read`.
+        units: Returns a reader of each part; by default each file is one.
         check: Raises DataError for a part that cannot be read, before its columns are chosen.
 
     Raises:
@@ -102,12 +104,14 @@ def read_columns(
     """
     problems = Problems()
     files: list[Read] = []
+    read = read or functools.partial(formats.read, header=settings.names_in_header)
+    units = units or (lambda paths: [functools.partial(read, path) for path in paths])
     with hosts.together():
         layout = layout_of_channels.find(channels, settings.dataset_config_name, hosts.sharded)
         notes += layout.notes
         parts = [
             (split, accepted(part, settings.label_column, notes))
-            for split, part in read_parts(layout, notes, settings, units)
+            for split, part in _read_parts(layout, notes, settings, units)
         ]
         local = None
         if hosts.sharded and parts and parts[0][0] == TRAIN:
@@ -122,25 +126,11 @@ def read_columns(
                     continue
                 columns = select(part, spec, settings, training)
                 training = training or columns
-                _check_inputs(part, columns)
+                values.check_inputs(part, columns)
                 files.append(Read(split=split, part=part, columns=columns))
         problems.check()
-    assert training is not None  # `read_parts` checks that
+    assert training is not None  # `_read_parts` checks that
     return Reading(files=files, columns=training, hosts=hosts, sharded=layout.sharded)
-
-
-def _check_inputs(part: Part, columns: Selection) -> None:
-    """Raise DataError if inputs are lists in a few rows, or the names of files."""
-    for column in columns.form.columns:
-        for name in columns.columns.get(column.role, ()):
-            if column.kind is Kind.TEXT and name in part.mixed:
-                raise DataError(
-                    f"{part.mixed[name]} has a list or a record in column {name!r}, unlike other "
-                    "rows.",
-                    "Give texts.",
-                )
-            if column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target:
-                values.check_no_files(part, name)
 
 
 _NO_LABEL = {"-1", "-1.0"}
@@ -212,36 +202,19 @@ def describe_files(
     return f"{files[0].split} data: {count} from {where}, {kinds}; {shown}{rest}"
 
 
-def read_parts(
-    layout: ChannelLayout,
-    notes: list[str],
-    settings: DataSettings,
-    units: Units | None = None,
+def _read_parts(
+    layout: ChannelLayout, notes: list[str], settings: DataSettings, units: Units
 ) -> list[tuple[str, Part]]:
     """Return the parts that have rows with their splits, the training data first.
 
     A column that names the split of each row takes precedence over file names, so that a test row
-    is never trained.
-
-    Args:
-        notes: Gets a sentence for each part that is left out.
-        units: By default each file is a part.
-        settings: They may name columns and state whether there are headers.
-
-    Raises:
-        DataError: files cannot be read (all of them in one message), or the training data has no
-            rows (which a host's part of a sharded channel need not have).
-        OutputError: the disk of the cache is full.
+    is never trained. Only a host's part of a sharded channel may have no training rows.
     """
     parts: list[tuple[str, Part]] = []
     named = all_named_columns(settings)
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
-        files = layout.files[split]
-        one_each = [
-            functools.partial(formats.read, path, header=settings.names_in_header) for path in files
-        ]
-        for read in one_each if units is None else units(files):
+        for read in units(layout.files[split]):
             with problems.noted():
                 part = read()
                 if part.table.num_rows == 0:

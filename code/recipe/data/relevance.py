@@ -81,7 +81,7 @@ def load(
                     rows[file.split].add(SCHEMA.empty_table())
                 count = 0
                 kind_of_file = _kind(file.part, file.columns)
-                for some in rows_of(file.part, file.columns, kind_of_file, notes):
+                for some in _rows_of(file.part, file.columns, kind_of_file, notes):
                     rows[file.split].add(some)
                     count += some.num_rows
                 described.append(describe_files([file], f"{count} rows"))
@@ -137,69 +137,54 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     return pa.table(arrays, schema=SCHEMA)
 
 
-def rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Iterator[pa.Table]:
-    """Yield the rows of a part in tables of SCHEMA. Rows without a query or text are left out and
-    counted in a note.
-
-    Raises:
-        DataError: a value is not a text, or not a number, as its column requires.
-    """
+def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Iterator[pa.Table]:
+    """Yield tables of SCHEMA: a row for each relevant text, or for each row of a part. Rows without
+    a query or text are left out and counted in a note."""
+    query, text, score = columns[QUERY], columns[TEXT], columns.get(SCORE)
     empty = 0
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
-        cells = batch.to_pydict()
         rows: list[Row] = []
-        for index in range(batch.num_rows):
-            values = {name: cells[name][index] for name in cells}
-            read = _rows_of(part, first + index, columns, kind, values)
-            empty += not read
-            rows += read
+        for row, cells in enumerate(batch.to_pylist(), first):
+            queries = _texts(part, row, query, cells[query])
+            texts = _texts(part, row, text, cells[text])
+            if len(queries) > 1:
+                raise DataError(
+                    f"{part.where(row)} has a list in column {query!r}.", "Give one query a row."
+                )
+            scores = [] if score is None else _scores(part, row, score, cells[score])
+            if kind == LISTS and len(scores) != len(texts):
+                raise DataError(
+                    f"{part.where(row)} has {len(texts)} texts in {text!r} and {len(scores)} "
+                    f"scores in {score!r}.",
+                    "Give a score for each text.",
+                )
+            if not any(queries) or not any(texts):
+                empty += 1
+                continue
+            if kind == LISTS:
+                kept = [pair for pair in zip(texts, scores, strict=True) if pair[0]]
+                rows.append((queries[0], [one for one, _ in kept], [number for _, number in kept]))
+                continue
+            texts = list(filter(None, texts))
+            if kind == SCORED:
+                if len(texts) > 1 or len(scores) > 1:
+                    raise DataError(
+                        f"{part.where(row)} has several texts or scores, and other rows have one.",
+                        "Give one text and one score in each row, or lists in all.",
+                    )
+                rows.append((queries[0], texts, scores))
+                continue
+            negatives = [
+                negative
+                for name in columns.columns.get(NEGATIVES, ())
+                for negative in _texts(part, row, name, cells[name])
+                if negative and negative not in texts
+            ]
+            zeros = [0.0] * len(negatives)
+            rows += [(queries[0], [one, *negatives], [1.0, *zeros]) for one in texts]
         yield table_of(rows)
     if empty:
         notes.append(f"{empty} rows of {part.path} lack a text and are not used.")
-
-
-def _rows_of(
-    part: Part, row: int, columns: Selection, kind: str, cells: Mapping[str, Any]
-) -> list[Row]:
-    """Return the rows of SCHEMA in a row of a part: one for each relevant text, or one; none if it
-    has no query or text."""
-    query, text, score = columns[QUERY], columns[TEXT], columns.get(SCORE)
-    queries = _texts(part, row, query, cells[query])
-    texts = _texts(part, row, text, cells[text])
-    if len(queries) > 1:
-        raise DataError(
-            f"{part.where(row)} has a list in column {query!r}.", "Give one query a row."
-        )
-    scores = [] if score is None else _scores(part, row, score, cells[score])
-    if kind == LISTS:
-        if len(scores) != len(texts):
-            raise DataError(
-                f"{part.where(row)} has {len(texts)} texts in {text!r} and {len(scores)} scores in "
-                f"{score!r}.",
-                "Give a score for each text.",
-            )
-        kept = [(text, score) for text, score in zip(texts, scores, strict=True) if text]
-        if not (queries and queries[0] and kept):
-            return []
-        return [(queries[0], [text for text, _ in kept], [score for _, score in kept])]
-    texts = [text for text in texts if text]
-    if not (queries and queries[0] and texts):
-        return []
-    if kind == SCORED:
-        if len(texts) > 1 or len(scores) > 1:
-            raise DataError(
-                f"{part.where(row)} has several texts or scores, and other rows have one.",
-                "Give one text and one score in each row, or lists in all.",
-            )
-        return [(queries[0], texts, scores)]
-    negatives = [
-        text
-        for name in columns.columns.get(NEGATIVES, ())
-        for text in _texts(part, row, name, cells[name])
-        if text and text not in texts
-    ]
-    zeros = [0.0] * len(negatives)
-    return [(queries[0], [text, *negatives], [1.0, *zeros]) for text in texts]
 
 
 def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
@@ -229,11 +214,7 @@ def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
 
 
 def _scores(part: Part, row: int, column: str, value: Any) -> list[float]:
-    """Return the score of a cell, or the scores of its list.
-
-    Raises:
-        DataError: one is not a finite number.
-    """
+    """Return the score of a cell, or the scores of its list."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
             value = json.loads(value)

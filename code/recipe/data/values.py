@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -11,18 +10,19 @@ from typing import Any
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKEN_IDS, plain
+from recipe.data.columns import Selection
 from recipe.data.files.part import TAG, UNTAGGED, Part, is_list, is_number, is_string, token_data
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
-from recipe.spec import TEXT_NAMES
+from recipe.spec import TEXT_NAMES, Kind
 
 _SAMPLE_ROWS = 1_000
 _AT_ONCE = 10_000
+_INDICATORS = {"0", "1", "0.0", "1.0"}
 DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
 _JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
 _TAG_COLUMNS = re.compile(
@@ -44,16 +44,10 @@ def check_texts(part: Part, column: str) -> None:
     """
     if column == TOKEN_IDS:
         return
-    if column in part.mixed:
-        raise DataError(
-            f"{part.mixed[column]} has a list or a record in column {column!r}, unlike other rows.",
-            _NAME_TEXTS,
-        )
     values = part.table[column]
     if pa.types.is_null(values.type):
         raise DataError(f"Column {column!r} of {part.path} has no value in any row.", _NAME_TEXTS)
     sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
-    what = None
     if not is_string(values.type):
         what = "holds lists" if is_list(values.type) else f"is of type {values.type}"
     elif sample and all(is_number(value) for value in sample):
@@ -63,8 +57,6 @@ def check_texts(part: Part, column: str) -> None:
     elif sample and all(container(value) for value in sample):
         what = "holds lists or records, written as strings"
     else:
-        what = is_something_else(sample)
-    if what is None:
         return
     check_untagged(part, column)
     first = next(iter(sample), None)
@@ -79,29 +71,54 @@ def check_texts(part: Part, column: str) -> None:
 _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
 
 
-def is_something_else(texts: Sequence[str]) -> str | None:
-    """Describe strings that are not texts; return None if they may be texts."""
-    if texts and all(_FILE.fullmatch(text.strip()) for text in texts):
-        return "names files"
-    if sum(bool(_BYTES.fullmatch(text.strip())) for text in texts) * 2 > len(texts):
-        return "holds Python's repr of bytes"
-    return None
-
-
-def check_no_files(part: Part, column: str) -> None:
-    """Check that the strings of a column are neither names of files nor Python's repr of bytes.
+def check_inputs(part: Part, columns: Selection) -> None:
+    """Check that inputs are not lists in a few rows only, names of files or Python's repr of bytes.
 
     Raises:
         DataError: they are.
     """
-    if not is_string(part.table.schema.field(column).type):
-        return
-    sample = [value for value in part.table[column].slice(0, _SAMPLE_ROWS).to_pylist() if value]
-    if what := is_something_else(sample):
-        raise DataError(
-            f"Column {column!r} of {part.path} is not text: it {what}, such as {sample[0][:60]!r}.",
-            "Write the texts themselves into the column, or name another one.",
-        )
+    for column in columns.form.columns:
+        for name in columns.columns.get(column.role, ()):
+            if column.kind is Kind.TEXT and name in part.mixed:
+                raise DataError(
+                    f"{part.mixed[name]} has a list or a record in column {name!r}, unlike other "
+                    "rows.",
+                    "Give texts.",
+                )
+            cells = part.table[name].slice(0, _SAMPLE_ROWS)
+            is_input = column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target
+            if not is_input or not is_string(cells.type):
+                continue
+            texts = [value.strip() for value in cells.to_pylist() if value]
+            if texts and all(map(_FILE.fullmatch, texts)):
+                what = "names files"
+            elif sum(map(bool, map(_BYTES.fullmatch, texts))) * 2 > len(texts):
+                what = "holds Python's repr of bytes"
+            else:
+                continue
+            raise DataError(
+                f"Column {name!r} of {part.path} is not text: it {what}, such as "
+                f"{texts[0][:60]!r}.",
+                "Write the texts themselves into the column, or name another one.",
+            )
+
+
+def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
+    """Return the column `input_ids` (or `token_type_ids`) without padding, by `attention_mask`."""
+    columns_ = [name, "attention_mask"] if "attention_mask" in part.table.column_names else [name]
+
+    def kept() -> Iterator[list[list[int]]]:
+        for _, batch in part.batches(columns_):
+            rows = batch[name].to_pylist()
+            if len(columns_) > 1:
+                masks = batch["attention_mask"].to_pylist()
+                rows = [
+                    [token for token, real in zip(ids, mask, strict=True) if real]
+                    for ids, mask in zip(rows, masks, strict=True)
+                ]
+            yield rows
+
+    return spooled_column(pa.large_list(pa.int64()), kept())
 
 
 def empty_texts(part: Part, column: str) -> int:
@@ -178,21 +195,19 @@ def with_labels(part: Part, column: str) -> Part:
         return part
     if not is_string(kind):
         return part
-    tags = list(dict.fromkeys(itertools.takewhile(TAG.fullmatch, _written(part, column))))
-    if len(tags) > 1 and "O" in tags and all(map(TAG.fullmatch, _written(part, column))):
-        raise token_data(str(part.path), f"column {column!r} has tags such as {tags[:3]}")
-    rows_of_tags = [text.split() for text in _written(part, column)]
-    if any(len(row) > 1 for row in rows_of_tags) and all(
-        all(map(TAG.fullmatch, row)) for row in rows_of_tags
-    ):
-        example = " ".join(max(rows_of_tags, key=len)[:5])
-        raise token_data(str(part.path), f"column {column!r} has tags of words: {example!r}")
-    if next(_written(part, column), None) is None or any(
-        container(text) is None for text in _written(part, column)
-    ):
+    distinct = part.distinct(column, part.table.num_rows) or ()
+    texts = [text for text in distinct if text and text.strip()]
+    rows_of_tags = [text.split() for text in texts]
+    if all(TAG.fullmatch(tag) for row in rows_of_tags for tag in row):
+        if any(len(row) > 1 for row in rows_of_tags):
+            example = " ".join(max(rows_of_tags, key=len)[:5])
+            raise token_data(str(part.path), f"column {column!r} has tags of words: {example!r}")
+        if "O" in texts and len(texts) > 1:
+            raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
+    if not texts or any(container(text) is None for text in texts):
         return part
 
-    def lists() -> Iterator[pa.Table]:
+    def lists() -> Iterator[list[list[str | None] | None]]:
         for _, piece in part.pieces(column):
             rows: list[list[Any] | None] = []
             for row, value in enumerate(piece.table[column].to_pylist()):
@@ -210,22 +225,12 @@ def with_labels(part: Part, column: str) -> Part:
                 spans = [item for row in rows for item in row or ()]
                 raise token_data(str(part.path), f"column {column!r} labels spans: {spans[:1]}")
             # An integer may be too large for Arrow, or mixed with strings.
-            items = [
+            yield [
                 None if row is None else [None if item is None else str(item) for item in row]
                 for row in rows
             ]
-            yield pa.table([pa.array(items, schema.field(0).type)], schema=schema)
 
-    schema = pa.schema([(column, pa.list_(pa.string()))])
-    return part.with_column(column, spooled(schema, lists())[column])
-
-
-def _written(part: Part, column: str) -> Iterator[str]:
-    """Yield the distinct strings of a column, some repeatedly, without blank ones."""
-    for _, piece in part.pieces(column):
-        yield from (
-            text for text in piece.table[column].unique().to_pylist() if text and text.strip()
-        )
+    return part.with_column(column, spooled_column(pa.list_(pa.string()), lists()))
 
 
 def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
@@ -242,15 +247,20 @@ def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
     """
     if len(names) == 1:
         return part, names[0]
-    if odd := [name for name in names if _indicators(part, name) is None]:
-        raise DataError(
-            f"label_column has value {','.join(names)!r}, but column {odd[0]!r} of {part.path} "
-            "holds other values than 0 and 1.",
-            "Name one column of classes, or columns of 0 and 1; missing_labels=-1 leaves out rows "
-            "with -1.",
-        )
-    indicators = [_indicators(part, name) for name in names]
-    has = np.stack([column for column in indicators if column is not None], axis=1)
+    of_columns = []
+    for name in names:
+        cells = part.table[name]
+        is_flat = not (pa.types.is_nested(cells.type) or pa.types.is_boolean(cells.type))
+        distinct = part.distinct(name, len(_INDICATORS)) if is_flat else None
+        if distinct is None or not {str(value) for value in distinct} <= _INDICATORS:
+            raise DataError(
+                f"label_column has value {','.join(names)!r}, but column {name!r} of {part.path} "
+                "holds other values than 0 and 1.",
+                "Name one column of classes, or columns of 0 and 1; missing_labels=-1 leaves out "
+                "rows with -1.",
+            )
+        of_columns.append(pc.cast(cells, pa.float64()).to_numpy().astype(np.int8))
+    has = np.stack(of_columns, axis=1)
     counts = has.sum(axis=1)
     numbers = pa.array(np.nonzero(has)[1], pa.int64())
     ends = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
@@ -260,42 +270,18 @@ def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
     return part.with_column(new, values).named(new, names), new
 
 
-def _indicators(part: Part, name: str) -> npt.NDArray[np.int8] | None:
-    """Return a column as integers [rows] if all its values are 0 or 1."""
-    values = part.table[name]
-    if pa.types.is_nested(values.type) or pa.types.is_boolean(values.type):
-        return None
-    indicators = {"0", "1", "0.0", "1.0"}
-    distinct = part.distinct(name, len(indicators))
-    if distinct is None or not {str(value) for value in distinct} <= indicators:
-        return None
-    return np.asarray(pc.cast(values, pa.float64()).to_numpy().astype(np.int8))
-
-
 def integers(part: Part, column: str) -> set[int] | None:
     """Return the integers in a column of labels, or in its lists; None if it has other values."""
-    flat = _flat(part, column)
-    if any(isinstance(value, (list, dict)) for value in flat):
+    cells = part.table[column]
+    if is_list(cells.type) and not pa.types.is_nested(cells.type.value_type):
+        cells = pc.list_flatten(cells)
+    if pa.types.is_nested(cells.type):
         return None
+    flat = cells.unique().to_pylist()
     texts = {str(value).strip() for value in flat if value not in (None, "")}
     if not all(_WHOLE.fullmatch(text) for text in texts):
         return None
     return {int(float(text)) for text in texts}
-
-
-def strings(part: Part, column: str) -> set[str]:
-    """Return the strings in a column of labels, or in its lists."""
-    return {value.strip() for value in _flat(part, column) if isinstance(value, str)}
-
-
-def _flat(part: Part, column: str) -> list[Any]:
-    """Return the distinct values of a column of labels, or of its lists."""
-    values = part.table[column]
-    if not is_list(values.type):
-        return [] if pa.types.is_nested(values.type) else list(values.unique().to_pylist())
-    if not pa.types.is_nested(values.type.value_type):
-        return list(pc.list_flatten(values).unique().to_pylist())
-    return [item for row in values.to_pylist() for item in row or ()]
 
 
 def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
@@ -308,18 +294,16 @@ def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
             return None
         return positions.get(int(float(value)), -1)
 
+    positioned = (
+        [
+            list(map(position, row)) if isinstance(row, list) else position(row)
+            for row in piece.table[column].to_pylist()
+        ]
+        for _, piece in part.pieces(column)
+    )
     is_nested = is_list(part.table.schema.field(column).type)
-    schema = pa.schema([(column, pa.list_(pa.int64()) if is_nested else pa.int64())])
-
-    def positioned() -> Iterator[pa.Table]:
-        for _, piece in part.pieces(column):
-            rows = [
-                [position(item) for item in row] if isinstance(row, list) else position(row)
-                for row in piece.table[column].to_pylist()
-            ]
-            yield pa.table([pa.array(rows, schema.field(0).type)], schema=schema)
-
-    return part.with_column(column, spooled(schema, positioned())[column])
+    kind = pa.list_(pa.int64()) if is_nested else pa.int64()
+    return part.with_column(column, spooled_column(kind, positioned))
 
 
 def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:

@@ -100,19 +100,21 @@ def write(
     Raises:
         jinja2.TemplateError: The template refuses these messages, or ignores tools or their calls.
     """
-    marked: Any = tokenizer
+    render: Any = tokenizer.apply_chat_template
     if tools:
-        marked = _WithTools(tokenizer, tools)
-    chains = _chains(marked, messages, first)
+        render = functools.partial(render, tools=list(tools))
+    chains = _chains(render, messages, first)
     is_whole = bool(chains) and chains[-1].last == len(messages) - 1
-    text = chains[-1].text if is_whole else _written(marked, messages)
-    _check_all_read(tokenizer, messages, tools, text)
+    text = chains[-1].text if is_whole else _written(render, messages)
+    if tools and _written(tokenizer.apply_chat_template, messages) == text:
+        raise TemplateError("it ignores tools")
+    _check_all_read(render, messages, text)
     is_muted = any(map(_is_muted, messages))
     if not is_muted and _MARKS.search(str(tokenizer.chat_template)):
         spans = [(chain.first, chain.last + 1) for chain in chains]
         # One chain is all of the conversation, in which the marks may also show other turns.
         spans = spans if len(spans) > 1 else [(first, len(messages))]
-        return [_marked(marked, messages[:end], start) for start, end in spans]
+        return [_marked(render, messages[:end], start) for start, end in spans]
     if chains:
         return [Written(chain.parts, is_guessed=False) for chain in chains]
     has_answer = any(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
@@ -129,54 +131,34 @@ def turns_to_learn(messages: Sequence[Message]) -> int:
     return sum(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
 
 
-def _marked(tokenizer: Any, messages: Sequence[Message], first: int) -> Conversation:
+def _marked(render: Any, messages: Sequence[Message], first: int) -> Conversation:
     """Return the tokens that the template marks, from the turn `first` on."""
-    encoded = tokenizer.apply_chat_template(
-        list(messages), return_dict=True, return_assistant_tokens_mask=True
-    )
+    encoded = render(list(messages), return_dict=True, return_assistant_tokens_mask=True)
     learned = [bool(mark) for mark in encoded["assistant_masks"]]
     if first:
-        prompt = tokenizer.apply_chat_template(
-            list(messages[:first]), return_dict=True, add_generation_prompt=True
-        )
+        prompt = render(list(messages[:first]), return_dict=True, add_generation_prompt=True)
         before = common_prefix(encoded["input_ids"], prompt["input_ids"])
         learned[:before] = [False] * before
     return Conversation(encoded["input_ids"], learned)
 
 
-@dataclass(frozen=True)
-class _WithTools:
-    """A tokenizer whose chat template gets tools."""
-
-    tokenizer: Any
-    tools: Sequence[Message]
-
-    def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> Any:
-        return self.tokenizer.apply_chat_template(messages, tools=list(self.tools), **options)
-
-
-def _check_all_read(
-    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], text: str
-) -> None:
-    """Raise TemplateError if the template ignores tools, a call, thoughts or a whole turn, on which
-    the learned answers depend.
+def _check_all_read(render: Any, messages: Sequence[Message], text: str) -> None:
+    """Raise TemplateError if the template ignores a call, thoughts or a whole turn, on which the
+    learned answers depend.
 
     Args:
         text: The conversation as the template writes it.
     """
-    with_tools = _WithTools(tokenizer, tools) if tools else tokenizer
     keys = dict.fromkeys(key for turn in messages for key in turn if key != "role")
     for key in filter(lambda key: PARTS_OF_SAMPLES.get(key) == CONTEXT, keys):
         without = [{name: turn[name] for name in turn if name != key} for turn in messages]
-        if _written(with_tools, without) == text:
+        if _written(render, without) == text:
             raise TemplateError(f"it ignores {key}")
-    if tools and _written(tokenizer, messages) == text:
-        raise TemplateError("it ignores tools")
     for number, turn in enumerate(messages):
         if turn["role"] == "assistant" or turn["content"].strip() in text:
             continue
         try:
-            is_ignored = _written(with_tools, [*messages[:number], *messages[number + 1 :]]) == text
+            is_ignored = _written(render, [*messages[:number], *messages[number + 1 :]]) == text
         except (TemplateError, IndexError):  # the rest is not a conversation
             is_ignored = False
         if is_ignored:
@@ -263,24 +245,24 @@ class _Chain:
     parts: list[tuple[str, bool]]
 
 
-def _chains(tokenizer: Any, messages: Sequence[Message], first: int) -> list[_Chain]:
+def _chains(render: Any, messages: Sequence[Message], first: int) -> list[_Chain]:
     """Return the assistant's turns that begin with the prompt rendered before them."""
     chains: list[_Chain] = []
     for number, message in enumerate(messages):
         if message["role"] != "assistant" or number < first:
             continue
         try:
-            answered = _written(tokenizer, messages[: number + 1])
+            answered = _written(render, messages[: number + 1])
             # transformers renders no prompt for an empty conversation: use the text before the
             # first turn.
             content = message["content"] or answered
             prompt = (
                 answered.partition(content)[0]
                 if number == 0
-                else (_written(tokenizer, messages[:number], add_generation_prompt=True))
+                else _written(render, messages[:number], add_generation_prompt=True)
             )
         except TemplateError:
-            _written(tokenizer, messages)  # refuses the whole conversation, or only this prompt
+            _written(render, messages)  # refuses the whole conversation, or only this prompt
             continue
         if not answered.startswith(prompt):
             continue
@@ -299,12 +281,5 @@ def _is_muted(message: Message) -> bool:
     return 0 in map(message.get, LEARNING_KEYS)
 
 
-def _written(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    add_generation_prompt: bool = False,
-) -> str:
-    text = tokenizer.apply_chat_template(
-        list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-    )
-    return str(text)
+def _written(render: Any, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    return str(render(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt))

@@ -25,6 +25,16 @@ UNCUT = 10**6
 """A length in tokens that truncates no text."""
 
 
+def flat(rows: Sequence[Sequence[Any]], kind: Any) -> Tokens:
+    """Return the concatenated items of lists."""
+    return np.fromiter(itertools.chain.from_iterable(rows), kind, sum(map(len, rows)))
+
+
+def lengths_of(rows: Sequence[Sequence[Any]]) -> Tokens:
+    """Return the lengths of lists."""
+    return np.fromiter(map(len, rows), np.int64, len(rows))
+
+
 def beginning(
     tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
 ) -> str:
@@ -150,12 +160,8 @@ class Encoder:
             texts: One at least.
         """
         rows, types = self.rows(texts, pairs)
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-
-        def flat(lists: list[list[int]], kind: Any) -> Tokens:
-            return np.fromiter(itertools.chain.from_iterable(lists), kind, int(lengths.sum()))
-
-        return flat(rows, np.int32), None if types is None else flat(types, np.int8), lengths
+        flat_types = None if types is None else flat(types, np.int8)
+        return flat(rows, np.int32), flat_types, lengths_of(rows)
 
     def rows(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None

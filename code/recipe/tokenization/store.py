@@ -7,13 +7,10 @@ memory. A restarted job finds the files.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import itertools
 import json
 import multiprocessing
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
-from recipe.console import say
 from recipe.data import values
-from recipe.errors import OutputError
+from recipe.data.files.spool import room
 from recipe.storage import number_files
+from recipe.tokenization.encoding import flat as flat
+from recipe.tokenization.encoding import lengths_of as lengths_of
 
 Column = npt.NDArray[Any]
 Make = Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]]
@@ -37,9 +35,6 @@ _BYTES_AT_ONCE = 1 << 20
 hundred times as large."""
 _HASHED_AT_ONCE = 1_000
 _FORMAT = "number files 2"
-_LOOKED_AT, _DOUBT = 1 << 24, 3
-"""Bytes of tokens after which free space is first checked, and again after each doubling; and the
-initial uncertainty of the estimated remaining bytes."""
 
 
 def tokens_of(
@@ -65,33 +60,26 @@ def tokens_of(
     """
     folder = tokens_folder() / key
     if not folder.is_dir():
-        with room(folder.parent, len(split)):
+        with room(f"The tokens of {len(split)} rows"):
             number_files.write(folder, _parts(split, make, processes))
     return number_files.read(folder)
 
 
 def _parts(split: datasets.Dataset, make: Make, processes: int) -> Iterator[dict[str, Column]]:
-    end = written = 0
-    looked_at = _LOOKED_AT
+    end = 0
     yield {STARTS: np.zeros(1, np.int64)}
     with contextlib.ExitStack() as stack:
-        made: Iterator[tuple[int, dict[str, Column]]]
+        made: Iterator[dict[str, Column]]
         if processes > 1:
             # Forked processes need no pickle of `make`.
             context = multiprocessing.get_context("fork")
             pool = stack.enter_context(context.Pool(processes, _inherited.append, (make,)))
             made = pool.imap(_call_inherited, _batches(split))
         else:
-            made = ((rows.stop, dict(make(batch, rows))) for batch, rows in _batches(split))
-        for row, columns in made:
+            made = (dict(make(batch, rows)) for batch, rows in _batches(split))
+        for columns in made:
             ends = end + np.cumsum(columns.pop(LENGTHS), dtype=np.int64)
             yield {**columns, STARTS: ends}
-            written += ends.nbytes + sum(column.nbytes for column in columns.values())
-            if written >= looked_at:
-                looked_at = 2 * written
-                # Later rows may be shorter; the more rows have been read, the less likely that is.
-                left = 1 - row / len(split)
-                check_room(written / row * left * len(split), len(split), 1 + _DOUBT * left)
             end = int(ends[-1]) if len(ends) else end
 
 
@@ -100,8 +88,7 @@ _inherited: list[Make] = []
 
 
 def _call_inherited(batch_and_rows: tuple[dict[str, list[Any]], range]) -> Any:
-    batch, rows = batch_and_rows
-    return rows.stop, dict(_inherited[-1](batch, rows))
+    return dict(_inherited[-1](*batch_and_rows))
 
 
 def _batches(split: datasets.Dataset) -> Iterator[tuple[dict[str, list[Any]], range]]:
@@ -122,63 +109,11 @@ def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
         yield from (table.slice(first, rows) for first in range(0, table.num_rows, rows))
 
 
-def flat(rows: Sequence[Sequence[Any]], kind: Any) -> Column:
-    """Return the concatenated items of lists."""
-    return np.fromiter(itertools.chain.from_iterable(rows), kind, sum(map(len, rows)))
-
-
-def lengths_of(rows: Sequence[Sequence[Any]]) -> Column:
-    """Return the lengths of lists."""
-    return np.fromiter(map(len, rows), np.int64, len(rows))
-
-
 def tokens_folder() -> Path:
     """Return the folder of the tokens of all data sets."""
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def check_room(needed: float, rows: int, doubt: float) -> None:
-    """Check that the disk has room for the remaining tokens.
-
-    Args:
-        needed: Their bytes, estimated from the tokens written so far.
-        rows: All rows, for the message.
-        doubt: The factor by which the estimate may be too high; within it, only a warning is
-            logged.
-
-    Raises:
-        OutputError: They do not fit even if the estimate is too high.
-    """
-    folder = tokens_folder()
-    free = shutil.disk_usage(folder).free
-    if needed <= free:
-        return
-    what = (
-        f"The tokens of {rows} rows take some {needed / 1e9:.2f} GB more in {folder}, where "
-        f"{free / 1e9:.2f} GB are free"
-    )
-    remedy = "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE."
-    if needed > doubt * free:
-        raise OutputError(f"{what}.", remedy)
-    say(f"warning: {what}, as those before them suggest. {remedy}")
-
-
-@contextlib.contextmanager
-def room(folder: Path, rows: int) -> Iterator[None]:
-    """Raise OutputError with a remedy if the disk is full when the tokens are written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        free = shutil.disk_usage(folder).free / 1e9
-        raise OutputError(
-            f"The tokens of {rows} rows cannot be kept in {folder}, where {free:.1f} GB are "
-            f"free: {error}.",
-            "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE.",
-        ) from error
 
 
 def key(

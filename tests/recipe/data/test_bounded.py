@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe.data import classification, held_out, labelled_rows
+from recipe.data import classification, held_out
 from recipe.data.files import formats, part, spool
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
@@ -96,7 +96,7 @@ def test_labels_read_in_pieces_are_those_read_at_once(
         with monkeypatch.context() as patch:
             patch.setattr(part, "_VALUES_AT_ONCE", draw.choice([1, 2, 5]))
             patch.setattr(part, "_ROWS_AT_ONCE", 3)
-            patch.setattr(labelled_rows, "_FEW_NUMBERS", 2)
+            patch.setattr(classification, "_FEW_NUMBERS", 2)
             patch.setattr(formats, "_ROWS_AT_ONCE", 4)
             in_pieces = _outcome(folder, more)
         assert in_pieces == at_once, (seed, columns, more)
@@ -136,12 +136,13 @@ def test_a_row_that_is_wrong_is_named_by_its_number_in_the_file(tmp_path: Path) 
 def test_numbers_of_which_few_are_told_are_refused_where_one_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labelled_rows, "_FEW_NUMBERS", 5)
+    monkeypatch.setattr(classification, "_FEW_NUMBERS", 5)
     numbers = [f"{n}.5" for n in range(50)]
     table = pa.table({"text": [f"text {n}" for n in range(50)], "label": numbers})
     pq.write_table(table, tmp_path / "rows.parquet")
-    distinct = labelled_rows.distinct(formats.read(tmp_path / "rows.parquet"), "label", False)
-    assert distinct.table.num_rows == 5
+    read = formats.read(tmp_path / "rows.parquet")
+    labelled = classification.LabelledPart(part=read, texts=("text",), label="label", rows=50)
+    assert classification.distinct_labels(labelled, False).part.table.num_rows == 5
     splits = classification.load({"train": tmp_path}, Hyperparameters())
     assert splits.labels.problem == "regression"
     assert sorted([*splits.train["label"], *splits.evaluation["label"]]) == [

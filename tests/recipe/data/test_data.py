@@ -48,12 +48,6 @@ def delimited(rows: Rows, delimiter: str, header: str = "text,label") -> str:
     return "\n".join([header.replace(",", delimiter), *lines]) + "\n"
 
 
-def write_raw_tsv(folder: Path, rows: Rows) -> None:
-    lines = [f"{text}\t{label}" for text, label in rows]
-    # Without quoting, a quote is a character: here one that would swallow the rest of the file.
-    (folder / "a.tsv").write_text("\n".join(["text\tlabel", '"open\tpos', *lines]))
-
-
 def arrow_table(rows: Rows) -> pa.Table:
     text, label = zip(*rows, strict=True)
     return pa.table({"text": text, "label": label})
@@ -67,13 +61,6 @@ def test_files_of_several_formats_are_one_split(tmp_path: Path) -> None:
     splits = load({"train": tmp_path, "test": tmp_path})
     assert sorted(texts_and_names(splits)) == sorted(ROWS)
     assert "train data: 30 rows" in splits.notes[0] and "csv (semicolon), jsonl" in splits.notes[0]
-
-
-def test_a_file_without_a_header_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("\r\n".join(delimited(ROWS, ",").splitlines()[1:]))
-    named = {"text_column": "column_0", "label_column": "column_1"}
-    splits = load({"train": tmp_path, "test": tmp_path}, **named)
-    assert sorted(texts_and_names(splits)) == sorted(ROWS)
 
 
 RARE = {
@@ -151,17 +138,6 @@ def test_texts_of_classes_may_have_equally_many_commas(tmp_path: Path, commas: l
     loaded = load({"train": tmp_path, "test": tmp_path})
     assert sorted(set(loaded.labels.names)) == ["a", "b"]
     assert len(loaded.train) == 8
-
-
-def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(delimited(ROWS, ","), encoding="utf-8-sig")
-    assert read(tmp_path / "a.csv").table.column_names == ["text", "label"]
-
-
-def test_tabs_without_quoting(tmp_path: Path) -> None:
-    write_raw_tsv(tmp_path, ROWS)
-    part = read(tmp_path / "a.tsv")
-    assert part.table["text"].to_pylist() == ['"open', *(text for text, _ in ROWS)]
 
 
 def test_columns_are_found_and_overridden(tmp_path: Path) -> None:
@@ -270,15 +246,6 @@ def test_evaluation_channels(tmp_path: Path, name: str) -> None:
     other.write_text(delimited(ROWS[:7], ","))
     splits = load({"train": train, name: other, "model": tmp_path})
     assert [len(splits.train), len(splits.evaluation)] == [30, 7]
-
-
-def test_a_channel_of_its_own_wins_over_a_file_in_another(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for count, name in ((30, "in/train.csv"), (8, "in/test.csv"), (5, "other.csv")):
-        (tmp_path / name).write_text(delimited(ROWS[:count], ","))
-    splits = load({"train": tmp_path / "in", "test": tmp_path / "other.csv"})
-    assert [len(splits.train), len(splits.evaluation)] == [30, 5]
-    assert [line for line in splits.notes if "in/test.csv is not used" in line]
 
 
 def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
@@ -431,12 +398,6 @@ def test_a_label_that_training_never_saw_is_named_with_its_line(tmp_path: Path) 
     test.write_text(delimited([("a", "pos"), ("b", "mixed")], ","))
     with pytest.raises(DataError, match=r"test\.csv line 3 .*'mixed'.*\(neg, pos\)"):
         load({"train": train, "test": test})
-
-
-def test_free_text_is_no_label(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(delimited([(f"t{n}", f"l{n}") for n in range(60)], ","))
-    with pytest.raises(DataError, match=r"a different value in each of 60 rows.*label_column"):
-        load({"train": tmp_path})
 
 
 def test_a_missing_channel_is_named(tmp_path: Path) -> None:

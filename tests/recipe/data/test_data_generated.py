@@ -6,8 +6,6 @@ refused by a message that names what it must.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import itertools
 import json
 import random
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -41,47 +40,20 @@ NOWHERE = "nowhere"
 # ---- formats: rows to a file ----
 
 
-def as_delimited(delimiter: str, encoding: str = "utf-8") -> Callable[[Path, Sequence[Row]], None]:
-    def write(path: Path, rows: Sequence[Row]) -> None:
-        with path.open("w", newline="", encoding=encoding) as stream:
-            writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
-            writer.writeheader()
-            writer.writerows(rows)
-
-    return write
+Write = Callable[[Path, Sequence[Row]], Any]
 
 
-def as_gzip(path: Path, rows: Sequence[Row]) -> None:
-    as_delimited(",")(path, rows)
-    path.write_bytes(gzip.compress(path.read_bytes()))
+def as_delimited(delimiter: str, encoding: str = "utf-8") -> Write:
+    return lambda path, rows: pd.DataFrame(rows).to_csv(
+        path, sep=delimiter, encoding=encoding, index=False
+    )
 
 
-def as_jsonl(path: Path, rows: Sequence[Row]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def as_json(shape: Callable[[list[Row]], Any], indent: int | None = None) -> Write:
+    return lambda path, rows: path.write_text(json.dumps(shape(list(rows)), indent=indent))
 
 
-def as_json(path: Path, rows: Sequence[Row]) -> None:
-    path.write_text(json.dumps(list(rows), indent=1))
-
-
-def as_json_columns(path: Path, rows: Sequence[Row]) -> None:
-    path.write_text(json.dumps({name: [row[name] for row in rows] for name in rows[0]}))
-
-
-def as_pandas_json(path: Path, rows: Sequence[Row]) -> None:
-    columns = {name: {str(index): row[name] for index, row in enumerate(rows)} for name in rows[0]}
-    path.write_text(json.dumps(columns, indent=1))
-
-
-def as_json_data(path: Path, rows: Sequence[Row]) -> None:
-    path.write_text(json.dumps({"version": "1", "data": list(rows)}))
-
-
-def as_parquet(path: Path, rows: Sequence[Row]) -> None:
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-
-
-def as_arrow(new: Callable[..., Any]) -> Callable[[Path, Sequence[Row]], None]:
+def as_arrow(new: Callable[..., Any]) -> Write:
     def write(path: Path, rows: Sequence[Row]) -> None:
         table = pa.Table.from_pylist(list(rows))
         with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema) as writer:
@@ -90,36 +62,51 @@ def as_arrow(new: Callable[..., Any]) -> Callable[[Path, Sequence[Row]], None]:
     return write
 
 
-def as_folder(path: Path, rows: Sequence[Row]) -> None:
-    datasets.Dataset(pa.Table.from_pylist(list(rows))).save_to_disk(str(path))
+def columns(rows: list[Row]) -> Row:
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 @dataclass(frozen=True)
 class Format:
     suffix: str
-    write: Callable[[Path, Sequence[Row]], None]
-    typed: bool = False
+    write: Write
+    typed: bool = True
     """Whether a value may be a list or a struct."""
 
 
 FORMATS = {
-    "csv": Format(".csv", as_delimited(",")),
-    "semicolon": Format(".csv", as_delimited(";")),
-    "bar": Format(".csv", as_delimited("|")),
-    "csv with a byte order mark": Format(".csv", as_delimited(",", "utf-8-sig")),
-    "csv in UTF-16": Format(".csv", as_delimited(",", "utf-16")),
-    "csv in UTF-32": Format(".csv", as_delimited(",", "utf-32")),
-    "tsv": Format(".tsv", as_delimited("\t")),
-    "csv.gz": Format(".csv.gz", as_gzip),
-    "jsonl": Format(".jsonl", as_jsonl, typed=True),
-    "json": Format(".json", as_json, typed=True),
-    "json of columns": Format(".json", as_json_columns, typed=True),
-    "json of pandas": Format(".json", as_pandas_json, typed=True),
-    "json below data": Format(".json", as_json_data, typed=True),
-    "parquet": Format(".parquet", as_parquet, typed=True),
-    "arrow": Format(".arrow", as_arrow(pa.ipc.new_stream), typed=True),
-    "arrow file": Format(".arrow", as_arrow(pa.ipc.new_file), typed=True),
-    "save_to_disk": Format("", as_folder, typed=True),
+    "csv": Format(".csv", as_delimited(","), typed=False),
+    "semicolon": Format(".csv", as_delimited(";"), typed=False),
+    "bar": Format(".csv", as_delimited("|"), typed=False),
+    "csv with a byte order mark": Format(".csv", as_delimited(",", "utf-8-sig"), typed=False),
+    "csv in UTF-16": Format(".csv", as_delimited(",", "utf-16"), typed=False),
+    "csv in UTF-32": Format(".csv", as_delimited(",", "utf-32"), typed=False),
+    "tsv": Format(".tsv", as_delimited("\t"), typed=False),
+    "csv.gz": Format(".csv.gz", as_delimited(","), typed=False),
+    "jsonl": Format(
+        ".jsonl", lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    ),
+    "json": Format(".json", as_json(lambda rows: rows, indent=1)),
+    "json of columns": Format(".json", as_json(columns)),
+    "json of pandas": Format(
+        ".json",
+        as_json(
+            lambda rows: {
+                name: {str(index): value for index, value in enumerate(values)}
+                for name, values in columns(rows).items()
+            },
+            indent=1,
+        ),
+    ),
+    "json below data": Format(".json", as_json(lambda rows: {"version": "1", "data": rows})),
+    "parquet": Format(
+        ".parquet", lambda path, rows: pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    ),
+    "arrow": Format(".arrow", as_arrow(pa.ipc.new_stream)),
+    "arrow file": Format(".arrow", as_arrow(pa.ipc.new_file)),
+    "save_to_disk": Format(
+        "", lambda path, rows: datasets.Dataset.from_list(list(rows)).save_to_disk(str(path))
+    ),
 }
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from recipe.data.files import formats, json_rows, spool
 from recipe.errors import DataError
-from recipe.runtime import memory
 
 
 def value(draw: random.Random, depth: int = 0) -> Any:
@@ -102,19 +101,6 @@ def test_many_rows_are_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list((tmp_path / "cache").iterdir())
     assert part.table["label"].to_pylist()[-101:-99] == ["1", "odd"], "of types that come last"
     assert part.where(2_999).endswith("line 3000")
-
-
-def test_a_document_that_is_read_whole_warns_if_memory_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"text": f"text {index} ]}}", "label": index % 2} for index in range(300)]
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps({"train": rows, "test": rows[:5]}))
-    for times, warns in ((10, False), (1, True)):
-        monkeypatch.setattr(memory, "available", lambda times=times: times * path.stat().st_size)
-        assert formats.read(path).table.num_rows == 305
-        output = capsys.readouterr().out
-        assert (f"warning: {path} (0 MB of characters), one JSON document," in output) == warns
 
 
 @pytest.mark.parametrize("seed", range(15))

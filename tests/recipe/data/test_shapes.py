@@ -39,48 +39,6 @@ _PAIR = rf"(?:{'|'.join(_NAMES)})=(?:'[^']*'|\"[^\"]*\"|[^\s;'\"]+)"
 _LINE = re.compile(rf"(?<![\w:]){_PAIR}(?: {_PAIR})*")
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """The files of a channel, and the model that learns them."""
-
-    files: Mapping[str, str | Sequence[Any]]
-    """Texts, or rows for JSON and JSON Lines (Parquet, if `features` are given), by file names."""
-    model: str
-    features: Features | None = None
-
-    def write(self, folder: Path) -> tuple[str, Path]:
-        """Return the folder of the model and that of the data."""
-        model, data = folder / "model", folder / "train"
-        for path in (model, data):
-            path.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps(CONFIGURATIONS[self.model]))
-        for name, content in self.files.items():
-            (data / name).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, str):
-                (data / name).write_text(content)
-            elif name.endswith(".json"):
-                (data / name).write_text(json.dumps(content))
-            elif self.features is not None:
-                Dataset.from_list(list(content), features=self.features).to_parquet(data / name)
-            else:
-                (data / name).write_text("\n".join(map(json.dumps, content)))
-        return str(model), data
-
-
-def read_table(table: Table, folder: Path, given: Mapping[str, str]) -> tuple[str, Any]:
-    """Return the task that is found and its data sets.
-
-    Raises:
-        RecipeError: The job would end before it trains.
-    """
-    model, data = table.write(folder)
-    argv = [word for key, value in given.items() for word in (f"--{key}", value)]
-    parsed = parse(["--model_id", model, "--eval_strategy", "no", *argv])
-    channels = {"train": data}
-    task, _ = detection.find(parsed, channels)
-    return task, task_table.load(task)(channels, dataclasses.replace(parsed, task=task))
-
-
 def proposed_lines(refusal: RecipeError) -> list[dict[str, str]]:
     """Return the lines of hyperparameters that a message proposes."""
     proposed: list[dict[str, str]] = []
@@ -181,12 +139,28 @@ class Shape:
         _DRAWN.seed(1)
         return [self.content(number) for number in range(_ROWS)] if self.file else []
 
-    def table(self) -> Table:
-        if self.file:
-            features = None if self.features is None else Features(self.features)
-            return Table({self.file: self.rows()}, self.model, features)
-        _DRAWN.seed(1)
-        return Table(self.content(), self.model)
+    def read(self, folder: Path, given: Mapping[str, str]) -> tuple[str, Any]:
+        """Return the task that is found and its data sets. Raises RecipeError as the job would."""
+        model, data = folder / "model", folder / "train"
+        for path in (model, data):
+            path.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps(CONFIGURATIONS[self.model]))
+        rows = self.rows()
+        if self.features is not None:
+            table = Dataset.from_list(rows, features=Features(self.features))
+            table.to_parquet(data / self.file)
+        elif self.file:
+            lines = map(json.dumps, rows)
+            text = json.dumps(rows) if self.file.endswith(".json") else "\n".join(lines)
+            (data / self.file).write_text(text)
+        for name, text in ({} if self.file else self.content()).items():
+            (data / name).parent.mkdir(parents=True, exist_ok=True)
+            (data / name).write_text(text)
+        argv = [word for key, value in given.items() for word in (f"--{key}", value)]
+        parsed = parse(["--model_id", str(model), "--eval_strategy", "no", *argv])
+        channels = {"train": data}
+        task, _ = detection.find(parsed, channels)
+        return task, task_table.load(task)(channels, dataclasses.replace(parsed, task=task))
 
 
 def shape(
@@ -316,8 +290,6 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=text-classification label_column=sarcastic,sarcasm,irony,satire > text-classification text=tweet label=(none)"),
     shape("subj with split col", "masked", lambda n:{"text":s(),"label":n%2,"split":"train" if n%5 else "test"},
           "text-classification text=number the rome house on light stone the the with light in label=1"),
-    shape("doccano classes", "masked", lambda n:{"id":n,"text":s(),"label":[o("pos","neg")]},
-          "text-classification text=text label=pos"),
     shape("doccano comments", "masked", lambda n:{"id":n,"data":s(),"label":[o("pos","neg")]},
           "? task=text-classification text_column=data > text-classification text=data label=pos"),
     shape("labelstudio csv ner", "masked", lambda n:{"id":n,"text":"Ada "+s(),"label":[{"start":0,"end":3,"text":"Ada","labels":["PER"]}],"annotator":1,"annotation_id":n,"created_at":"2024-01-01","lead_time":1.5},
@@ -334,8 +306,6 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=token-classification > token-classification tokens=[\"Ada\", \"saw\", \"Rome\"] tags=[\"B-per\", \"O\", \"B-geo\"]"),
     shape("presidio pii", "t5", lambda n:{"source_text":"Ada "+s(),"target_text":"[NAME] "+s(),"privacy_mask":[{"value":"Ada","start":0,"end":3,"label":"NAME"}],"span_labels":"[]","mbert_text_tokens":["A"],"mbert_bio_labels":["B-NAME"],"id":n,"language":"English","set":"train"},
           "text2text-generation source=source_text target=target_text"),
-    shape("squad_v2", "masked", lambda n:{"id":str(n),"title":"T","context":"Ada "+s(),"question":s(6),"answers":{"text":["Ada"] if n%3 else [],"answer_start":[0] if n%3 else []}},
-          "question-answering id=id question=question context=context answers=answers.text starts=answers.answer_start"),
     shape("natural questions short", "decoder", lambda n:{"question":s(6),"answer":[s(2)]},
           "! has no text in column"),
     shape("triviaqa", "decoder", lambda n:{"question":s(6),"question_id":f"q{n}","answer":{"value":"Ada","aliases":["Ada L"],"type":"W"},"entity_pages":[]},
@@ -436,12 +406,8 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=text-classification text_column=Ticket Description label_column=Ticket Priority > text-classification text=Ticket Description label=Ticket Priority"),
     shape("images beside", "decoder", chat("messages",images=lambda n:["a.jpg"]),
           "! script of your own"),
-    shape("imdb", "masked", lambda n: {"review": s(), "sentiment": o("pos", "neg")},
-          "text-classification text=review label=sentiment"),
     shape("sms spam", "masked", lambda n: {"v1": o("ham", "spam"), "v2": s()},
           "? task=text-classification text_column=v2 label_column=v1 > text-classification text=v2 label=v1"),
-    shape("reddit stress", "masked", lambda n: {"subreddit": o("ptsd", "anxiety"), "text": s(), "label": n % 2, "confidence": 0.8},
-          "text-classification text=text label=label"),
     shape("Label Studio", "masked", lambda n: {"annotation_id": n, "annotator": 1, "choice": o("Yes", "No"), "id": n, "lead_time": n / 7, "text": s()},
           "text-classification text=text label=choice"),
     shape("jigsaw", "masked", lambda n: {"id": str(n), "comment_text": s(), "toxic": n % 2, "threat": 0, "insult": n % 3 // 2},
@@ -452,14 +418,10 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=text-classification label_column=answer > text-classification text=question text_pair=passage label=True"),
     shape("squad", "masked", lambda n: {"id": str(n), "context": f"Ada {s()}", "question": s(), "answers": {"text": ["Ada"], "answer_start": [0]}},
           "question-answering id=id question=question context=context answers=answers.text starts=answers.answer_start"),
-    shape("triplets", "masked", lambda n: {"query": s(), "positive": s(), "negative": s()},
-          "sentence-embedding query=query texts=[\"number the rome house on light stone the the with light in\", \"on in the on rome rome on on on rome a the\"] scores=[1.0, 0"),
     shape("Prodigy's spans", "masked", annotated,
           "token-classification tokens=[\"Ada\", \"sat\", \"river\", \"number\", \"a\", \"rome\", \"rome\", \"film\", \"number\", \"cat\", \"the\", \"river\", \"in\"] tags=[\"B-PERSON\", \"O\", \"O\", \"O"),
     shape("Prodigy's spans without hashes", "masked", lambda n: {**annotated(n), "_input_hash": None},
           "token-classification tokens=[\"Ada\", \"sat\", \"river\", \"number\", \"a\", \"rome\", \"rome\", \"film\", \"number\", \"cat\", \"the\", \"river\", \"in\"] tags=[\"B-PERSON\", \"O\", \"O\", \"O"),
-    shape("Prodigy's classes", "masked", lambda n: {"text": s(), "label": o("A", "B"), "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
-          "text-classification text=sat river number a rome rome film number cat the river in label=A"),
     shape("Prodigy's one class", "masked", lambda n: {"text": s(), "label": "SPORT", "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
           "! one class only"),
     shape("yelp", "masked", lambda n: {"review_id": f"r{n}", "stars": 1 + n % 5, "useful": n % 6, "funny": n % 3, "text": s(), "date": "2018-07-07"},
@@ -508,14 +470,10 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=token-classification > token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),
     shape("lists of other lengths", "masked", lambda n: {"Sentence": ADA, "Tag": "['O', 'B-PER']"},
           "! 6 words in column", argv="task=token-classification"),
-    shape("gliner, again", "masked", lambda n: {"tokenized_text": ADA.split(), "ner": [[2, 2, "person"]]},
-          "! 6 words in column", argv="task=token-classification text_column=tokenized_text"),
     shape("two columns of tags", "masked", lambda n: {"tokens": ["Ada", "sat"], "labels": ["B-PER", "O"], "tags": ["NNP", "VBD"]},
           "? label_column=labels > token-classification tokens=tokens tags=labels", argv="task=token-classification"),
     shape("squad with another context", "masked", lambda n: {**SQUAD, "paragraph": s()},
           "? task=question-answering columns=context:context > question-answering id=0 question=question context=context answers=answers.text starts=answers.answer_start"),
-    shape("squad, again", "masked", lambda n: SQUAD,
-          "question-answering id=0 question=question context=context answers=answers.text starts=answers.answer_start"),
     shape("mrqa", "masked", lambda n: {"context": ADA, "qid": str(n), "question": "who sat?", "detected_answers": {"text": ["Ada"]}, "answers": ["Ada"]},
           "? ignore_columns=detected_answers.text > ! does not say where its answer begins", argv="task=question-answering"),
     shape("duorc", "masked", lambda n: {"plot": s(30), "question": "who?", "answers": ["Ada"]},
@@ -606,8 +564,6 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=causal-lm ignore_columns=Complex_CoT > causal-lm prompt=Question completion=Response"),
     shape("firefly", "decoder", lambda n: {"instruction": "hi", "output": "yes", "history": [["a", "b"]]},
           "? task=causal-lm ignore_columns=history > causal-lm prompt=instruction completion=output"),
-    shape("alpaca, again", "decoder", lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
-          "causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo\n\n### Response: c"),
     shape("dolly, again", "decoder", lambda n: {"instruction": "do", "context": "it" * n, "response": "done", "category": "qa"},
           "? ignore_columns=context > causal-lm prompt=instruction completion=response", argv="task=causal-lm"),
     shape("LLaMA-Factory's pairs", "decoder", lambda n: {"conversations": [{"from": "human", "value": "hi"}], "chosen": {"from": "gpt", "value": "yes"}, "rejected": {"from": "gpt", "value": "no"}},
@@ -616,8 +572,6 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? ignore_columns=text > causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo\n\n### Response: c", argv="task=causal-lm"),
     shape("no_robots", "decoder", lambda n: {"prompt": "hi", "prompt_id": str(n), "messages": TURNS, "category": "Chat"},
           "? task=causal-lm ignore_columns=prompt > causal-lm messages=messages"),
-    shape("sharegpt, again", "decoder", lambda n: {"id": str(n), "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]},
-          "causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}]"),
     shape("llava", "decoder", lambda n: {"id": str(n), "image": "a.png", "conversations": TURNS},
           "! script of your own", argv="task=causal-lm"),
     shape("distilabel orca", "decoder", lambda n: {"system": "", "input": f"hi {n}", "chosen": "yes", "rejected": "no", "status": "tie" if n < 3 else "unchanged"},
@@ -658,8 +612,6 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=text-classification text_column=text,aspect.term > text-classification text=text text_pair=aspect.term label=label"),
     shape("a term", "masked", lambda n: {'text': s(), 'term': o('food', 'room'), 'label': o('pos', 'neg')},
           "? task=text-classification text_column=text,term > text-classification text=text text_pair=term label=label"),
-    shape("an aspect", "masked", lambda n: {'text': s(), 'aspect': o('food', 'room'), 'label': o('pos', 'neg')},
-          "text-classification text=text text_pair=aspect label=label"),
     shape("a topic of a stance", "masked", lambda n: {'text': s(), 'topic': o('tax', 'war'), 'label': o('for', 'against')},
           "? task=text-classification label_column=label > text-classification text=text label=label"),
     shape("a target of a stance", "masked", lambda n: {'Tweet': s(), 'Target': o('tax', 'war'), 'Stance': o('FAVOR', 'AGAINST')},
@@ -724,8 +676,6 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=causal-lm ignore_columns=parent_id,role > causal-lm text=text"),
     shape("rewards of steps", "decoder", lambda n: {'prompt': s(), 'completions': [s(), s()], 'labels': [True, n % 2 == 0]},
           "? task=text-classification text_column=prompt > ?"),
-    shape("rewards of steps of a classifier", "classifier", lambda n: {'prompt': s(), 'completions': [s(), s()], 'labels': [True, n % 2 == 0]},
-          "? task=text-classification text_column=prompt > ?"),
     shape("a prompt that holds the answer", "decoder", lambda n: {'instruction': f'do {n}', 'input': '', 'output': f'it is done {n}', 'prompt': f'### Instruction: do {n} ### Response: it is done {n}'},
           "? task=causal-lm ignore_columns=prompt > causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo 0\n\n### Response:"),
     shape("a prompt that holds the answer, named", "decoder", lambda n: {'instruction': f'do {n}', 'output': f'it is done {n}', 'prompt': f'### Instruction: do {n} ### Response: it is done {n}'},
@@ -774,25 +724,13 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "text-classification text=sat river number a rome rome film number cat the river in text_pair=number the rome house on light stone the the with light in label=ne"),
     shape("NA as a class", "masked", lambda n: {'text': s(), 'label': ['NA', 'EU', 'AS'][n % 3]},
           "? problem_type=single_label_classification > text-classification text=text label=label"),
-    shape("NULL as a class", "masked", lambda n: {'text': s(), 'label': ['NULL', 'yes', 'no'][n % 3]},
-          "? missing_labels=NULL > text-classification text=number the rome house on light stone the the with light in label=yes"),
-    shape("N/A as a class", "masked", lambda n: {'text': s(), 'label': ['N/A', 'yes', 'no'][n % 3]},
-          "? problem_type=single_label_classification > text-classification text=text label=label"),
-    shape("None as a class", "masked", lambda n: {'text': s(), 'label': ['None', 'yes', 'no'][n % 3]},
-          "? problem_type=single_label_classification > text-classification text=text label=label"),
     shape("MySQL's null as a class", "masked", lambda n: {'text': s(), 'label': ['\\N', 'yes', 'no'][n % 3]},
           "? missing_labels=\\N > text-classification text=number the rome house on light stone the the with light in label=yes"),
     shape("file names as texts", "masked", lambda n: {'text': f'{n}.txt', 'label': n % 2},
           "! names files"),
     shape("paths of pages as texts", "masked", lambda n: {'text': f'pages/{n}.html', 'label': n % 2},
           "! names files"),
-    shape("file names as documents", "masked", lambda n: {'text': f'{n}.txt'},
-          "! names files"),
     shape("file names as queries", "encoder", lambda n: {'query': s(), 'positive': f'docs/{n}.txt'},
-          "! names files"),
-    shape("file names as sources", "t5", lambda n: {'document': f'{n}.txt', 'summary': s()},
-          "! names files"),
-    shape("file names as prompts", "decoder", lambda n: {'prompt': f'{n}.txt', 'completion': s()},
           "! names files"),
     shape("sentences as classes", "masked", lambda n: {'text': s(), 'label': f'{s()} {n}'},
           "? problem_type=single_label_classification > text-classification text=text label=label"),
@@ -849,24 +787,12 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "text-classification text=text label=401.9"),
     shape("annotated spans and answers", "masked", lambda n: {'text': 'Ada sat', 'spans': [{'start': 0, 'end': 3, 'label': 'PER'}] if n % 4 else [], 'answer': o('accept', 'ignore')},
           "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]"),
-    shape("choices in a record", "masked", lambda n: {'question': {'stem': s(), 'choices': [{'text': 'a', 'label': 'A'}, {'text': 'b', 'label': 'B'}]}, 'answerKey': 'AB'[n % 2]},
-          "multiple-choice context= question=question.stem choices=[\"a\", \"b\"] answer=0"),
-    shape("conversations with images", "decoder", lambda n: {'messages': [{'role': 'user', 'content': '<image> what?'}, {'role': 'assistant', 'content': 'a cat'}], 'images': ['a.png']},
-          "! script of your own"),
-    shape("a column called dataset", "masked", lambda n: {'text': s(), 'label': n % 2, 'dataset': 'x'},
-          "text-classification text=text label=label"),
-    shape("title, review, rating, recommended", "masked", lambda n: {'title': s(3), 'review': s(), 'rating': n % 5, 'recommended': n % 2},
-          "? task=text-classification text_column=title,review > text-classification text=title text_pair=review label=rating"),
-    shape("text, hate, source", "masked", lambda n: {'text': s(), 'hate': n % 2, 'source': o('x', 'y')},
-          "? task=text-classification label_column=hate > text-classification text=text label=hate"),
     shape("content parts of text", "decoder", lambda n: {'messages': [{'role': 'user', 'content': [{'type': 'text', 'text': 'hi'}]}, {'role': 'assistant', 'content': [{'type': 'text', 'text': 'yes'}]}]},
           "causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}]"),
     shape("null content of a tool call", "decoder", lambda n: {'messages': [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': None, 'tool_calls': [{'type': 'function', 'function': {'name': 'f', 'arguments': '{}'}}]}, {'role': 'tool', 'content': '1'}, {'role': 'assistant', 'content': 'yes'}], 'tools': '[{"type": "function", "function": {"name": "f"}}]'},
           "causal-lm messages={\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"type\": \"function\", \"function\": {\"name\""),
     shape("smoothing chooses no task", "masked", lambda n: {'text': s(), 'label': n % 2},
           "text-classification text=text label=label", argv="label_smoothing_factor=0.1"),
-    shape("title and text", "masked", lambda n: {'title': s(), 'text': s(), 'label': n % 2},
-          "? task=text-classification text_column=title,text > text-classification text=title text_pair=text label=label"),
     shape("three texts", "masked", lambda n: {'premise': s(), 'said': s(), 'heard': s(), 'label': n % 2},
           "? task=text-classification text_column=premise > text-classification text=premise label=label"),
     shape("paragraph, question and answer", "masked", lambda n: {'paragraph': s(), 'question': s(), 'answer': s(), 'label': n % 2},
@@ -877,36 +803,22 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
           "? task=text-classification text_column=aa > text-classification text=aa label=label"),
     shape("QNLI", "masked", lambda n: {'index': n, 'question': s(), 'sentence': s(), 'label': n % 2},
           "text-classification text=question text_pair=sentence label=label"),
-    shape("BoolQ with labels", "masked", lambda n: {'passage': s(), 'question': s(), 'label': n % 2},
-          "text-classification text=question text_pair=passage label=label"),
-    shape("texts a and b", "masked", lambda n: {'text_b': s(), 'text_a': s(), 'label': n % 2},
-          "text-classification text=text_a text_pair=text_b label=label"),
     shape("query and document", "masked", lambda n: {'query': s(), 'document': s(), 'label': n % 2},
           "text-classification text=query text_pair=document label=label"),
-    shape("s1 and s2", "masked", lambda n: {'s1': s(), 's2': s(), 'label': n % 2},
-          "text-classification text=s1 text_pair=s2 label=label"),
     shape("anchor and target", "masked", lambda n: {'id': n, 'anchor': s(), 'target': s(), 'score': n / 60},
           "sentence-embedding query=anchor texts=[\"number the rome house on light stone the the with light in\"] scores=[0.0]"),
-    shape("Quora's questions", "masked", lambda n: {'id': n, 'qid1': n, 'qid2': n, 'question1': s(), 'question2': s(), 'is_duplicate': n % 2},
-          "text-classification text=question1 text_pair=question2 label=is_duplicate"),
     shape("MRPC's file", "masked", lambda n: {'Quality': n % 2, '#1 ID': n, '#2 ID': n, '#1 String': s(), '#2 String': s()},
           "text-classification text=#1 String text_pair=#2 String label=Quality"),
     shape("SNLI's file", "masked", lambda n: {'gold_label': o('a', 'b'), 'sentence1_parse': '( x )', 'sentence1': s(), 'sentence2': s(), 'captionID': f'{n}.jpg#0'},
           "text-classification text=sentence1 text_pair=sentence2 label=gold_label"),
     shape("sentence and aspect", "masked", lambda n: {'sentence': s(), 'aspect': o('food', 'room'), 'label': n % 2},
           "text-classification text=sentence text_pair=aspect label=label"),
-    shape("text and url", "masked", lambda n: {'id': n, 'text': s(), 'url': f'https://a.b/{n}', 'label': n % 2},
-          "text-classification text=text label=label"),
     shape("subject and category", "masked", lambda n: {'subject': s(), 'category': o('Home', 'Garden'), 'label': n % 2},
           "? task=text-classification text_column=subject > ?"),
-    shape("email", "masked", lambda n: {'email': s(), 'label': n % 2},
-          "text-classification text=email label=label"),
     shape("texts and summaries", "t5", lambda n: {'input_text': s(), 'target_text': s()},
           "text2text-generation source=input_text target=target_text"),
     shape("translations by language", "t5", lambda n: {'en': s(), 'de': s()},
           "translation source=en target=de", argv="source_lang=en target_lang=de"),
-    shape("translations in a record", "t5", lambda n: {'translation': {'en': s(), 'de': s()}},
-          "? task=translation source_lang=en target_lang=de > translation source=translation.en target=translation.de"),
     shape("lists to rerank", "classifier", lambda n: {'query': s(), 'documents': [s(), s()], 'labels': [1, 0]},
           "reranking text=sat river number a rome rome film number cat the river in text_pair=number the rome house on light stone the the with light in label=[1.0, 0.0]"),
     files("pandas' positions as a header", "masked", lambda: {'train.csv': '0,1\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
@@ -940,10 +852,6 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
     ),
     files("JSON of columns by split", "masked", lambda: {'rows.json': json.dumps({name: {'text': [s() for _ in range(24)], 'label': [n % 2 for n in range(24)]} for name in ('train', 'test')})},
           "text-classification text=sat river number a rome rome film number cat the river in label=0"),
-    files("an unlabelled test", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24)), 'test.csv': 'text\n' + ''.join(f'{s()}\n' for n in range(24))},
-          "text-classification text=sat river number a rome rome film number cat the river in label=0"),
-    files("NA in a CSV", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{["NA", "EU", "AS"][n % 3]}\n' for n in range(24))},
-          "? missing_labels=NA > text-classification text=number the rome house on light stone the the with light in label=EU"),
     files("fastText's lines", "masked", lambda: {'train.txt': ''.join(f'__label__{n % 2} {s()}\n' for n in range(24))},
           "text-classification text=sat river number a rome rome film number cat the river in label=0"),
     files("CoNLL", "masked", lambda: {'train.conll': ''.join('Ada B-PER\nsat O\nin O\nRome B-LOC\n\n' for n in range(24))},
@@ -953,34 +861,27 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
 ])  # fmt: skip
 def test_a_table_is_read_or_refused_with_a_line_that_works(shape: Shape, tmp_path: Path) -> None:
     given = dict(pair.split("=", 1) for pair in shape.argv.split())
-    expect(shape, shape.table(), tmp_path, given, shape.outcome.split(" > "))
-
-
-def expect(
-    shape: Shape, table: Table, folder: Path, given: Mapping[str, str], steps: list[str]
-) -> None:
-    """Follow the outcomes of a table, each after a line of the refusal before it."""
-    step, *rest = steps
-    if step[0] not in "?!":
-        task, made = read_table(table, folder, given)
-        assert described(task, made, shape.rows()).startswith(step)
-        return
-    with pytest.raises(RecipeError) as refusal:
-        read_table(table, folder, given)
-    if step[0] == "!":
-        assert step[2:] in str(refusal.value).replace("\n", " ")
-        return
-    lines = proposed_lines(refusal.value)
-    assert lines
-    if step == "?":
-        return
-    chosen = step[2:]
-    proposed = {" ".join(f"{key}={value}" for key, value in line.items()): line for line in lines}
-    assert chosen in proposed
-    expect(shape, table, folder, {**given, **proposed.pop(chosen)}, rest)
-    # Another line is read, too, or asks something else.
-    for line in list(proposed.values())[-1:]:
-        try:
-            read_table(table, folder, {**given, **line})
-        except RecipeError as other:
-            assert str(other) != str(refusal.value)
+    for step in shape.outcome.split(" > "):
+        if step[0] not in "?!":
+            task, made = shape.read(tmp_path, given)
+            assert described(task, made, shape.rows()).startswith(step)
+            return
+        with pytest.raises(RecipeError) as refusal:
+            shape.read(tmp_path, given)
+        if step[0] == "!":
+            assert step[2:] in str(refusal.value).replace("\n", " ")
+            return
+        lines = proposed_lines(refusal.value)
+        assert lines
+        if step == "?":
+            return
+        proposed = {" ".join(f"{key}={value}" for key, value in one.items()): one for one in lines}
+        assert step[2:] in proposed
+        chosen = proposed.pop(step[2:])
+        # Another line is read, too, or asks something else.
+        for line in list(proposed.values())[-1:]:
+            try:
+                shape.read(tmp_path, {**given, **line})
+            except RecipeError as other:
+                assert str(other) != str(refusal.value)
+        given |= chosen

@@ -45,16 +45,11 @@ def test_rows_without_room_are_an_error_and_leave_no_file(
     """The disk is full at once, at the file's end, or with the next rows."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
     monkeypatch.setattr(spool, "_IN_MEMORY", 1)
-    monkeypatch.setattr(spool.Spool, "_has_room", lambda self: True)
-    kept = spool.Spool()
+    monkeypatch.setattr(spool, "_SPARE", -(1 << 40))
     if rows == 1_000:
         (small_disk / "other").write_bytes(bytes(190_000))
 
-    def fill() -> None:
-        for _ in range(2):
-            kept.add(pa.table({"text": ["x" * 10] * rows}))
-        kept.table()
-
+    table = pa.table({"text": ["x" * 10] * rows})
     with pytest.raises(OutputError, match=r"rows of the data .* HF_DATASETS_CACHE"):
-        fill()
+        spool.spooled(table.schema, [table, table])
     assert list(small_disk.glob("*.rows")) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKENS
-from recipe.data.files.part import TAG, Part, encoding_of, open_text
+from recipe.data.files.part import TAG, Part, first_lines, open_text
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 
@@ -35,7 +34,7 @@ def is_conll(path: Path) -> bool:
     """Return whether a file has a suffix of CoNLL, or a word and a tag (B-PER) on each line."""
     if path.suffix.lower() in SUFFIXES:
         return True
-    cells = [cells for cells in _first_cells(path) if cells]
+    cells = [cells for _, cells in _lines(first_lines(path, _SAMPLE_LINES)) if cells]
     tags = {row[-1] for row in cells}
     widths = set(map(len, cells))
     return 1 not in widths and len(widths) <= 2 and all(map(TAG.fullmatch, tags)) and tags > {"O"}
@@ -43,18 +42,10 @@ def is_conll(path: Path) -> bool:
 
 def has_sentences(path: Path) -> bool:
     """Return whether all lines have the same number of cells, in groups between empty lines."""
-    groups = itertools.groupby(map(len, _first_cells(path)))
+    rows = _lines(first_lines(path, _SAMPLE_LINES))
+    groups = itertools.groupby(len(cells) for _, cells in rows)
     widths = [width for width, _ in groups]
     return len({*widths} - {0}) == 1 and max(widths) > 1 and widths.count(max(widths)) > 1
-
-
-def _first_cells(path: Path) -> list[list[str]]:
-    """Return the cells of the first lines; [] if the file is not text."""
-    try:
-        with open_text(path, encoding_of(path)) as stream:
-            return [cells for _, cells in _lines(itertools.islice(stream, _SAMPLE_LINES))]
-    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
-        return []
 
 
 def read_conll(path: Path, encoding: str) -> Part:
@@ -101,7 +92,15 @@ def read_conll(path: Path, encoding: str) -> Part:
     is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)
     # Nested entities, as in GermEval: the user must name one of the columns.
     is_nested = width > 2 and bool(kinds[0] & kinds[1] - {""})
-    names = _names(width, is_counted, is_universal, is_nested)
+    if is_universal:
+        names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
+    else:
+        first = 1 if width > 2 and is_counted else 0
+        others = range(first + 1, width)
+        last = f"column_{width}" if is_nested else "tags"
+        known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
+        known = _OF_2003 if len(others) == 3 else known
+        names = dict(zip([TOKENS, *known], [first, *others], strict=True))
     starts: list[npt.NDArray[np.int64]] = []
 
     def tables() -> Iterator[pa.Table]:
@@ -139,18 +138,6 @@ def _sentences(path: Path, encoding: str) -> Iterator[list[_Row]]:
                         "sentence.",
                     )
             yield rows
-
-
-def _names(width: int, is_counted: bool, is_universal: bool, is_nested: bool) -> dict[str, int]:
-    """Return the positions of the columns by name."""
-    if is_universal:
-        return dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
-    first = 1 if width > 2 and is_counted else 0
-    others = range(first + 1, width)
-    last = f"column_{width}" if is_nested else "tags"
-    known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
-    known = _OF_2003 if len(others) == 3 else known
-    return dict(zip([TOKENS, *known], [first, *others], strict=True))
 
 
 def _lines(stream: Iterable[str]) -> Iterator[_Row]:

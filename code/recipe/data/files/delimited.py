@@ -25,7 +25,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
 from recipe.data.column_names import SPLIT_COLUMNS
-from recipe.data.files.part import HeaderHint, Part, is_number, open_bytes, open_text
+from recipe.data.files.part import HeaderHint, Part, first_lines, is_number, open_bytes, open_text
 from recipe.data.files.spool import Spool
 from recipe.errors import DataError
 from recipe.spec import IDENTIFIERS, LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
@@ -40,7 +40,9 @@ _TABLE_LINES = 5
 _TABLE_SHARE = 0.95
 Bytes = npt.NDArray[Any]
 _Row = tuple[int, list[str]]
-_TEXTS, _LABELS = (frozenset(map(normalized, names)) for names in (TEXT_NAMES, LABEL_NAMES))
+_TEXTS, _LABELS, _SPLITS = (
+    frozenset(map(normalized, names)) for names in (TEXT_NAMES, LABEL_NAMES, SPLIT_COLUMNS)
+)
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
@@ -116,15 +118,14 @@ def read_delimited(
     )
 
 
-def is_table(path: Path, encoding: str, by_names: bool = False) -> bool:
+def is_table(path: Path, by_names: bool = False) -> bool:
     """Return whether some delimiter cuts five lines or more into the same number of cells, or the
     first line names a text and a label.
 
     Args:
         by_names: Only the first line counts, as lines of text may have equally many commas.
     """
-    with open_text(path, encoding) as stream:
-        sample = list(itertools.islice(stream, _SAMPLE_LINES))
+    sample = first_lines(path, _SAMPLE_LINES)
     for delimiter in DELIMITERS:
         cells = next(csv.reader(sample[:1], delimiter=delimiter), [])
         names = set(map(normalized, cells))
@@ -179,9 +180,6 @@ def _once(part: Part, header: list[str] | None) -> Part:
 
     Args:
         header: The cells of the first row, if these name the columns.
-
-    Raises:
-        DataError: it is repeated, since files were concatenated.
     """
     if header is None or len(header) < 2:
         return part
@@ -207,9 +205,6 @@ def _read_quickly(
     Args:
         quoted: Whether a field may be in double quotes.
         first: Some rows that were read row by row, to compare with.
-
-    Raises:
-        NotPlain: the rows cannot be read, or would differ.
     """
     rows, starts = Spool(), list[Any]()
     try:
@@ -238,11 +233,7 @@ def _read_quickly(
 def _blocks(
     path: Path, delimiter: str, quoted: bool, names: Sequence[str]
 ) -> Iterator[tuple[pa.Table, Bytes]]:
-    """Yield some megabytes of rows at a time as strings, and the line on which each row starts.
-
-    Raises:
-        NotPlain: at any time; earlier blocks are then invalid.
-    """
+    """Yield some megabytes of rows at a time as strings, and the line on which each row starts."""
     rest, line = b"", 1
     with open_bytes(path) as stream:
         while True:
@@ -261,7 +252,20 @@ def _blocks(
                 rest = block
                 continue
             whole, rest = block[: ends[-1] + 1], block[ends[-1] + 1 :]
-            table = _parsed(whole, delimiter, quoted, names)
+            try:
+                table = arrow_csv.read_csv(
+                    pa.BufferReader(whole),
+                    arrow_csv.ReadOptions(column_names=list(names), block_size=len(whole) + 1),
+                    arrow_csv.ParseOptions(
+                        delimiter=delimiter, quote_char='"' if quoted else False,
+                        newlines_in_values=quoted, ignore_empty_lines=False,
+                    ),
+                    arrow_csv.ConvertOptions(
+                        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+                    ),
+                )  # fmt: skip
+            except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+                raise NotPlain from error
             if table.num_rows != len(ends):
                 raise NotPlain
             yield table, line + np.searchsorted(breaks, np.append(0, ends[:-1] + 1))
@@ -295,23 +299,6 @@ def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]
     return breaks[np.searchsorted(quotes, breaks) % 2 == 0], breaks
 
 
-def _parsed(whole: bytes, delimiter: str, quoted: bool, names: Sequence[str]) -> pa.Table:
-    try:
-        return arrow_csv.read_csv(
-            pa.BufferReader(whole),
-            arrow_csv.ReadOptions(column_names=list(names), block_size=len(whole) + 1),
-            arrow_csv.ParseOptions(
-                delimiter=delimiter, quote_char='"' if quoted else False,
-                newlines_in_values=quoted, ignore_empty_lines=False,
-            ),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-            ),
-        )  # fmt: skip
-    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-        raise NotPlain from error
-
-
 def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_Row]:
     """Yield each row's first line and its cells; all rows have as many cells as the first."""
     width = None
@@ -341,20 +328,8 @@ def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_
             yield line, cells
 
 
-@functools.cache
-def _names_of_columns() -> frozenset[str]:
-    """Return the normalized names of columns that are unlikely to be values of a row."""
-    known_names = names_of_samples()
-    names = {name for name in known_names.single if len(name) > 1}.union(*known_names.pairs)
-    return frozenset((names | IDENTIFIERS | set(map(normalized, SPLIT_COLUMNS))) - _VALUES)
-
-
 def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:
-    """Return the first row if it names columns: by known names, or because the user says so.
-
-    Raises:
-        DataError: it may be a header or a row, or gives two columns one name.
-    """
+    """Return the first row if it names columns: by known names, or because the user says so."""
     if has_header is False:
         return None
     # Columns without a name get the names that pandas gives them.
@@ -376,7 +351,11 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
         is_row = repeated or len(set(names)) < len(names) or any(map(is_number, names))
         if is_row and not are_positions:
             return None
-        if are_positions or not known & _names_of_columns():
+        of_samples = names_of_samples()
+        # Names of one letter, and some others, are more likely values of a row.
+        header_names = {name for name in of_samples.single if len(name) > 1}
+        header_names = header_names.union(*of_samples.pairs, IDENTIFIERS, _SPLITS) - _VALUES
+        if are_positions or not known & header_names:
             raise DataError(
                 f"The first row of {path} may name its columns or be one of its rows: "
                 f"{', '.join(names)[:80]!r}.",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import zlib
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL, TEXT
-from recipe.data.files.part import Part, encoding_of, open_text
+from recipe.data.files.part import Part, first_lines, open_text
 from recipe.errors import DataError
 
 MARK = "__label__"
@@ -18,11 +17,7 @@ FORMAT = f"{MARK} lines"
 
 def is_fasttext(path: Path) -> bool:
     """Return whether the first lines that are not empty start with a mark."""
-    try:
-        with open_text(path, encoding_of(path)) as stream:
-            lines = [line for line in itertools.islice(stream, 20) if line.strip()]
-    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
-        return False
+    lines = [line for line in first_lines(path, 20) if line.strip()]
     return bool(lines) and all(line.lstrip().startswith(MARK) for line in lines)
 
 
@@ -55,4 +50,4 @@ def read_fasttext(path: Path, encoding: str) -> Part:
     single = all(len(marked) == 1 for marked in labels)
     values = [marked[0] for marked in labels] if single else labels
     table = pa.table({TEXT: pa.array(texts, pa.large_string()), LABEL: pa.array(values)})
-    return Part(path=path, format=FORMAT, table=table, lines=numbers)
+    return Part(path=path, format=FORMAT, table=table, lines=np.array(numbers))

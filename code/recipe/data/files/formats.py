@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
-import io
 import itertools
 import re
 import zipfile
@@ -40,7 +39,7 @@ from recipe.data.files.part import (
     undecodable,
     usual_types,
 )
-from recipe.data.files.spool import Spool, spooled
+from recipe.data.files.spool import Spool, spooled_column
 from recipe.errors import DataError, OutputError
 from recipe.runtime import memory
 
@@ -103,12 +102,7 @@ def is_structured(path: Path, by_names: bool = False) -> bool:
     Args:
         by_names: Cells count only if the first line names a text and a label column.
     """
-    if not is_delimited(path):
-        return True
-    try:
-        return is_table(path, encoding_of(path), by_names)
-    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
-        return False
+    return not is_delimited(path) or is_table(path, by_names)
 
 
 def known_formats() -> str:
@@ -138,49 +132,33 @@ def read_texts(path: Path, sample_by: str) -> Part:
     Raises:
         DataError: it cannot be read (with its line).
     """
+    numbers: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+
+    def texts(encoding: str) -> Iterator[list[str]]:
+        # Other ends of lines, such as \\r, are characters of a text.
+        with open_text(path, encoding, newline="\n") as stream:
+            rows = (line.removesuffix("\n").removesuffix("\r") for line in stream)
+            groups: Iterator[tuple[int, str]] = enumerate(rows, 1)
+            if sample_by != "line":
+                whole = sample_by == "document"
+                by_text = itertools.groupby(groups, key=lambda line: whole or bool(line[1].strip()))
+                joined = (tuple(zip(*group, strict=True)) for _, group in by_text)
+                groups = ((lines[0], "\n".join(texts)) for lines, texts in joined)
+            while some := list(itertools.islice(groups, _TEXTS_AT_ONCE)):
+                kept = [(number, text) for number, text in some if text.strip()]
+                numbers.append(np.array([number for number, _ in kept], np.int64))
+                yield [text.strip("\n") for _, text in kept]
+
+    def read_decoded(path: Path, encoding: str) -> Part:
+        table = pa.table({TEXT: spooled_column(pa.large_string(), texts(encoding))})
+        kind = f"txt (a text is a {sample_by})"
+        return Part(path=path, format=kind, table=table, lines=np.concatenate(numbers))
+
     with memory.bounded(path):
-        return _read_text(path, functools.partial(_read_plain, sample_by=sample_by))
+        return _read_text(path, read_decoded)
 
 
-def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
-    numbers: list[npt.NDArray[np.int64]] = []
-    schema = pa.schema([(TEXT, pa.large_string())])
-
-    def tables(stream: io.TextIOBase) -> Iterator[pa.Table]:
-        groups = _groups(enumerate(_lines_of(stream), 1), sample_by)
-        while some := list(itertools.islice(groups, _TEXTS_AT_ONCE)):
-            kept = [(number, text) for number, text in some if text.strip()]
-            numbers.append(np.array([number for number, _ in kept], np.int64))
-            texts = [text.strip("\n") for _, text in kept]
-            yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
-
-    with open_text(path, encoding) as stream:
-        table = spooled(schema, tables(stream))
-    lines = np.concatenate([np.empty(0, np.int64), *numbers])
-    return Part(path=path, format=f"txt (a text is a {sample_by})", table=table, lines=lines)
-
-
-def _groups(lines: Iterator[tuple[int, str]], sample_by: str) -> Iterator[tuple[int, str]]:
-    """Yield the texts that consist of numbered lines, with the number of their first lines."""
-    if sample_by == "line":
-        yield from lines
-        return
-    whole = sample_by == "document"
-    for _, group in itertools.groupby(lines, key=lambda line: whole or bool(line[1].strip())):
-        numbers, texts = zip(*group, strict=True)
-        yield numbers[0], "\n".join(texts)
-
-
-def _lines_of(stream: io.TextIOBase) -> Iterator[str]:
-    """Yield the lines of a stream, ended by \\n or \\r\\n; its own iterator also splits at \\r."""
-    rest = ""
-    while read := stream.read(max(_CHARACTERS_AT_ONCE, len(rest))):
-        *ended, rest = (rest + read).split("\n")
-        yield from (line.removesuffix("\r") for line in ended)
-    yield rest
-
-
-_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 20
+_TEXTS_AT_ONCE = 10_000
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 100_000, 1 << 26
 _REWRITE = "Check that the upload is complete, or write the file again."
 
@@ -212,30 +190,22 @@ def _read_parquet(path: Path) -> pa.Table:
     if any(pa.types.is_dictionary(kind) for kind in stored.schema_arrow.types):
         # A mapped file allows one dictionary for each column; these may have more.
         return usual_types(path, stored.read())
-    rows = Spool()
+    rows, run, size = Spool(), list[int](), 0
     try:
         rows.add(usual_types(path, stored.schema_arrow.empty_table()))
-        for groups in _runs(stored.metadata):
-            for batch in stored.iter_batches(_ROWS_AT_ONCE, row_groups=groups):
+        for number in range(stored.num_row_groups):
+            group = stored.metadata.row_group(number)
+            run.append(number)
+            size += group.total_byte_size
+            # Reading many row groups together keeps more of them in memory.
+            if size < _BYTES_AT_ONCE and number + 1 < stored.num_row_groups:
+                continue
+            for batch in stored.iter_batches(_ROWS_AT_ONCE, row_groups=run):
                 rows.add(usual_types(path, pa.Table.from_batches([batch])))
+            run, size = [], 0
         return rows.table().replace_schema_metadata(stored.schema_arrow.metadata)
     finally:
         rows.close()
-
-
-def _runs(metadata: pq.FileMetaData) -> Iterator[list[int]]:
-    """Yield runs of row groups to read together; reading many keeps more of them in memory."""
-    run: list[int] = []
-    rows = size = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        run.append(number)
-        rows, size = rows + group.num_rows, size + group.total_byte_size
-        if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-            yield run
-            run, rows, size = [], 0, 0
-    if run:
-        yield run
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -310,19 +280,6 @@ def _refuse(path: Path, what: str, remedy: str) -> Part:
     raise DataError(f"{path} is {what}.", remedy)
 
 
-def _is_archive(path: Path) -> bool:
-    is_tar = re.search(r"\.(tar|tgz)(\.|$)", path.name.lower()) is not None
-    packed = is_tar or _starts_with(*_SMALL_PACKED)(path)
-    return path.is_file() and (packed or zipfile.is_zipfile(path))
-
-
-def _is_workbook(path: Path) -> bool:
-    is_new = _starts_with(b"PK\x03\x04")(path) and zipfile.is_zipfile(path)
-    if is_new and "xl/workbook.xml" in zipfile.ZipFile(path).namelist():
-        return True
-    return _starts_with(_OLD_WORKBOOK)(path)
-
-
 _BINARY = {
     b"Obj\x01": "an Avro file",
     b"ORC": "an ORC file",
@@ -364,7 +321,14 @@ FORMATS: Sequence[Format] = (
         name="Excel",
         suffixes=".xlsx, .xls",
         what="refused: save each sheet as CSV or Parquet",
-        is_one=_is_workbook,
+        is_one=lambda path: (
+            _starts_with(_OLD_WORKBOOK)(path)
+            or (
+                _starts_with(b"PK\x03\x04")(path)
+                and zipfile.is_zipfile(path)
+                and "xl/workbook.xml" in zipfile.ZipFile(path).namelist()
+            )
+        ),
         read=functools.partial(
             _refuse, what="an Excel workbook", remedy="Save each sheet as CSV or Parquet."
         ),
@@ -373,7 +337,14 @@ FORMATS: Sequence[Format] = (
         name="archives",
         suffixes=".zip, .tar, .bz2, .xz, .zst, .7z, .rar",
         what="refused: unpack them, or compress by gzip",
-        is_one=_is_archive,
+        is_one=lambda path: (
+            path.is_file()
+            and (
+                re.search(r"\.(tar|tgz)(\.|$)", path.name.lower()) is not None
+                or _starts_with(*_SMALL_PACKED)(path)
+                or zipfile.is_zipfile(path)
+            )
+        ),
         read=functools.partial(
             _refuse, what="an archive or compressed", remedy="Unpack it, or compress it by gzip."
         ),
@@ -460,9 +431,7 @@ def _flat(part: Part) -> Part:
         if pa.types.is_dictionary(field.type):
             column = pc.cast(column, field.type.value_type)
         if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
-            schema = pa.schema([(field.name, pa.float64())])
-            decimals = (pa.table([_decimals(chunk)], schema=schema) for chunk in column.chunks)
-            column = spooled(schema, decimals)[field.name]
+            column = spooled_column(pa.float64(), map(_decimals, column.chunks))
         if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
             try:
                 column = pc.cast(column, pa.large_string())

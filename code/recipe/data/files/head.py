@@ -51,19 +51,16 @@ def _part(path: Path, header: HeaderHint) -> Part | None:
     with open_bytes(path) as stream:
         start = stream.read(_BYTES)
         is_whole = not stream.read(1)
-    if is_whole or (file_format.name.startswith("JSON") and not _has_rows(start)):
+    if file_format.name.startswith("JSON"):
+        line, _, rest = start.partition(b"\n")
+        try:
+            is_whole = is_whole or not (rest and isinstance(json.loads(line), dict))
+        except ValueError:
+            is_whole = True
+    if is_whole:
         return formats.read(path, header=header)
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / path.name.removesuffix(".gz")
         beginning.write_bytes(start[: start.rindex(b"\n") + 1])
         # Its name in messages and class names is that of the file.
         return dataclasses.replace(formats.read(beginning, header=header), path=path)
-
-
-def _has_rows(start: bytes) -> bool:
-    """Return whether the first line is a JSON object by itself."""
-    line, _, rest = start.partition(b"\n")
-    try:
-        return bool(rest) and isinstance(json.loads(line), dict)
-    except ValueError:
-        return False

@@ -7,18 +7,15 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recipe.console import say
 from recipe.data.column_names import LABEL, SPLIT_COLUMN, TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text, token_data
 from recipe.errors import DataError
-from recipe.runtime import memory
 from recipe.spec import MESSAGES_NAMES
 
 _METADATA = "-metadata"
@@ -32,20 +29,11 @@ _OF_ROWS = (
 )
 """Keys whose lists of records belong to one row."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
-_TIMES_CHARACTERS = 8
-"""Bytes of memory for each character of a document that is read whole, rows included (measured)."""
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Some rows, as Python objects."""
-
-    values: list[Any]
-    lines: list[int] | None
-    """The line of each; None where rows are not lines."""
-
-
-Read = Callable[[], Iterator[_Block]]
+Block = tuple[list[Any], Sequence[int]]
+"""Some rows, as Python objects, and the line of each; or its number in a document."""
+Read = Callable[[], Iterator[Block]]
 """Each call reads all rows from the first one on."""
 
 
@@ -57,13 +45,12 @@ def read_json(path: Path, encoding: str) -> Part:
     """
     with open_text(path, encoding) as stream:
         text = stream.read()
-    _tell_if_short(path, len(text))
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _bad_json(path, getattr(error, "lineno", 1), error) from error
     rows = _rows_of(path, document)
-    return _part(path, "json", lambda: iter([_Block(rows, None)]))
+    return _part(path, "json", lambda: iter([(rows, range(len(rows)))]))
 
 
 def _rows_of(path: Path, document: Any) -> list[Any]:
@@ -72,17 +59,16 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
     conversation, or the only line of a .jsonl file."""
     if isinstance(document, list):
         return document
-    values = list(document.values())
-    splits = {key: _columns_of_split(key, value) for key, value in document.items()}
-    tables = {
-        key: value
-        for key, value in splits.items()
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
-    }
-    columns = [list(value.values()) if isinstance(value, dict) else value for value in values]
-    are_columns = (
-        all(isinstance(column, list) for column in columns) and len(set(map(len, columns))) == 1
-    )
+    tables = {}
+    for key, value in document.items():
+        if isinstance(value, dict) and split_of(key) and _are_columns(value.values()):
+            value = _rows_of_columns(value, value.values())
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            tables[key] = value
+    columns = [
+        list(value.values()) if isinstance(value, dict) else value for value in document.values()
+    ]
+    are_columns = _are_columns(columns)
     is_line = path.suffix.lower() in _LINES
     if are_columns and not is_line and len(columns[0]) > 1 and len(tables) < len(columns):
         return _rows_of_columns(document, columns)
@@ -103,17 +89,12 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
     return _rows_of_columns(document, columns) if are_columns else [document]
 
 
-def _columns_of_split(key: str, value: Any) -> Any:
-    """Return the rows of {"train": {"column": [value ...]}}; other values unchanged."""
-    if not isinstance(value, dict) or split_of(key) is None:
-        return value
-    columns = list(value.values())
-    are_columns = all(isinstance(column, list) for column in columns)
-    is_table = are_columns and len(set(map(len, columns))) == 1
-    return _rows_of_columns(value, columns) if is_table else value
+def _are_columns(values: Iterable[Any]) -> bool:
+    columns = list(values)
+    return all(isinstance(column, list) for column in columns) and len({*map(len, columns)}) == 1
 
 
-def _rows_of_columns(names: Iterable[str], columns: Sequence[list[Any]]) -> list[Any]:
+def _rows_of_columns(names: Iterable[str], columns: Iterable[list[Any]]) -> list[Any]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
@@ -123,46 +104,23 @@ def read_json_objects(path: Path, encoding: str) -> Part:
     Raises:
         DataError: a line is not a JSON object (with its number).
     """
-    if ".json" in path.suffixes and not _is_on_a_line(path, encoding):
-        return read_json(path, encoding)
-    blocks = _objects(path, encoding)
-    first = next(blocks, _Block([], []))
-    is_only = len(first.values) == 1 and next(blocks, None) is None
-    if is_only and len(rows := _rows_of(path, first.values[0])) > 1:
-        return _part(path, "json", lambda: iter([_Block(rows, None)]))
-    return _part(path, "jsonl", lambda: _objects(path, encoding))
-
-
-def _is_on_a_line(path: Path, encoding: str) -> bool:
-    """Return whether the first line that is not empty is JSON by itself."""
-    with open_text(path, encoding) as stream:
-        line = next((line for line in stream if line.strip()), "")
-        _tell_if_short(path, len(line))  # it may be the whole document
+    if ".json" in path.suffixes:
+        with open_text(path, encoding) as stream:
+            line = next((line for line in stream if line.strip()), "")
         try:
             json.loads(line)
         except (ValueError, RecursionError):
-            return False
-    return True
+            return read_json(path, encoding)
+    blocks = _objects(path, encoding)
+    first: Block = next(blocks, ([], []))
+    is_only = len(first[0]) == 1 and next(blocks, None) is None
+    if is_only and len(rows := _rows_of(path, first[0][0])) > 1:
+        return _part(path, "json", lambda: iter([(rows, range(len(rows)))]))
+    return _part(path, "jsonl", lambda: _objects(path, encoding))
 
 
-def _tell_if_short(path: Path, characters: int) -> None:
-    """Log a warning if a document, which is read whole, may need more memory than is free: a killed
-    process cannot report it."""
-    free, needed = memory.available(), _TIMES_CHARACTERS * characters
-    if free is not None and needed > free:
-        say(
-            f"warning: {path} ({characters / 1e6:.0f} MB of characters), one JSON document, takes "
-            f"about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free. If the job "
-            "is killed, use an instance with more memory, or write a row on each line."
-        )
-
-
-def _objects(path: Path, encoding: str) -> Iterator[_Block]:
-    """Yield the values on the lines of a file, some thousands or some megabytes at a time.
-
-    Raises:
-        DataError: a line is not JSON (with its number).
-    """
+def _objects(path: Path, encoding: str) -> Iterator[Block]:
+    """Yield the values on the lines of a file, some thousands or some megabytes at a time."""
     values, lines, size = list[Any](), list[int](), 0
     with open_text(path, encoding) as stream:
         for number, line in enumerate(stream, 1):
@@ -175,10 +133,10 @@ def _objects(path: Path, encoding: str) -> Iterator[_Block]:
             lines.append(number)
             size += len(line)
             if len(lines) == _ROWS_AT_ONCE or size > _CHARACTERS_AT_ONCE:
-                yield _Block(values, lines)
+                yield values, lines
                 values, lines, size = [], [], 0
     if lines:
-        yield _Block(values, lines)
+        yield values, lines
 
 
 def _bad_json(path: Path, line: int, error: Exception) -> DataError:
@@ -193,107 +151,65 @@ def _bad_json(path: Path, line: int, error: Exception) -> DataError:
 
 def _part(path: Path, name: str, read: Read) -> Part:
     """Return the rows that `read` yields."""
+    where = f"{path} {'line' if name == 'jsonl' else 'row'} "
     begun = read()
-    first = next(begun, _Block([], [] if name == "jsonl" else None))
-    head = _objects_of(path, first, 0)[:1]
+    first: Block = next(begun, ([], []))
+    objects_of, head = _objects_of, _objects_of(where, first)[:1]
     if any(_METADATA in key for key in itertools.chain(*head)) or ".manifest" in path.suffixes:
-        name, read = "Ground Truth manifest", _ground_truth_reader(path, read)
-        begun = read()
-        first = next(begun, first)
+        name, objects_of = "Ground Truth manifest", _labelled
     # Continue the pass that found the types; if types change, the rows are read again.
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
-    starts: list[Any] = []
+    starts: list[Any] = [np.empty(0, np.int64)]
 
     def objects() -> Iterator[list[dict[str, Any]]]:
-        row = 0
-        starts.clear()
+        del starts[1:]
         for block in next(passes):
-            yield _objects_of(path, block, row)
-            row += len(block.values)
-            if block.lines is not None:
-                starts.append(np.asarray(block.lines, np.int64))
+            yield objects_of(where, block)
+            starts.append(np.asarray(block[1], np.int64))
 
     try:
-        made = records.concat_blocks(objects)
+        table, mixed = records.concat_blocks(objects)
     except UnicodeEncodeError as error:
-        of_rows = ((block, index) for block in read() for index in range(len(block.values)))
-        where = next(
-            f"row {row}" if block.lines is None else f"line {block.lines[index]}"
-            for row, (block, index) in enumerate(of_rows)
-            if _SURROGATE.search(json.dumps(block.values[index], ensure_ascii=False))
+        line = next(
+            line
+            for block in read()
+            for row, line in zip(objects_of(where, block), block[1], strict=True)
+            if _SURROGATE.search(json.dumps(row, ensure_ascii=False))
         )
         raise DataError(
-            f"{path} {where} holds half of a surrogate pair (an escape such as \\ud83d alone).",
+            f"{where}{line} holds half of a surrogate pair (an escape such as \\ud83d alone).",
             "Write the character itself, or both escapes.",
         ) from error
-    part = Part(
-        path=path,
-        format=name,
-        table=made.table,
-        lines=None if first.lines is None else np.concatenate([np.empty(0, np.int64), *starts]),
-    )
-    return dataclasses.replace(part, mixed={k: part.where(row) for k, row in made.mixed.items()})
+    lines = None if name == "json" else np.concatenate(starts)
+    part = Part(path=path, format=name, table=table, lines=lines)
+    return dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
 
 
-def _objects_of(path: Path, block: _Block, first: int) -> list[dict[str, Any]]:
-    """Return the rows of a block, whose first row has the number `first`.
-
-    Raises:
-        DataError: one is not an object.
-    """
+def _objects_of(where: str, block: Block) -> list[dict[str, Any]]:
+    """Return the rows of a block. Raises DataError if one is not an object."""
     objects = []
-    for index, value in enumerate(block.values):
+    for value, line in zip(*block, strict=True):
         # As in spaCy's examples: a text and its annotations.
         if isinstance(value, list) and [type(item) for item in value] == [str, dict]:
             value = {TEXT: value[0], **value[1]}
         if not isinstance(value, dict):
             raise DataError(
-                f"{_row_location(path, block, index, first)} is not an object, but "
-                f"{json.dumps(value)[:60]}.",
+                f"{where}{line} is not an object, but {json.dumps(value)[:60]}.",
                 'Write each row as {"text": "...", "label": "..."}.',
             )
         objects.append(value)
     return objects
 
 
-def _row_location(path: Path, block: _Block, index: int, first: int) -> str:
-    """Return the location of a row of a block whose first row has the number `first`, for
-    messages."""
-    return (
-        f"{path} row {first + index}"
-        if block.lines is None
-        else f"{path} line {block.lines[index]}"
-    )
-
-
-def _ground_truth_reader(path: Path, read: Read) -> Read:
-    """Return a reader of the rows of an augmented manifest: `source` becomes `text`, and each
-    attribute its class names.
-
-    If a row has one attribute, that is also its `label`.
-    """
-
-    def labelled() -> Iterator[_Block]:
-        row = 0
-        for block in read():
-            yield _Block(_labelled(path, block, row), block.lines)
-            row += len(block.values)
-
-    return labelled
-
-
-def _labelled(path: Path, block: _Block, first: int) -> list[Any]:
-    """Return some rows of an augmented manifest; the first one has the number `first`.
-
-    Raises:
-        DataError: a row has no text, or labels of spans.
-    """
+def _labelled(where: str, block: Block) -> list[dict[str, Any]]:
+    """Return rows of an augmented manifest: `source` becomes `text`, and each attribute its class
+    names; the only attribute of a row is also its `label`."""
     rows = []
-    for index, record in enumerate(_objects_of(path, block, first)):
-        where = _row_location(path, block, index, first)
+    for record, line in zip(_objects_of(where, block), block[1], strict=True):
         if "source" not in record and "source-ref" in record:
             raise DataError(
-                f"{where} does not hold a text, but the location of one: {record['source-ref']}.",
+                f"{where}{line} does not hold a text, but the location of one: "
+                f"{record['source-ref']}.",
                 "Write the texts themselves, as source.",
             )
         row = {
@@ -305,7 +221,7 @@ def _labelled(path: Path, block: _Block, first: int) -> list[Any]:
         for attribute in attributes:
             about = record.get(f"{attribute}{_METADATA}") or {}
             if "text-span" in str(about.get("type")):
-                raise token_data(where, f"{attribute} labels spans of the text")
+                raise token_data(f"{where}{line}", f"{attribute} labels spans of the text")
             names = list((about.get("class-map") or {}).values())
             row[attribute] = about.get("class-name", names or record.get(attribute))
             if "failure-reason" in about:

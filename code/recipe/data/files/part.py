@@ -6,7 +6,9 @@ import codecs
 import dataclasses
 import gzip
 import io
+import itertools
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,13 +43,10 @@ class Part:
     format: str
     """The detected format, as shown to the user: `csv (semicolon)`, `parquet` ..."""
     table: pa.Table
-    lines: Sequence[int] | npt.NDArray[Any] | None = None
-    """Line of each row in the file, from 1; None for binary formats."""
-    locations: Sequence[str] | None = None
-    """The location of each row, if it is not a line: a file of a folder."""
-    rows: npt.NDArray[Any] | None = None
-    """The number of each row in the file, from 0, if some are left out. None otherwise, and if
-    lines or places are known."""
+    lines: Sequence[Any] | npt.NDArray[Any] | None = None
+    """Line of each row in the file, from 1, or what `unit` says. None: its number, from 0."""
+    unit: str = "line "
+    """What `lines` has, with a space: `row` for numbers from 0; "" for files of a folder."""
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     """Names of the classes of each column of ClassLabels, or of lists of them."""
 
@@ -57,11 +56,8 @@ class Part:
 
     def where(self, row: int) -> str:
         """Return the location of row `row` (from 0), for messages: `train.csv line 7`."""
-        if self.locations is not None:
-            return f"{self.path} {self.locations[row]}"
-        if self.lines is None:
-            return f"{self.path} row {row if self.rows is None else self.rows[row]}"
-        return f"{self.path} line {self.lines[row]}"
+        line = f"row {row}" if self.lines is None else f"{self.unit}{self.lines[row]}"
+        return f"{self.path} {line}"
 
     def with_column(self, name: str, values: pa.Array) -> Part:
         """Return the part with a column replaced, or added as the last one."""
@@ -98,35 +94,20 @@ class Part:
                     yield pa.Table.from_batches([batch.take(pa.array(inside - first))])
                 first = end
 
-        return dataclasses.replace(
-            self,
-            table=spooled(self.table.schema, chosen()),
-            lines=None if self.lines is None else np.asarray(self.lines)[numbers],
-            locations=None if self.locations is None else [self.locations[row] for row in numbers],
-            rows=self._numbers(numbers),
-        )
+        return self._some(spooled(self.table.schema, chosen()), numbers)
 
-    def _numbers(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        if self.lines is not None or self.locations is not None:
-            return None
-        return rows if self.rows is None else self.rows[rows]
+    def _some(self, table: pa.Table, rows: npt.NDArray[Any]) -> Part:
+        if self.lines is None:
+            return dataclasses.replace(self, table=table, lines=rows, unit="row ")
+        return dataclasses.replace(self, table=table, lines=np.asarray(self.lines)[rows])
 
     def pieces(self, column: str) -> Iterator[tuple[int, Part]]:
         """Yield a column in pieces, each with the number of its first row."""
         first = 0
         for batch in self.table.select([column]).to_batches(_VALUES_AT_ONCE):
-            rows = slice(first, first + batch.num_rows)
-            yield (
-                first,
-                dataclasses.replace(
-                    self,
-                    table=pa.Table.from_batches([batch]),
-                    lines=None if self.lines is None else self.lines[rows],
-                    locations=None if self.locations is None else self.locations[rows],
-                    rows=self._numbers(np.arange(rows.start, rows.stop)),
-                ),
-            )
-            first = rows.stop
+            rows = np.arange(first, first + batch.num_rows)
+            yield first, self._some(pa.Table.from_batches([batch]), rows)
+            first += batch.num_rows
 
     def distinct(self, column: str, most: int) -> list[Any] | None:
         """Return the distinct values of a column in their order; None if there are more than
@@ -232,9 +213,9 @@ def is_number(cell: str) -> bool:
     return True
 
 
-def open_text(path: Path, encoding: str) -> io.TextIOWrapper:
+def open_text(path: Path, encoding: str, newline: str = "") -> io.TextIOWrapper:
     """Open a text file, which may be gzip's, and keep its line ends."""
-    return io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="")
+    return io.TextIOWrapper(open_bytes(path), encoding=encoding, newline=newline)
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
@@ -243,6 +224,15 @@ def open_bytes(path: Path) -> io.BufferedReader:
         packed = stream.read(2) == b"\x1f\x8b"
     # GzipFile has what TextIOWrapper and a reader need of a BufferedReader.
     return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+
+
+def first_lines(path: Path, count: int) -> list[str]:
+    """Return the first lines of a text file; [] if it is none."""
+    try:
+        with open_text(path, encoding_of(path)) as stream:
+            return list(itertools.islice(stream, count))
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
+        return []
 
 
 def encoding_of(path: Path) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -21,19 +20,13 @@ Blocks = Callable[[], Iterator[Sequence[Record]]]
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 
 
-@dataclass(frozen=True)
-class Records:
-    """A table of records, and the columns with values of mixed kinds."""
-
-    table: pa.Table
-    mixed: Mapping[str, int]
-    """Columns in which only some values are lists or records, with the first such row: these are
-    written as JSON."""
-
-
-def concat_blocks(blocks: Blocks) -> Records:
+def concat_blocks(blocks: Blocks) -> tuple[pa.Table, Mapping[str, int]]:
     """Return all records as one table, with the types that `pyarrow.array` gives all values of a
     column. Values without a common type become texts: strings unchanged, others as JSON.
+
+    Returns:
+        The table; and its columns in which only some values are lists or records, written as JSON,
+        with the first such row.
 
     Raises:
         UnicodeEncodeError: a text holds half of a surrogate pair.
@@ -41,29 +34,27 @@ def concat_blocks(blocks: Blocks) -> Records:
     seen, rows, schema, is_alike = _ColumnTypes(), Spool(), None, True
     try:
         for block in blocks():
-            arrays = seen.add(block)
+            table = seen.add(block)
             if not is_alike:
                 continue
-            if schema is None and arrays is not None:
-                schema = pa.schema([(name, array.type) for name, array in arrays.items()])
-            if arrays is not None and schema is not None and [*arrays] == schema.names:
-                schemas = [
-                    pa.nulls(len(block), kind) if pa.types.is_null(array.type) else array
-                    for array, kind in zip(arrays.values(), schema.types, strict=True)
-                ]
-                if [array.type for array in schemas] == schema.types:
-                    rows.add(pa.table(schemas, schema=schema))
+            if table is not None:
+                schema = table.schema if schema is None else schema
+                kinds = zip(table.schema.types, schema.types, strict=False)
+                if table.column_names == schema.names and all(
+                    pa.types.is_null(kind) or kind == first for kind, first in kinds
+                ):
+                    rows.add(table.cast(schema))
                     continue
             is_alike = False
             rows.close()
             rows = Spool()
         if is_alike and schema is None:
-            return Records(pa.table({}), {})
-        table = rows.table() if is_alike else _again(blocks, seen.kinds())
+            return pa.table({}), {}
+        table = rows.table() if is_alike else _typed_table(blocks, seen.kinds())
     finally:
         rows.close()
     strings = {field.name for field in table.schema if pa.types.is_string(field.type)}
-    return Records(table, {name: row for name, row in seen.containers.items() if name in strings})
+    return table, {name: row for name, row in seen.containers.items() if name in strings}
 
 
 class _ColumnTypes:
@@ -76,8 +67,8 @@ class _ColumnTypes:
         """The first row of each column that holds a list or a record."""
         self._rows = 0
 
-    def add(self, block: Sequence[Record]) -> dict[str, pa.Array] | None:
-        """Return the columns of further records; None for a column without a type."""
+    def add(self, block: Sequence[Record]) -> pa.Table | None:
+        """Return further records as a table; None if a column is without a type."""
         for record in block:
             for name in record:
                 self._kinds.setdefault(name, {})
@@ -85,13 +76,9 @@ class _ColumnTypes:
         for name, kinds in self._kinds.items():
             values = [record.get(name) for record in block]
             if name not in self.containers:
-                is_one = (
-                    position
-                    for position, value in enumerate(values)
-                    if isinstance(value, (list, dict))
-                )
-                if (index := next(is_one, None)) is not None:
-                    self.containers[name] = self._rows + index
+                are_containers = [isinstance(value, (list, dict)) for value in values]
+                if True in are_containers:
+                    self.containers[name] = self._rows + are_containers.index(True)
             if kinds is None:
                 continue
             try:
@@ -106,7 +93,7 @@ class _ColumnTypes:
             except _NO_TYPE:
                 self._kinds[name] = arrays = None
         self._rows += len(block)
-        return None if None in self._kinds.values() else arrays
+        return None if None in self._kinds.values() or arrays is None else pa.table(arrays)
 
     def kinds(self) -> dict[str, pa.DataType | None]:
         """Return the type of each column; None for a column without one."""
@@ -132,8 +119,8 @@ def _example(kind: pa.DataType) -> Any:
     return {pa.int64(): 0, pa.float64(): 0.5, pa.bool_(): False, pa.string(): ""}[kind]
 
 
-def _again(blocks: Blocks, kinds: dict[str, pa.DataType | None]) -> pa.Table:
-    """Yield all records with columns of these types; as texts for None, or if a value does not fit
+def _typed_table(blocks: Blocks, kinds: dict[str, pa.DataType | None]) -> pa.Table:
+    """Return all records with columns of these types; as texts for None, or if a value does not fit
     its type."""
     while True:
         # A type of no fields is not true.
@@ -141,15 +128,11 @@ def _again(blocks: Blocks, kinds: dict[str, pa.DataType | None]) -> pa.Table:
         try:
             return spooled(pa.schema(fields), (_typed(block, kinds) for block in blocks()))
         except _Unfit as unfit:
-            kinds = {**kinds, unfit.column: None}
+            kinds = {**kinds, unfit.args[0]: None}
 
 
 class _Unfit(Exception):
-    """A value does not fit its column's type."""
-
-    def __init__(self, column: str) -> None:
-        super().__init__(column)
-        self.column = column
+    """A value does not fit the type of the column with this name."""
 
 
 def _typed(block: Sequence[Record], kinds: Mapping[str, pa.DataType | None]) -> pa.Table:

@@ -24,6 +24,22 @@ _SPARE = 1 << 30
 _ROWS_AT_ONCE = 2_000
 
 
+@contextlib.contextmanager
+def room(what: str) -> Iterator[None]:
+    """Convert errors of writing to the cache of data sets into one with a remedy.
+
+    Raises:
+        OutputError: the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{what} cannot be kept in {datasets.config.HF_DATASETS_CACHE}: {error}.",
+            "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE.",
+        ) from error
+
+
 class Spool:
     """Collects rows into one table.
 
@@ -48,17 +64,20 @@ class Spool:
             self._bytes += table.nbytes
             # There may be many small files. Mapped tables do not count here.
             most = _IN_MEMORY if pa.total_allocated_bytes() < _MANY else _FEWER
-            if self._bytes < most or not self._has_room():
+            if self._bytes < most:
                 return
-            with self._room():
-                folder = Path(datasets.config.HF_DATASETS_CACHE)
+            folder = Path(datasets.config.HF_DATASETS_CACHE)
+            folder.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(folder).free <= 4 * self._bytes + _SPARE:
+                return
+            with room("The rows of the data"):
                 # It is deleted however this process ends.
                 self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
                 self._writer = pa.ipc.new_file(self._path(), table.schema)
             tables, self._held = self._held, []
         else:
             tables = [table]
-        with self._room():
+        with room("The rows of the data"):
             for rows in tables:
                 self._writer.write_table(rows)
 
@@ -70,7 +89,7 @@ class Spool:
         """
         if self._writer is None:
             return pa.concat_tables(self._held)
-        with self._room():
+        with room("The rows of the data"):
             self._writer.close()  # what is still held back is written
             # The mapping keeps what has no name.
             whole = pa.ipc.open_file(pa.memory_map(self._path())).read_all()
@@ -87,24 +106,16 @@ class Spool:
         assert self._file is not None
         return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
-    @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
-        """Raise OutputError with a remedy if the disk is full, and leave no partial file."""
-        try:
-            yield
-        except OSError as error:
-            self.close()
-            raise OutputError(
-                f"The rows of the data cannot be kept in {datasets.config.HF_DATASETS_CACHE}: "
-                f"{error}.",
-                "Give the job a larger volume, or name a folder on another one in "
-                "HF_DATASETS_CACHE.",
-            ) from error
 
-    def _has_room(self) -> bool:
-        folder = Path(datasets.config.HF_DATASETS_CACHE)
-        folder.mkdir(parents=True, exist_ok=True)
-        return shutil.disk_usage(folder).free > 4 * self._bytes + _SPARE
+def spooled_column(kind: pa.DataType, cells: Iterable[Any]) -> pa.ChunkedArray:
+    """Return a column of cells that come some at a time, as lists or arrays.
+
+    Raises:
+        OutputError: the disk is full.
+    """
+    schema = pa.schema([("cells", kind)])
+    arrays = (some if isinstance(some, pa.Array) else pa.array(some, kind) for some in cells)
+    return spooled(schema, (pa.table([array], schema=schema) for array in arrays))["cells"]
 
 
 def spooled(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -74,23 +74,19 @@ def _folders(paths: Sequence[Path]) -> dict[Path, dict[str, list[Path]]]:
         folder = next(above for above in path.parents if split_of(above.name) is None)
         if "=" not in folder.name:
             by_folder[folder.parent][folder.name].append(path)
-    return {
-        folder: dict(files_of_class)
-        for folder, files_of_class in by_folder.items()
-        if _are_classes(list(files_of_class)) and not _are_tables(files_of_class.values())
-    }
-
-
-def _are_tables(files_of_classes: Iterable[Sequence[Path]]) -> bool:
-    """Return whether files are tables: the names in the first line of one, or the cells of most
-    show it.
-
-    The lines of a text may all have the same number of commas.
-    """
-    sample = [path for files in files_of_classes for path in files[:_SAMPLED_FILES]]
-    cut = sum(map(formats.is_structured, sample))
-    named = any(formats.is_structured(path, by_names=True) for path in sample) if cut else False
-    return named or cut * 2 > len(sample)
+    folders = {}
+    for folder, files_of_class in by_folder.items():
+        if not _are_classes(list(files_of_class)):
+            continue
+        # Tables name columns in the first line of one, or most have cells: the lines of a text may
+        # all have the same number of commas.
+        sample = [path for files in files_of_class.values() for path in files[:_SAMPLED_FILES]]
+        cut = sum(map(formats.is_structured, sample))
+        if not cut * 2 > len(sample) and not (
+            cut and any(formats.is_structured(path, by_names=True) for path in sample)
+        ):
+            folders[folder] = dict(files_of_class)
+    return folders
 
 
 def _are_classes(names: Sequence[str]) -> bool:
@@ -106,11 +102,7 @@ def _are_classes(names: Sequence[str]) -> bool:
 
 
 def _read_folders(folder: Path, files_of_class: Mapping[str, Sequence[Path]]) -> Part:
-    """Return a row for each file.
-
-    Raises:
-        DataError: a file cannot be decoded, or may hold a text in each line.
-    """
+    """Return a row for each file."""
     rows = []
     lines = 0
     for name, files in files_of_class.items():
@@ -134,4 +126,4 @@ def _read_folders(folder: Path, files_of_class: Mapping[str, Sequence[Path]]) ->
     texts, labels, locations = zip(*rows, strict=True)
     table = {TEXT: pa.array(texts, pa.large_string()), LABEL: pa.array(labels, pa.string())}
     kind = f"txt (a folder is a class, a text is a file: {len(rows)} files)"
-    return Part(path=folder, format=kind, table=pa.table(table), locations=locations)
+    return Part(path=folder, format=kind, table=pa.table(table), lines=locations, unit="")

@@ -131,11 +131,10 @@ def _inside(
     sources_here = sources.scan(path)
     notes += sources_here.describe(name)
     root = path if path.is_dir() else path.parent
-    assigned = splits.assign_by_names(root, sources_here.data, of_channel, requested)
+    files = splits.assign_by_names(root, sources_here.data, of_channel, requested, notes)
     for card in sources_here.cards:
-        _check_card(card, assigned.files)
-    notes += assigned.notes
-    return assigned.files
+        _check_card(card, files)
+    return files
 
 
 def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:

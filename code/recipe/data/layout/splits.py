@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, plain, split_of
@@ -15,18 +14,13 @@ TRAIN = ORDER[0]
 _PLAIN_FOLDERS = ("data", "dataset", "default", "plain_text")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assigned:
-    """Files by their splits."""
-
-    files: Mapping[str, list[Path]]
-    notes: list[str] = field(default_factory=list)
-    """What was left out and why, one sentence each."""
-
-
 def assign_by_names(
-    root: Path, paths: Sequence[Path], of_channel: str | None, requested: Sequence[str]
-) -> Assigned:
+    root: Path,
+    paths: Sequence[Path],
+    of_channel: str | None,
+    requested: Sequence[str],
+    notes: list[str],
+) -> dict[str, list[Path]]:
     """Return the files of each split.
 
     A folder or file whose name contains a split belongs to it. The others belong to the channel's
@@ -36,13 +30,13 @@ def assign_by_names(
         root: The channel's folder.
         of_channel: The split that the channel stands for, if any.
         requested: The configurations that are read: folders, each of which has its own splits.
+        notes: A sentence is added for what is left out.
 
     Raises:
         DataError: names contradict themselves, there are several configurations and none is
             requested, or a channel for training holds files that name other splits, and none that
             names training data.
     """
-    notes: list[str] = []
     paths = _configuration_files(root, paths, requested, notes)
     named = {path: _split_of_path(root, path) for path in paths}
     present = {split for split in named.values() if split is not None}
@@ -59,7 +53,7 @@ def assign_by_names(
     ):
         # The user has named the channel, and evaluation data is never learned.
         notes.append(f"{listed(paths)}: taken as {of_channel} data, as the channel is named so.")
-        return Assigned(files={of_channel: list(paths)}, notes=notes)
+        return {of_channel: list(paths)}
     if of_channel == TRAIN and present and TRAIN not in present:
         others = f"{listed(unnamed)} may be of any split" if unnamed else "no other file is there"
         raise DataError(
@@ -76,7 +70,7 @@ def assign_by_names(
         )
     elif unnamed and of_channel is not None:
         files.setdefault(of_channel, []).extend(unnamed)
-    return Assigned(files=files, notes=notes)
+    return files
 
 
 def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
@@ -92,11 +86,7 @@ def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
 
 
 def _split_of_path(root: Path, path: Path) -> str | None:
-    """Return the split that a path names; the innermost name counts.
-
-    Raises:
-        DataError: a file named after training lies in a folder of another split.
-    """
+    """Return the split that a path names; the innermost name counts."""
     named = _named_parts(root, path)
     if not named:
         return None

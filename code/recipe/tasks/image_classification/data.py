@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, held_out, labelled_rows, labels
+from recipe.data import classification, held_out, labels
 from recipe.data.classification import Splits
 from recipe.data.column_names import LABEL, split_of
 from recipe.data.column_settings import all_named_columns
@@ -17,7 +17,6 @@ from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
 from recipe.data.files.part import Part, is_binary
-from recipe.data.labelled_rows import LabelledPart
 from recipe.data.labels import LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
@@ -72,8 +71,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     for split, of_split in parts.items():
         tables = []
         for part in of_split:
-            labelled = LabelledPart(part=part, texts=(), label=LABEL)
-            ids = labelled_rows.encoded(split, labelled, shape, known)
+            ids = classification.encoded(split, part, LABEL, shape, known)
             tables.append(part.with_column(LABEL, ids).table)
         built[split] = held_out.data_set(tables)
         is_one = len(of_split) == 1
@@ -111,11 +109,10 @@ def _channel_parts(
     if not tables:
         return _folders(path, pictures, of_channel, notes)
     root = path if path.is_dir() else path.parent
-    assigned = splits.assign_by_names(root, tables, of_channel, [])
-    notes += assigned.notes
+    assigned = splits.assign_by_names(root, tables, of_channel, [], notes)
     problems = Problems()
     parts: list[tuple[str, Part]] = []
-    for split, files in sorted(assigned.files.items(), key=lambda item: ORDER.index(item[0])):
+    for split, files in sorted(assigned.items(), key=lambda item: ORDER.index(item[0])):
         for file in files:
             with problems.noted():
                 for own_split, part in split_by_column(
@@ -185,7 +182,7 @@ def _folders(
         locations = [str(path.relative_to(root)) for path in files]
         kind = "folders of images"
         parts.append(
-            (split, Part(path=root, format=kind, table=pa.table(table), locations=locations))
+            (split, Part(path=root, format=kind, table=pa.table(table), lines=locations, unit=""))
         )
     return parts
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +78,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
             )
         return part
 
-    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [functools.partial(read, path) for path in paths]
-
-    reading = read_columns(channels, TASKS["token-classification"], settings, notes, units)
+    reading = read_columns(channels, TASKS["token-classification"], settings, notes, read)
     sentences: dict[str, list[_Sentences]] = {}
     problems = Problems()
     for file in reading.files:
