@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe.backend.requests.parameters import RULES, Rule, are_ids
+from recipe.backend.requests.parameters import RULES, Rule, are_ids, faults
 
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
@@ -43,14 +43,26 @@ class TokenIds(tuple[int, ...]):
     """An input that was sent as token ids."""
 
 
-def refuse(
-    wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule], missing: Sequence[str]
-) -> None:
-    """Raise BadRequest with the first invalid key if a body has faults (`wrong`) or lacks keys."""
-    if wrong or missing:
+def checked_body(
+    path: str, document: Any, rules: Mapping[str, Rule], needed: Set[str]
+) -> dict[str, Any]:
+    """Return the keys of a body of the route `path` that are not null. Raise BadRequest, with the
+    first invalid key, for those that are missing, unknown or invalid; the message names all."""
+    if not isinstance(document, dict):
+        raise BadRequest(f"The body is not an object with {', '.join(sorted(needed))}.")
+    body = {name: value for name, value in document.items() if value is not None}
+    wrong = faults(body, rules)
+    if unknown := [repr(name) for name in body if name not in rules]:
+        wrong.append(
+            f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not supported;"
+            f" {path} takes {', '.join(sorted(rules))}"
+        )
+    missing = sorted(needed - set(body))
+    wrong += [f"{name} is not there" for name in missing]
+    if wrong:
         keys = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
-        messages = [*wrong, *(f"{name} is not there" for name in missing)]
-        raise BadRequest(". ".join(messages) + ".", next(iter([*keys, *missing[-1:]]), None))
+        raise BadRequest(". ".join(wrong) + ".", next(iter([*keys, *missing[-1:]])))
+    return body
 
 
 def texts_or_ids(value: Any) -> list[Any]:

@@ -27,7 +27,6 @@ from recipe.backend.requests.parameters import (
     TEXTS_OR_IDS,
     Rule,
     are_texts,
-    faults,
     number,
     one_of,
     whole,
@@ -39,7 +38,7 @@ from recipe.backend.requests.payloads import (
     EventStream,
     Prepared,
     Request,
-    refuse,
+    checked_body,
     texts_or_ids,
 )
 from recipe.backend.requests.routes import CHAT, COMPLETIONS, EMBEDDINGS
@@ -135,18 +134,7 @@ def read(path: str, document: Any) -> Request:
     """Read a body of one of the API's routes. Raise BadRequest with all keys that are unknown or
     unsupported, or have wrong values."""
     rules, needed, make = ROUTES[path]
-    if not isinstance(document, dict):
-        raise BadRequest(f'The body is not an object. Send {{"model": "...", "{needed}": ...}}.')
-    body = {name: value for name, value in document.items() if value is not None}
-    wrong = faults(body, rules)
-    unknown = [name for name in body if name not in rules]
-    if unknown:
-        wrong.append(
-            f"{', '.join(map(repr, unknown))} {'is' if len(unknown) == 1 else 'are'} not supported;"
-            f" {path} takes {', '.join(sorted(rules))}"
-        )
-    refuse(wrong, body, rules, [needed] if needed not in body else [])
-    return make(body)
+    return make(checked_body(path, document, rules, {needed}))
 
 
 def _settings(body: Mapping[str, Any], *, default: int) -> GenerationSettings:

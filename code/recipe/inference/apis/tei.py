@@ -19,7 +19,6 @@ from recipe.backend.requests.parameters import (
     TEXTS_OR_IDS,
     Rule,
     are_texts,
-    faults,
     whole,
 )
 from recipe.backend.requests.payloads import (
@@ -29,7 +28,7 @@ from recipe.backend.requests.payloads import (
     Inputs,
     Prepared,
     Request,
-    refuse,
+    checked_body,
     texts_or_ids,
 )
 from recipe.inference.apis.openai import served_name
@@ -125,20 +124,12 @@ def read(path: str, document: Any) -> Request:
         path = routes.RERANK_1
     if path == routes.SCORE_1:
         path = routes.SCORE
-    needed = _NEEDED.get(path, {"inputs"})
     rules = _RULES[path]
-    if not isinstance(document, dict):
-        raise BadRequest(f"The body is not an object with {', '.join(sorted(needed))}.")
-    body = {name: value for name, value in document.items() if value is not None}
-    if path == routes.SIMILARITY and isinstance(body.get("parameters"), dict):
+    nested = document.get("parameters") if isinstance(document, dict) else None
+    if path == routes.SIMILARITY and isinstance(nested, dict):
         rules = {**rules, **_LENGTHS, "prompt_name": TEXT}
-        body |= {k: v for k, v in body.pop("parameters").items() if v is not None}
-    wrong = faults(body, rules)
-    if unknown := sorted(set(body) - set(rules)):
-        wrong.append(
-            f"{path} does not take {', '.join(unknown)}; it takes {', '.join(sorted(rules))}"
-        )
-    refuse(wrong, body, rules, sorted(needed - set(body)))
+        document = {**{k: v for k, v in document.items() if k != "parameters"}, **nested}
+    body = checked_body(path, document, rules, _NEEDED.get(path, {"inputs"}))
     parameters = {name: body[name] for name in _KEPT if name in body}
     if body.get("truncate") is False:
         parameters["truncation"] = False
