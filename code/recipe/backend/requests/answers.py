@@ -93,16 +93,12 @@ def _as_json(value: Any) -> str:
 
 def _pieces(value: Any) -> Iterator[str]:
     """Yield a value as JSON in pieces, with pauses between the pieces of a long one."""
-    if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
+    if isinstance(value, dict) and _holds_list(value):
         for index, (name, part) in enumerate(value.items()):
             yield f"{', ' if index else '{'}{json.dumps(str(name), ensure_ascii=False)}: "
             yield from _pieces(part)
         yield "}"
-    elif isinstance(value, list) and any(
-        isinstance(inner, list)
-        for part in value
-        for inner in (part.values() if isinstance(part, dict) else [part])
-    ):
+    elif isinstance(value, list) and any(map(_holds_list, value)):
         for index, part in enumerate(value):
             yield ", " if index else "["
             yield from _pieces(part)
@@ -117,6 +113,12 @@ def _pieces(value: Any) -> Iterator[str]:
         yield "]"
     else:
         yield json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _holds_list(value: Any) -> bool:
+    return isinstance(value, list) or (
+        isinstance(value, dict) and any(isinstance(part, list) for part in value.values())
+    )
 
 
 def _is_fault(entry: Any) -> bool:
