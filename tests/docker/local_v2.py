@@ -74,29 +74,6 @@ def fit_compiled(kind: str, root: str, inputs: dict[str, str], **settings: Any) 
     return fit(kind, root, inputs, **settings)
 
 
-def fit_from_s3(root: str, image: str, endpoint: str, train: str, source: str) -> str:
-    """All through S3: the channel, the script's archive, and the model, whose URI is returned."""
-    boto = boto3.Session(region_name="us-east-1")
-    boto.client("s3", endpoint_url=endpoint).create_bucket(Bucket="a-bucket")
-    session = LocalSession(boto, default_bucket="a-bucket", s3_endpoint_url=endpoint)
-    session.config = {"local": {"local_code": False, "container_root": root}}
-    channel = session.upload_data(train, key_prefix="train")
-    made = estimator(
-        "pytorch",
-        root,
-        image_uri=image,
-        instance_count=1,
-        sagemaker_session=session,
-        source_dir=source,
-        entry_point="mine.py",
-    )
-    made.fit({"train": channel})
-    model = str(made.model_data)
-    bucket, _, key = model.removeprefix("s3://").partition("/")
-    session.s3_client.head_object(Bucket=bucket, Key=key)
-    return model
-
-
 def deploy_and_predict(root: str, image: str, archive: str, port: int, texts: list[str]) -> Any:
     session = local_session(root, port)
     model = Model(
