@@ -7,12 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.support.package_indexes import bare_environment
+from tests.support.package_indexes import bare_environment, wheel
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "container" / "locks"
@@ -49,9 +48,8 @@ def build_and_push(tools: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_are_shellcheck_clean(script: str) -> None:
-    checked = run("shellcheck", ROOT / script)
+def test_scripts_are_shellcheck_clean() -> None:
+    checked = run("shellcheck", *(ROOT / script for script in SCRIPTS))
     assert checked.returncode == 0, checked.stdout
 
 
@@ -368,21 +366,6 @@ def test_torch_torchvision_and_torchaudio_of_a_base_stay(
     assert "packages were replaced: torchvision==0.28.0." in moved.stderr
 
 
-def write_wheel(folder: Path, name: str, number: str, *requirements: str) -> None:
-    """Write a wheel of only metadata."""
-    distribution = name.replace("-", "_")
-    with zipfile.ZipFile(folder / f"{distribution}-{number}-py3-none-any.whl", "w") as wheel:
-        needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in requirements)
-        info = f"{distribution}-{number}.dist-info"
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{needs}"
-        )
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", "")
-
-
 @pytest.mark.heavy
 def test_torch_neuronx_is_added_for_the_torch_of_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -394,15 +377,14 @@ def test_torch_neuronx_is_added_for_the_torch_of_the_base(
         ("CONFIG_FILE", os.devnull),
     ):
         monkeypatch.setenv(f"PIP_{name}", value)
-    write_wheel(tmp_path, "torch-neuronx", "2.14.3.0", "torch==2.14.*")
-    write_wheel(tmp_path, "torch-neuronx", "2.13.3.0", "torch==2.13.1")
-    write_wheel(tmp_path, "torch-neuronx", "2.14.4.0", "torch==2.14.*")
+    for number, torch in (("2.14.3.0", "2.14.*"), ("2.13.3.0", "2.13.1"), ("2.14.4.0", "2.14.*")):
+        wheel(tmp_path, "torch_neuronx", needs=f"torch=={torch}", version=number)
     for name, number in (
-        ("neuronx-cc", "2.30.1"),
+        ("neuronx_cc", "2.30.1"),
         ("nki", "0.6"),
         *(("torch", f"2.{n}.0") for n in (12, 13, 14)),
     ):
-        write_wheel(tmp_path, name, number)
+        wheel(tmp_path, name, version=number)
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     here = f"{tmp_path}/venv/bin{os.pathsep}{os.environ['PATH']}"
 

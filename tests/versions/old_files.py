@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -161,23 +160,13 @@ def make_models(folder: Path) -> None:
 
 def outcome(folder: Path, number: int, kind: str, code: str) -> str:
     """The answer's first characters, or the error."""
-    from amphora.serving.worker import handlers, runner
+    from tests.support.worker_front import ask, load_runner, write_code
 
-    model = folder / str(number)
-    (model / "code").mkdir(parents=True)
+    model = write_code(folder / str(number), {"code/inference.py": code})
     for file in (folder / kind).iterdir():
         (model / file.name).symlink_to(file)
-    (model / "code" / "inference.py").write_text(textwrap.dedent(code))
-    settings = runner.RunnerSettings(
-        model_dir=str(model), device_kind="cpu", batch_size=32, batch_tokens=16384
-    )
-    json_type = "application/json"
     try:
-        resolved = handlers.resolve(model / "code", None, ROOT / "code", model)
-        loaded = runner.load(resolved, settings)
-        context = loaded.context("an-id", {"content-type": json_type, "accept": json_type})
-        body = b'{"inputs": "the film was good"}'
-        answer, _ = loaded.answer(runner.Item("an-id", body, json_type, json_type, context))
+        answer, *_ = ask(load_runner(model), b'{"inputs": "the film was good"}')
         json.loads(answer)
         return f"answer: {answer[:60]!r}"
     except Exception as error:

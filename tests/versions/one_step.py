@@ -16,38 +16,15 @@ from pathlib import Path
 from typing import Any
 
 CODE = Path(__file__).resolve().parents[2] / "code"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film", "was", "good", "bad"]
+sys.path[:0] = [str(CODE.parent), str(CODE)]
 
 
 def import_all() -> Any:
     """Every module of the recipe, and the handlers."""
-    sys.path.insert(0, str(CODE))
     recipe = importlib.import_module("recipe")
     for module in pkgutil.walk_packages(recipe.__path__, "recipe."):
         importlib.import_module(module.name)
     return importlib.import_module("inference")
-
-
-def make_model(folder: Path) -> None:
-    """A BERT of one layer, saved by the transformers that is here."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    vocabulary = {word: number for number, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    BertModel(config).save_pretrained(folder)
 
 
 def train(model: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -73,6 +50,8 @@ def main(folder: Path) -> None:
     """
     import transformers
 
+    from tests.support.serving_kit import save
+
     inference = import_all()
     start, whole, cut = folder / "start", folder / "whole", folder / "cut"
     arguments, errors = (importlib.import_module(f"recipe.{x}") for x in ("arguments", "errors"))
@@ -81,7 +60,7 @@ def main(folder: Path) -> None:
         refusal = ""
     except errors.RecipeError as error:
         refusal = str(error)
-    make_model(start)
+    save("BertModel", start)
     steps = ["--epochs", "2", "--save_strategy", "steps", "--save_steps", "5"]
     steps += ["--save_total_limit", "9"]
     trained = train(start, whole, *steps, "--eval_strategy", "no")

@@ -37,7 +37,7 @@ from tests.support.paths import CODE
 from tests.support.serving_kit import tokenizer
 from tests.support.toolkit_files import FILES
 from tests.support.toolkit_questions import CSV, NPY, File, Question
-from tests.support.worker_front import load_runner
+from tests.support.worker_front import ask, load_runner
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -133,13 +133,10 @@ def forget(before: set[str]) -> None:
             del sys.modules[name]
 
 
-def ask(loaded: runner.ModelRunner, question: Question) -> tuple[int, str, bytes]:
+def answer(loaded: runner.ModelRunner, question: Question) -> tuple[int, str, bytes]:
     """Status, type and body."""
-    headers = {"content-type": question.content_type, "accept": question.accept}
-    context = loaded.context("x", headers)
-    item = runner.Item("x", question.body, question.content_type, question.accept, context)
     try:
-        body, kind = loaded.answer(item)
+        body, kind, context = ask(loaded, question.body, question.content_type, question.accept)
     except Fault as fault:
         return fault.status, "", str(fault).encode()
     status, _ = context.get_response_status(0)
@@ -208,7 +205,7 @@ def test_a_file_answers_as_in_the_image_it_was_written_for(
     answers = []
     if file.starts and not refused:
         loaded = load_runner(model, program)
-        answers = [ask(loaded, question) for question in file.questions]
+        answers = [answer(loaded, question) for question in file.questions]
 
     forget({name for name in sys.modules if not name.startswith("inference")})
     sys.modules.pop(file.program.removesuffix(".py"), None)
