@@ -1,6 +1,7 @@
 """What tests of several folders share: a tiny real model, made here, since no test has a network."""
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from tests.support.preloading import preloading_for_all
 from tests.support.reruns import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks
 from tests.support.words import WORDS
 
+# Until all is imported: collections take a tenth of the time that imports take.
+gc.disable()
 # Test processes share the cores: OpenMP's threads, which wait by spinning, take each other's time
 # (half of it on two cores). Read when torch is loaded, here and in what tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -26,6 +29,12 @@ with contextlib.suppress(ImportError):
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     settings.load_profile("same draws, any speed")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported out of collections: each training would collect a second long."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,17 +73,12 @@ class Copy:
         return self.run("code/train.py", *common, *arguments, **variables)
 
 
-@pytest.fixture
-def follow(tmp_path: Path) -> Callable[[str], Copy]:
-    return lambda title: Copy(tmp_path, title)
-
-
 REVIEWS = [("a good film", "good"), ("a bad film", "bad")] * 10
 
 
 @pytest.mark.heavy
-def test_a_hyperparameter(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path) -> None:
-    copy = follow("Add a hyperparameter")
+def test_a_hyperparameter(tiny_model: Path, tmp_path: Path) -> None:
+    copy = Copy(tmp_path, "Add a hyperparameter")
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *(",".join(r) for r in REVIEWS)]))
     output = copy.train(
         *("--model_id", str(tiny_model), "--print_rows", "2", "--epochs", "1"),
@@ -94,43 +88,13 @@ def test_a_hyperparameter(follow: Callable[[str], Copy], tiny_model: Path, tmp_p
 
 
 @pytest.mark.heavy
-def test_a_task(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path) -> None:
-    """The words' own letters tell their tags, so that it can be learned."""
-    copy = follow("Add a task")
-    samples = [
-        {"tokens": text.split(), "tags": ["THING" if w == "film" else "O" for w in text.split()]}
-        for text, _ in REVIEWS * 4
-    ]
-    lines = (json.dumps(sample) for sample in samples)
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    output = copy.train(
-        *(
-            "--task",
-            "word-tags",
-            "--model_id",
-            str(tiny_model),
-            "--lr",
-            "1e-2",
-            "--max_length",
-            "16",
-        ),
-        *("--epochs", "4"),
-        SM_CHANNEL_TRAIN=str(tmp_path / "train.jsonl"),
-    )
-    scores = [float(score) for score in re.findall(r"'eval_accuracy': ([^,}]+)", output)]
-    assert scores[-1] > 0.95, output
-    saved = json.loads((tmp_path / "ml" / "model" / "config.json").read_text())
-    assert saved["architectures"] == ["BertForTokenClassification"]
-    assert (tmp_path / "ml" / "output" / "data" / "report.html").is_file()
-
-
-@pytest.mark.heavy
-def test_a_folder_is_a_task_that_is_detected_trained_and_served(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    """Summaries by sentences (extractive_summary): the word `film` tells which are chosen."""
-    copy, name = Copy(tmp_path), "extractive_summary"
-    shutil.copytree(Path(__file__).parent / name, tmp_path / "code" / "recipe" / "tasks" / name)
+def test_a_task_is_detected_trained_and_served(tiny_model: Path, tmp_path: Path) -> None:
+    """Summaries by sentences: the word `film` tells which are chosen."""
+    copy = Copy(tmp_path)
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("\n### Add a task\n")[1]
+    (command,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    subprocess.run(["sh", "-euc", command], cwd=tmp_path, check=True)
     others, film = ["a good day", "a bad day", "the end"], "a good film"
     documents = [[*others[:offset], film, *others[offset:]] for offset in range(4)] * 10
     rows = [{"sentences": d, "in_summary": [int(s == film) for s in d]} for d in documents]

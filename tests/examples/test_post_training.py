@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 
 from tests.support import serving_kit
 from tests.support.causal_kit import make_model, make_tokenizer
-from tests.support.job_tree import Tree, clean_environ
+from tests.support.job_tree import Tree
 from tests.support.paths import CODE
+from tests.support.preloading import PRELOADED, preloading
 from tests.support.servers import served
 from tests.support.until import until
 from tests.support.words import WORDS
@@ -38,6 +39,15 @@ ANSWER = [{"type": "text", "text": "anna"}]
 CONVERSATION = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 PAIRS = [{"anchor": f"who was {word}", "positive": f"anna was {word} in paris"} for word in WORDS]
 ENCODERS = "retrieval/train_encoder.py"
+MODULES = ("torch.distributed.fsdp", "sentence_transformers.sparse_encoder.losses", "transformers.trainer",
+           "trl.trainer.grpo_trainer", "trl.trainer.kto_trainer", "trl.trainer.reward_trainer",
+           "trl.trainer.sft_trainer")  # fmt: skip
+FORKS = """import sys
+sys.path.insert(0, {folder!r})
+from train import main
+main([{file!r}, *sys.argv[1:]])
+"""
+"""A script that runs the example in a fork of a process with its libraries, whose import takes longer."""
 SIBLINGS = ("multi_vector", "kto", "distillation")
 
 
@@ -82,10 +92,19 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables of scripts that run in forks."""
+    with preloading(
+        tmp_path_factory.mktemp("libraries"), imports=MODULES, CUDA_VISIBLE_DEVICES=""
+    ) as variables:
+        yield {**variables, "CUDA_VISIBLE_DEVICES": ""}
+
+
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
+def tree(tmp_path: Path, libraries: dict[str, str]) -> Tree:
     """A job's folders."""
-    return Tree(tmp_path)
+    return Tree(tmp_path, libraries)
 
 
 def _prepare(tree: Tree, script: str) -> dict[str, Any]:
@@ -94,7 +113,7 @@ def _prepare(tree: Tree, script: str) -> dict[str, Any]:
     rows = "\n".join(map(json.dumps, case.rows))
     tree.channel("train", **{"rows.jsonl": rows})
     file = EXAMPLES / (case.file or f"post_training/{script}.py")
-    tree.script(file.read_text(), file.name)
+    tree.script(FORKS.format(folder=str(PRELOADED), file=str(file)), file.name)
     if case.file:
         serving_kit.save("BertForMaskedLM", base / "start")
     elif script == "sft_images":
@@ -117,8 +136,7 @@ def _prepare(tree: Tree, script: str) -> dict[str, Any]:
 
 
 def _train(tree: Tree, processes: int) -> subprocess.CompletedProcess[str]:
-    environ = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = tree.train(timeout=200, AMPHORA_NPROC_PER_NODE=str(processes), **environ)
+    done = tree.train(timeout=200, AMPHORA_NPROC_PER_NODE=str(processes))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
@@ -174,10 +192,7 @@ def test_a_stopped_job_leaves_a_checkpoint_of_the_step_that_it_had_reached(tree:
     with log.open("w") as out:
         job = subprocess.Popen(
             tree.command(), stdout=out, stderr=out,
-            env=clean_environ(
-                SAGEMAKER_BASE_DIR=str(tree.base), AMPHORA_NPROC_PER_NODE="1",
-                CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", **tree.environ,
-            ),
+            env=tree.environment(AMPHORA_NPROC_PER_NODE="1"),
         )  # fmt: skip
         try:
             until(lambda: re.search(LOSS, log.read_text()), 200, log.read_text)

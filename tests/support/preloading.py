@@ -165,6 +165,7 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
+    tempfile.tempdir = None
     folders = os.environ.get("PYTHONPATH", "").split(":")
     sys.path[:0] = [folder for folder in folders if folder != str(PRELOADED)]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -232,12 +233,13 @@ def _warm_up(folder: Path) -> None:
 if __name__ == "__main__":
     sys.path.pop(0)
     _, _path, _ready_end, *_imports = sys.argv
+    # A collection in a fork would copy the pages of all objects.
+    gc.disable()
     if _imports:
         for _name in _imports:
             importlib.import_module(_name)
     else:
         _warm_up(Path(_path).parent)
-    # A collection in a fork would copy the pages of all objects.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     _become(_serve(_path, int(_ready_end)))

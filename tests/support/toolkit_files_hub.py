@@ -94,11 +94,6 @@ def predict_fn(data, model):
         ask(TEXTS), ask(TEXTS, NPY),
     ),
     _hub(
-        "predict-only-takes-a-list",
-        "def predict_fn(data, model):\n    return model(list(data))",
-        ask(["good film", "bad"]),
-    ),
-    _hub(
         "predict-only-numbers",
         "def predict_fn(data, model):\n    return [type(data).__name__, sum(data)]",
         ask([1, 2, 3]),
@@ -178,28 +173,12 @@ def predict_fn(data, model):
         """,
         ask(TEXT), ask({**TEXTS, "parameters": {"top_k": 1}}),
     ),
-    _hub(
-        "input-and-output",
-        """
-        import json
-        def input_fn(input_data, content_type):
-            return {"inputs": json.loads(input_data), "parameters": {"top_k": 2}}
-        def output_fn(prediction, accept):
-            return json.dumps([one["label"] for one in prediction[0]])
-        """,
-        ask(["good film"]),
-    ),
     _hub("model-only-pipeline", HUB_PIPELINE, ask(TEXT), ask(TEXTS),
          ask({**TEXTS, "parameters": {"top_k": 3}})),
     _hub(
         "model-only-pipeline-csv",
         HUB_PIPELINE,
         ask(TEXTS, CSV), ask_csv("inputs\ngood film\n", CSV), ask_csv("inputs\ngood\nbad\n"),
-    ),
-    _hub(
-        "model-only-all-scores",
-        HUB_PIPELINE.replace("tokenizer=model_dir", "tokenizer=model_dir, top_k=None"),
-        ask(TEXT), ask(TEXTS),
     ),
     _hub(
         "model-only-wrong-requests",
@@ -230,42 +209,6 @@ def predict_fn(data, model_and_tokenizer):
     return {"scores": scores, "label": scores.argmax(-1)}
 """,
         ask(TEXTS), ask(TEXT),
-    ),
-    _hub(
-        "model-and-predict-wrapped-module",
-        """
-        import torch
-        from transformers import AutoModel, AutoTokenizer
-        class Embedder(torch.nn.Module):
-            def __init__(self, place):
-                super().__init__()
-                self.tokenizer = AutoTokenizer.from_pretrained(place)
-                self.body = AutoModel.from_pretrained(place).eval()
-            def forward(self, texts):
-                batch = self.tokenizer(texts, return_tensors="pt", padding=True)
-                hidden = self.body(**batch).last_hidden_state
-                mask = batch["attention_mask"].unsqueeze(-1)
-                return (hidden * mask).sum(1) / mask.sum(1)
-        def model_fn(model_dir):
-            return Embedder(model_dir)
-        def predict_fn(data, model):
-            with torch.no_grad():
-                return {"vectors": model(data["inputs"])}
-        """,
-        ask(TEXTS), model="encoder",
-    ),
-    _hub(
-        "all-four",
-        HUB_PIPELINE + """
-import json
-def input_fn(data, content_type):
-    return json.loads(data)
-def predict_fn(data, model):
-    return model(data["inputs"])
-def output_fn(prediction, accept):
-    return json.dumps(prediction)
-""",
-        ask(TEXTS),
     ),
     _hub(
         "all-four-with-context",
@@ -306,14 +249,6 @@ def output_fn(prediction, accept):
     _hub("named-program", HUB_PIPELINE, ask(TEXT), program="serve_it.py"),
     _hub("no-folder-of-a-model", "def predict_fn(data, model): return 1", model="empty",
          starts=False),
-    _hub(
-        "tokens-predict",
-        """
-        def predict_fn(data, model):
-            return [[one["entity"], one["word"]] for one in model(data["inputs"])]
-        """,
-        ask(TEXT), model="tagger",
-    ),
     _hub("tokens-output", "import json\ndef output_fn(p, accept):\n    return json.dumps([[x['entity'],"
          " float(x['score'])] for x in p])", ask(TEXT), model="tagger"),
     _hub(

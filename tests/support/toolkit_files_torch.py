@@ -82,10 +82,6 @@ PYTORCH = [
             torch.manual_seed(0)
             return torch.nn.Embedding(4, 2)
         """, ask_npy(np.array([0, 3])), ask([0, 1], ours=500)),
-    _torch("data-parallel", NET + """
-def model_fn(model_dir):
-    return torch.nn.DataParallel(Net())
-""", ask(ROWS)),
     _torch("dropout-is-off", """
         import torch
         def model_fn(model_dir):
@@ -111,14 +107,6 @@ def predict_fn(data, model):
 def predict_fn(data, model):
     return "a text"
 """, ask(ROWS)),
-    _torch("predict-returns-nothing", MODEL_ONLY + """
-def predict_fn(data, model):
-    return None
-""", ask(ROWS)),
-    _torch("predict-returns-list", MODEL_ONLY + """
-def predict_fn(data, model):
-    return data.tolist()
-""", ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY)),
     _torch("predict-returns-bfloat16", MODEL_ONLY + """
 def predict_fn(data, model):
     return model(data).to(torch.bfloat16)
@@ -142,12 +130,6 @@ def input_fn(request_body, request_content_type):
     assert request_content_type == "application/json"
     return torch.tensor(json.loads(request_body)["instances"], dtype=torch.float32)
 """, ask({"instances": ROWS}), ask({"instances": ROWS}, CSV)),
-    _torch("input-bytes", MODEL_ONLY + """
-import io
-import numpy as np
-def input_fn(request_body, request_content_type):
-    return torch.from_numpy(np.load(io.BytesIO(request_body)))
-""", ask_npy(np.float32(ROWS))),
     _torch("output-and-model", MODEL_ONLY + """
 import json
 def output_fn(prediction, content_type):
@@ -157,15 +139,6 @@ def output_fn(prediction, content_type):
 def output_fn(prediction, content_type):
     return ",".join(str(x) for x in prediction.flatten().tolist()), "text/csv"
 """, ask([1, 2])),
-    _torch("script-and-input", """
-        import json, torch
-        def input_fn(request_body, content_type):
-            return torch.tensor(json.loads(request_body)["x"])
-        """, ask({"x": [1.0, 2.0]}), model="script"),
-    _torch("script-and-output", """
-        def output_fn(prediction, accept):
-            return str(prediction.sum().item())
-        """, ask(ROWS), model="script"),
     _torch("script-and-predict", """
         def predict_fn(data, model):
             return model(data).sum(0)

@@ -181,17 +181,6 @@ def test_a_shell_script_gets_the_arguments_and_no_shell_reads_them(tree: Tree) -
 class TestRequirements:
     """pip installs into a folder of the test: what one test installs is not there for another."""
 
-    def test_they_are_installed_for_a_shell_script(
-        self, tree: Tree, tmp_path: Path, target: Mapping[str, str]
-    ) -> None:
-        """For a Python script, the test of a package that they break."""
-        wheel(tmp_path, "amphora_test_wheel")
-        tree.script(f"--no-index\n-f {tmp_path}\namphora-test-wheel\n", "requirements.txt")
-        tree.script("import amphora_test_wheel; print('imported')")
-        tree.script("exec python3 script.py", "run.sh")
-        result = tree.configure({"sagemaker_program": "run.sh"}).train(**target)
-        assert "imported" in result.stdout, result.stderr
-
     def test_a_conflict_is_quoted(self, scripted: Tree, tmp_path: Path) -> None:
         wheel(tmp_path, "amphora_test_wheel")
         needs = f"--no-index\n-f {tmp_path}\namphora-test-wheel==1\namphora-test-wheel>=2\n"
@@ -200,20 +189,22 @@ class TestRequirements:
         assert "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
 
     def test_a_package_of_the_image_that_it_breaks_is_named(
-        self, scripted: Tree, tmp_path: Path, target: Mapping[str, str]
+        self, tree: Tree, tmp_path: Path, target: Mapping[str, str]
     ) -> None:
+        """By the failure of a shell script's Python."""
         wheel(tmp_path, "amphora_test_wheel")
         about = Path(target["PIP_TARGET"]) / "amphora_test_victim-1.dist-info"
         about.mkdir(parents=True)
         needs = "Name: amphora-test-victim\nVersion: 1\nRequires-Dist: amphora-test-wheel>=7\n"
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\n{needs}")
         (about.parent / "amphora_test_victim.py").write_text("raise ImportError('no such name')")
-        scripted.script(f"--no-index\n-f {tmp_path}\namphora-test-wheel\n", "requirements.txt")
-        scripted.script("import amphora_test_wheel; import amphora_test_victim")
-        assert scripted.train(**target).returncode == 1
-        assert scripted.failure and scripted.failure.startswith("ImportError: no such name")
+        tree.script(f"--no-index\n-f {tmp_path}\namphora-test-wheel\n", "requirements.txt")
+        tree.script("import amphora_test_wheel; import amphora_test_victim")
+        tree.script("exec python3 script.py", "run.sh").configure({"sagemaker_program": "run.sh"})
+        assert tree.train(**target).returncode == 1
+        assert tree.failure and tree.failure.startswith("ImportError: no such name")
         conflict = "amphora-test-victim 1 requires amphora-test-wheel>=7, but you have amphora-test"
-        assert f"replaced a package of the image: {conflict}" in scripted.failure[:1024]
+        assert f"replaced a package of the image: {conflict}" in tree.failure[:1024]
 
     def test_a_stop_while_installing(self, scripted: Tree) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -1,6 +1,6 @@
 """Encoders in int8: what is written, what of it is served, and what is refused.
 
-What has run CTranslate2 cannot be forked, so it runs in processes of its own.
+What has run CTranslate2 cannot be forked, so it runs in forks of a process that has not (`preloaded`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from recipe.backend.engines import int8
 from recipe.errors import ModelError, RecipeError
 from recipe.storage import checksums
 from tests.support import tasks
-from tests.support.jobs import Job
+from tests.support.jobs import QUICK, Job
 from tests.support.paths import ROOT
+from tests.support.preloading import run_script
 from tests.support.serving_kit import TEXTS, Handlers, assert_close
 from tests.support.tasks import CASES
 
@@ -69,7 +71,7 @@ ALONE = """
 import json, sys
 import ctranslate2, numpy as np, torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-folder, texts = sys.argv[1], json.loads(sys.argv[2])
+folder, texts = map(json.loads, sys.argv[1:])
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
 encoder = ctranslate2.Encoder(folder + "/int8", compute_type="int8_float32", intra_threads=1)
@@ -85,50 +87,63 @@ print("ANSWERS", json.dumps(answers))
 """
 
 
-def alone(folder: Path, texts: list[Any]) -> list[tuple[list[float], list[float]]]:
+Run = Callable[..., tuple[Any, str]]
+
+
+@pytest.fixture
+def quick(preloaded: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of a job that costs neither imports nor a report."""
+    return {**preloaded, **QUICK}
+
+
+@pytest.fixture
+def run(preloaded: Mapping[str, str], tmp_path: Path) -> Run:
+    """run(program, *arguments): what it prints after ANSWERS, and all that it prints."""
+
+    def start(program: str, *arguments: Any, **environ: str) -> tuple[Any, str]:
+        script = tmp_path / "program.py"
+        script.write_text(program)
+        variables = {**os.environ, **preloaded, "PYTHONPATH": f"{ROOT / 'code'}:{ROOT}",
+                     "TMPDIR": str(tmp_path), **environ}  # fmt: skip
+        done = run_script(
+            preloaded, [str(script), *map(json.dumps, arguments)], variables, tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
+        return [json.loads(line.removeprefix("ANSWERS ")) for line in lines], done.stdout
+
+    return start
+
+
+def alone(run: Run, folder: Path, texts: list[Any]) -> list[tuple[list[float], list[float]]]:
     """Return the normalized vector and the scores of texts, or of pairs."""
     rows = [text if isinstance(text, list) else [text] for text in texts]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(folder), json.dumps(rows)],
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
-    answers: list[tuple[list[float], list[float]]] = json.loads(line.removeprefix("ANSWERS "))
-    return answers
+    (answers,), _ = run(ALONE, str(folder), rows)
+    return list(answers)
 
 
-def served(folder: Path, plan: Any, **environ: str) -> tuple[Any, list[bool], str]:
+def served(run: Run, plan: Any, **environ: str) -> tuple[Any, list[bool], str]:
     """Return the answers, whether int8 gave those of each model, and the log."""
-    done = subprocess.run(
-        [sys.executable, "-c", SERVES, json.dumps(plan)],
-        env={
-            **os.environ, "PYTHONPATH": f"{ROOT / 'code'}:{ROOT}", "TMPDIR": str(folder),
-            "OMP_NUM_THREADS": "1", **environ,
-        },
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
-    answers, are_int8 = json.loads(line.removeprefix("ANSWERS "))
-    return answers, are_int8, done.stdout
+    ((answers, are_int8),), log = run(SERVES, plan, **environ)
+    return answers, are_int8, log
 
 
-def quantized(base: Path, case: str, *argv: str, epochs: str = "1") -> Job:
+def quantized(
+    base: Path, case: str, environ: Mapping[str, str], *argv: str, epochs: str = "1"
+) -> Job:
     """Train a case of the contract with quantize=int8."""
     job = CASES[case]
     channel = tasks.write(base / "data" / "train", job.rows(tasks.TRAIN_ROWS))
     start = job.model(base / "start", 0.0)
     given = ("--model_id", str(start), "--epochs", epochs, "--lr", "3e-3", "--quantize", "int8")
-    return Job(base, {"train": channel}, (*given, *job.arguments, *ANY)).run(*argv)
+    return Job(base, {"train": channel}, (*given, *job.arguments, *ANY), environ).finish(*argv)
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def classifier(tmp_path_factory: pytest.TempPathFactory, preloaded: Mapping[str, str]) -> Job:
     """A classifier of texts in float and in int8."""
-    job = quantized(tmp_path_factory.mktemp("classes"), "text-classification", epochs="4")
-    assert job.codes == {0}, job.log + job.errors
-    return job
+    base = tmp_path_factory.mktemp("classes")
+    return quantized(base, "text-classification", preloaded, epochs="4")
 
 
 def test_int8_has_to_be_faster_for_texts_alone_and_together_in_all() -> None:
@@ -138,24 +153,25 @@ def test_int8_has_to_be_faster_for_texts_alone_and_together_in_all() -> None:
 
 
 @pytest.mark.heavy
-def test_a_model_has_its_proof_and_is_served_in_int8(classifier: Job, tmp_path: Path) -> None:
+def test_a_model_has_its_proof_and_is_served_in_int8(
+    classifier: Job, run: Run, tmp_path: Path
+) -> None:
     model = classifier.base / "model"
     proof = json.loads((model / "int8" / "proof.json").read_text())
     assert proof["evaluated"] > 0 and 0 <= proof["changed"] <= 1
     assert {*proof["milliseconds"]} == {"alone", "together"}
-    metrics = json.loads((classifier.base / "output" / "data" / "metrics.json").read_text())
-    assert proof["score"] == pytest.approx(metrics[f"eval_{proof['metric']}"], abs=1e-4)
+    assert proof["score"] == pytest.approx(classifier.metrics[f"eval_{proof['metric']}"], abs=1e-4)
     card = (model / "README.md").read_text()
     report = (classifier.base / "output" / "data" / "report.html").read_text()
     shown = f"{proof['metric']} {proof['score_int8']:.4f} instead of {proof['score']:.4f}"
     assert shown in card and shown in classifier.log and shown in report
     body = {"inputs": [*TEXTS, "a", "the film was good " * 8], "parameters": {"top_k": None}}
-    (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
+    (answers,), (is_int8,), log = served(run, [(str(model), [body])])
     assert is_int8 and "engine: CTranslate2" in log
     exact = Handlers(model, AMPHORA_DTYPE="float32").ask(body)
     assert answers[0] != exact, "the answers are those of the float weights"
     names = json.loads((model / "config.json").read_text())["id2label"]
-    for answer, (_, scores) in zip(answers[0], alone(model, body["inputs"]), strict=True):
+    for answer, (_, scores) in zip(answers[0], alone(run, model, body["inputs"]), strict=True):
         expected = {names[str(number)]: score for number, score in enumerate(scores)}
         assert_close({one["label"]: one["score"] for one in answer},
                      {one["label"]: expected[one["label"]] for one in answer}, CLOSE)  # fmt: skip
@@ -163,72 +179,75 @@ def test_a_model_has_its_proof_and_is_served_in_int8(classifier: Job, tmp_path: 
 
 
 @pytest.mark.heavy
-def test_vectors_and_pairs_are_served_in_int8(tmp_path: Path) -> None:
+def test_vectors_and_pairs_are_served_in_int8(
+    quick: Mapping[str, str], run: Run, tmp_path: Path
+) -> None:
     """Sentence-transformers' own modules read the encoder's states; pairs have types."""
     texts = {"inputs": [*TEXTS, "who was anna"]}
     pairs = {"inputs": [{"text": "who was", "text_pair": text} for text in TEXTS]}
-    models = {}
-    for case in ("sentence-embedding", "pairs"):
-        job = quantized(tmp_path / case, case)
-        assert job.codes == {0}, job.log + job.errors
-        models[case] = job.base / "model"
+    models = {
+        case: quantized(tmp_path / case, case, quick).model
+        for case in ("sentence-embedding", "pairs")
+    }
     plan = [(str(models["sentence-embedding"]), [texts]), (str(models["pairs"]), [pairs])]
-    (vectors, labels), are_int8, _ = served(tmp_path, plan)
+    (vectors, labels), are_int8, _ = served(run, plan)
     assert are_int8 == [True, True]
     ours, theirs = (
         np.array(some) / np.linalg.norm(some, axis=1, keepdims=True)
         for some in (vectors[0], Handlers(models["sentence-embedding"]).ask(texts))
     )
-    expected = [vector for vector, _ in alone(models["sentence-embedding"], texts["inputs"])]
+    expected = [vector for vector, _ in alone(run, models["sentence-embedding"], texts["inputs"])]
     assert_close(ours.tolist(), expected, CLOSE)
     assert 0.5 < (ours * theirs).sum(1).min() < 1 - 1e-9
     expected = [
         max(scores)
-        for _, scores in alone(models["pairs"], [[*pair.values()] for pair in pairs["inputs"]])
+        for _, scores in alone(run, models["pairs"], [[*pair.values()] for pair in pairs["inputs"]])
     ]
     assert_close([one["score"] for one in labels[0]], expected, CLOSE)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "case", ["reranking", "multiple-choice", "question-answering", "token-classification"]
+    ("case", "argv"),
+    [
+        pytest.param("reranking", ("--lora_r", "2"), id="reranking, adapters merged"),
+        ("multiple-choice", ()),
+        ("question-answering", ()),
+        ("token-classification", ()),
+    ],
 )
-def test_each_other_task_has_its_proof(case: str, tmp_path: Path) -> None:
-    job = quantized(tmp_path, case)
-    assert job.codes == {0}, job.log + job.errors
-    proof = json.loads((tmp_path / "model" / "int8" / "proof.json").read_text())
-    metrics = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
-    assert proof["score"] == pytest.approx(metrics[f"eval_{proof['metric']}"], abs=1e-4)
+def test_each_other_task_has_its_proof(
+    case: str, argv: Sequence[str], quick: Mapping[str, str], tmp_path: Path
+) -> None:
+    job = quantized(tmp_path, case, quick, *argv)
+    proof = json.loads((job.model / "int8" / "proof.json").read_text())
+    assert proof["score"] == pytest.approx(job.metrics[f"eval_{proof['metric']}"], abs=1e-4)
     assert {*proof["milliseconds"]} == {"alone", "together"}
-
-
-def broken_states(folder: Path) -> None:
-    states = np.load(folder / int8.STATES)
-    np.save(folder / int8.STATES, np.roll(states, 1, axis=0))
-    checksums.write(folder)
 
 
 @pytest.mark.heavy
 def test_float_weights_answer_where_int8_does_not_as_it_was_proved(
-    classifier: Job, tmp_path: Path
+    classifier: Job, run: Run, tmp_path: Path
 ) -> None:
     body = {"inputs": TEXTS}
     model = shutil.copytree(classifier.base / "model", tmp_path / "model")
-    (expected,), (is_int8,), log = served(tmp_path, [(str(model), [body])], AMPHORA_DTYPE="float32")
+    (expected,), (is_int8,), log = served(run, [(str(model), [body])], AMPHORA_DTYPE="float32")
     assert not is_int8 and "PyTorch instead of int8: AMPHORA_DTYPE is float32" in log
     weights = (model / "model.safetensors").read_bytes()
     (model / "SHA256SUMS").unlink()
     (model / "model.safetensors").write_bytes(weights[:-4] + b"\0\0\0\0")  # trained further
-    _, (is_int8,), log = served(tmp_path, [(str(model), [body])])
+    _, (is_int8,), log = served(run, [(str(model), [body])])
     assert not is_int8 and "it was made of other weights" in log
     (model / "model.safetensors").write_bytes(weights)
-    broken_states(model / "int8")
-    (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
+    states = model / "int8" / int8.STATES
+    np.save(states, np.roll(np.load(states), 1, axis=0))
+    checksums.write(model / "int8")
+    (answers,), (is_int8,), log = served(run, [(str(model), [body])])
     assert not is_int8 and "stored rows differ by" in log
     assert_close(answers, expected, 0.02)
     (model / "int8" / "model.bin").write_bytes(b"\x63\0\0\0")  # that of a later CTranslate2
     checksums.write(model / "int8")
-    (answers,), (is_int8,), log = served(tmp_path, [(str(model), [body])])
+    (answers,), (is_int8,), log = served(run, [(str(model), [body])])
     assert not is_int8 and "PyTorch instead of int8: The model cannot be computed" in log
 
 
@@ -254,7 +273,9 @@ def test_a_damaged_file_ends_the_start_with_its_name(
 
 
 @pytest.mark.heavy
-def test_beyond_the_bounds_nothing_is_saved(classifier: Job, tmp_path: Path) -> None:
+def test_beyond_the_bounds_nothing_is_saved(
+    classifier: Job, quick: Mapping[str, str], tmp_path: Path
+) -> None:
     """A training ends well, with a warning; `amphora quantize` fails."""
     shutil.copytree(classifier.base / "model", tmp_path / "model")
     shutil.rmtree(tmp_path / "model" / "int8")
@@ -265,7 +286,7 @@ def test_beyond_the_bounds_nothing_is_saved(classifier: Job, tmp_path: Path) -> 
 
     def quantize(*settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, *settings], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            [*command, *settings], env={**os.environ, **quick},
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
@@ -276,15 +297,14 @@ def test_beyond_the_bounds_nothing_is_saved(classifier: Job, tmp_path: Path) -> 
     assert (tmp_path / "model" / "int8" / "proof.json").is_file()
     assert int8.Artefact.find(str(tmp_path / "model")) is not None
     (tmp_path / "job" / "model" / "int8").mkdir(parents=True)  # that of an earlier model
-    job = quantized(tmp_path / "job", "numbers", "--max_flips", "0")
-    assert job.codes == {0}, job.log + job.errors
+    job = quantized(tmp_path / "job", "numbers", quick, "--max_flips", "0")
     assert "WARNING: not saved: " in job.log and "exceeds max_flips=0" in job.log
     assert (job.base / "model" / "config.json").is_file()
     assert not (job.base / "model" / "int8").exists()
 
 
 COMPARED = """
-import types
+import json, types
 import torch, transformers
 torch.set_num_threads(1)
 from recipe.backend.engines import comparison
@@ -300,37 +320,25 @@ names = ["input_ids", "attention_mask", "token_type_ids"]
 for kind, model in models.items():
     try:
         comparison.check(model.eval(), types.SimpleNamespace(model_input_names=names), 60)
-        print(kind, "is computed")
+        print("ANSWERS", json.dumps([kind, "is computed"]))
     except ModelError as error:
-        print(kind, error)
+        print("ANSWERS", json.dumps([kind, str(error)]))
 """
 
 
 @pytest.mark.heavy
-def test_a_model_is_compared_before_training(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COMPARED],
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'code'}:{ROOT}", "TMPDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_a_model_is_compared_before_training(run: Run) -> None:
+    pairs, _ = run(COMPARED)
+    outcomes = dict(pairs)
     for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "no pooler"):
-        assert f"{kind} is computed" in lines
+        assert outcomes[kind] == "is computed"
     for kind, reason in (
         ("electra", "the model is electra, and the encoders known are bert, "),
         ("tanh", "KeyError: 'tanh'"),
         ("decoder", "states of 1 texts of up to 2 tokens differ"),
         ("relative", "position_embedding_type is relative_key"),
     ):
-        assert any(line.startswith(f"{kind} The model cannot") and reason in line for line in lines)
-
-
-@pytest.mark.heavy
-def test_a_model_with_merged_adapters_is_quantized(tmp_path: Path) -> None:
-    job = quantized(tmp_path, "text-classification", "--lora_r", "2")
-    assert job.codes == {0}, job.log + job.errors
-    assert (job.base / "model" / "int8" / int8.PROOF).is_file()
+        assert outcomes[kind].startswith("The model cannot") and reason in outcomes[kind]
 
 
 @pytest.mark.parametrize(

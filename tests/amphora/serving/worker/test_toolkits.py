@@ -25,7 +25,6 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertModel,
     GPT2Config,
     GPT2LMHeadModel,
 )
@@ -64,7 +63,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     hub: dict[str, Callable[[], Any]] = {
         "classifier": lambda: BertForSequenceClassification(bert),
         "tagger": lambda: BertForTokenClassification(bert),
-        "encoder": lambda: BertModel(bert),
         "generator": lambda: GPT2LMHeadModel(gpt),
     }
     scripts = {
