@@ -14,64 +14,29 @@ import boto3
 from sagemaker.deserializers import JSONDeserializer
 from sagemaker.estimator import Estimator
 from sagemaker.huggingface import HuggingFace
-from sagemaker.huggingface import TrainingCompilerConfig as HuggingFaceCompiler
 from sagemaker.local import LocalSession
 from sagemaker.model import Model
 from sagemaker.predictor import Predictor
-from sagemaker.pytorch import PyTorch
 from sagemaker.serializers import JSONSerializer
 
 ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
-ESTIMATORS = {"generic": Estimator, "pytorch": PyTorch, "huggingface": HuggingFace}
+ESTIMATORS = {"generic": Estimator, "huggingface": HuggingFace}
 
 
-def local_session(root: str, port: int = 8080, **settings: Any) -> LocalSession:
-    session = LocalSession(boto3.Session(region_name="us-east-1"), **settings)
+def local_session(root: str, port: int = 8080) -> LocalSession:
+    session = LocalSession(boto3.Session(region_name="us-east-1"))
     session.config = {"local": {"local_code": True, "serving_port": port, "container_root": root}}
     return session
 
 
-def estimator(kind: str, root: str, **settings: Any) -> Any:
-    shared = {
-        "role": ROLE,
-        "instance_type": "local",
-        "sagemaker_session": local_session(root),
-        "environment": {"OMP_NUM_THREADS": "1"},
-    }
-    return ESTIMATORS[kind](**(shared | settings))
-
-
 def fit(kind: str, root: str, inputs: dict[str, str], **settings: Any) -> str:
     """The archive of the model."""
-    made = estimator(kind, root, **settings)
+    made: Any = ESTIMATORS[kind](
+        role=ROLE, instance_type="local", sagemaker_session=local_session(root),
+        environment={"OMP_NUM_THREADS": "1"}, **settings,
+    )  # fmt: skip
     made.fit({name: f"file://{folder}" for name, folder in inputs.items()})
     return str(made.model_data)
-
-
-def compiler_refusal(root: str, image: str) -> str:
-    """Why the SDK does not take its TrainingCompilerConfig for an image of one's own."""
-    try:
-        estimator(
-            "huggingface",
-            root,
-            image_uri=image,
-            instance_type="ml.p3.2xlarge",
-            instance_count=1,
-            entry_point="train.py",
-            py_version="py39",
-            transformers_version="4.21",
-            pytorch_version="1.11",
-            compiler_config=HuggingFaceCompiler(),
-        )
-    except ValueError as error:
-        return str(error)
-    raise AssertionError("the SDK took it")
-
-
-def fit_compiled(kind: str, root: str, inputs: dict[str, str], **settings: Any) -> str:
-    """As `fit`, with what TrainingCompilerConfig makes of itself among the hyperparameters."""
-    settings["hyperparameters"] |= HuggingFaceCompiler()._to_hyperparameter_dict()
-    return fit(kind, root, inputs, **settings)
 
 
 def deploy_and_predict(root: str, image: str, archive: str, port: int, texts: list[str]) -> Any:

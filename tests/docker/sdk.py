@@ -58,13 +58,10 @@ class Sdk:
     folder: Path
     environ: dict[str, str]
 
-    def command(self, function: str, **arguments: object) -> list[str]:
-        program = str(HERE / self.programs)
-        return [self.python, program, function, json.dumps(arguments, default=str)]
-
     def __call__(self, function: str, **arguments: object) -> Outcome:
+        given = json.dumps({"root": self.folder, **arguments}, default=str)
         done = subprocess.run(
-            self.command(function, root=self.folder, **arguments),
+            [self.python, str(HERE / self.programs), function, given],
             env=self.environ,
             cwd=self.folder,
             text=True,

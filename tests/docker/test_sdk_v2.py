@@ -121,16 +121,3 @@ def test_huggingface_with_torch_distributed_on_two_hosts(
     assert "arguments Namespace(learning_rate=0.5, flag='False')" in outcome.output
     assert "channel ['train.csv']" in outcome.output
     assert "mine.txt" in members(outcome.value)
-
-
-def test_the_training_compilers_keys_reach_the_job_and_not_the_script(
-    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
-) -> None:
-    """The SDK takes its TrainingCompilerConfig for AWS's own images only; its keys go anywhere."""
-    assert "Overriding the image URI" in sdk("compiler_refusal", image=cpu_image).value
-    script = "import os, sys; print('argv', sys.argv[1:], os.environ['SM_FRAMEWORK_PARAMS'])"
-    outcome = sdk("fit_compiled", kind="pytorch", image_uri=cpu_image, instance_count=1,
-               inputs={"train": inputs["train"]}, source_dir=source(tmp_path, script),
-               entry_point="mine.py", hyperparameters={"epochs": 1})  # fmt: skip
-    assert "argv ['--epochs', '1']" in outcome.output
-    assert '"sagemaker_training_compiler_enabled":true' in outcome.output
