@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from ordeal.common import ROOT, clean_environ, failure, make_model, start, write_reviews
+from ordeal.common import ROOT, failure, tiny_model, write_reviews
+
+from tests.support.jobs import Job
+from tests.support.servers import RECIPE, Running
 
 pytestmark = pytest.mark.heavy
 sys.path.insert(0, str(ROOT / "code"))
@@ -30,7 +32,7 @@ class Payload:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture
@@ -48,38 +50,37 @@ def test_the_payload_works(tmp_path: Path) -> None:
     assert (tmp_path / "mark").exists()
 
 
-def test_a_served_model(tmp_path: Path, poisoned: Path) -> None:
+def test_a_served_model(tmp_path: Path, poisoned: Path, preloaded: Mapping[str, str]) -> None:
     poisoned.rename(tmp_path / "model")
-    log = tmp_path / "log"
-    assert start(tmp_path, "serve", log).wait(240) == 2
-    assert "cannot be served" in log.read_text().splitlines()[-1]
+    with Running(tmp_path, {**preloaded, **RECIPE}) as server:
+        assert server.process.wait(240) == 2
+        assert "cannot be served" in server.log.splitlines()[-1]
     assert not (tmp_path / "mark").exists()
 
 
-def train(base: Path, data: Path, model: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "code" / "train.py"), "--model_name_or_path", str(model)]
-    command += ["--batch_size", "8", "--save_steps", "1", *more]
-    environ = {"SAGEMAKER_BASE_DIR": str(base), "SM_CHANNEL_TRAIN": str(data)}
-    environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, env=clean_environ(**environ), capture_output=True, text=True, timeout=120
-    )
+def job(base: Path, model: Path, preloaded: Mapping[str, str]) -> Job:
+    channels = {"train": write_reviews(base / "train.csv", 20)}
+    argv = ("--model_name_or_path", str(model), "--batch_size", "8", "--save_steps", "1")
+    return Job(base, channels, argv, preloaded)
 
 
-def test_a_model_to_start_from(tmp_path: Path, poisoned: Path) -> None:
-    done = train(tmp_path, write_reviews(tmp_path / "train.csv", 20), poisoned)
-    assert done.returncode == 1
-    assert "ModelError" in done.stderr.strip().splitlines()[-1], done.stderr[-2000:]
+def test_a_model_to_start_from(
+    tmp_path: Path, poisoned: Path, preloaded: Mapping[str, str]
+) -> None:
+    done = job(tmp_path, poisoned, preloaded).run()
+    assert done.codes == {1}
+    assert "ModelError" in done.errors.strip().splitlines()[-1], done.errors[-2000:]
     assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.long
-def test_the_states_in_a_checkpoint(tmp_path: Path, model: Path) -> None:
+def test_the_states_in_a_checkpoint(
+    tmp_path: Path, model: Path, preloaded: Mapping[str, str]
+) -> None:
     """The manifest is made to agree, as somebody who can write the checkpoint can do."""
     from recipe.storage import checkpoints
 
-    data = write_reviews(tmp_path / "train.csv", 20)
-    assert train(tmp_path, data, model, "--max_steps", "1").returncode == 0
+    training = job(tmp_path, model, preloaded).finish("--max_steps", "1")
     folder = tmp_path / "checkpoints" / "checkpoint-1"
     loaded = checkpoints.read(folder)
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
@@ -87,7 +88,6 @@ def test_the_states_in_a_checkpoint(tmp_path: Path, model: Path) -> None:
         shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(checkpoints.MANIFEST))
         torch.save({"state": Payload(tmp_path / "mark")}, aside / name)
         checkpoints.publish(tmp_path / "checkpoints", 1, loaded.job, False)
-        done = train(tmp_path, data, model, "--max_steps", "1")
-        assert done.returncode != 0, name
+        assert 0 not in training.run("--max_steps", "1").codes, name
         assert not (tmp_path / "mark").exists(), name
     assert failure(tmp_path) == ""
