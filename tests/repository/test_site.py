@@ -85,19 +85,13 @@ def test_pages_mentions_and_docstrings_are_there(site: Path) -> None:
     assert "recipe-tasks-base" in Page(site / "site" / "recipe.html").anchors
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("see docs/NOWHERE.md", "docs/NOWHERE.md is mentioned, and is no page"),
-        ("see [this](#nowhere)", "'nowhere'"),
-        ("see [this](other.md)", "other.md"),
-    ],
-    ids=["mention", "anchor", "page"],
-)
-def test_what_leads_nowhere_fails_the_build(tmp_path: Path, text: str, says: str) -> None:
+def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    """A mention, an anchor and a page."""
     source = tmp_path / "docs"
     source.mkdir()
+    text = "see docs/NOWHERE.md, [this](#nowhere) and [that](other.md)"
     (source / "index.md").write_text(f"# A page\n\n{text}\n")
     built = build(source, tmp_path / "site")
     assert built.returncode != 0
-    assert says in built.stderr
+    for says in ("docs/NOWHERE.md is mentioned, and is no page", "'nowhere'", "other.md"):
+        assert says in built.stderr
