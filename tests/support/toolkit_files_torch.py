@@ -1,4 +1,4 @@
-"""Inference files as users write them for PyTorch's image."""
+"""Inference files as users write them for PyTorch's image, and for the toolkit below it."""
 
 from __future__ import annotations
 
@@ -185,4 +185,21 @@ def output_fn(p, a): return p
         def model_fn(model_dir):
             return torch.relu
         """, ask([[-1.0, 2.0]], ours=[[0.0, 2.0]], why="the image asks the function to eval()")),
+]  # fmt: skip
+
+BASE = [
+    File(name="base-all-but-output", oracle="base", model="empty", code="""
+        import json, numpy as np
+        def model_fn(model_dir): return 2
+        def input_fn(body, content_type): return np.array(json.loads(body))
+        def predict_fn(data, model): return data * model
+        """, questions=[ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY), ask(ROWS, "a/b", ours=406)]),
+    File(name="base-decoders-of-the-toolkit", oracle="base", model="empty", code="""
+        from sagemaker_inference import decoder, encoder
+        def model_fn(model_dir): return 2
+        def input_fn(body, content_type): return decoder.decode(body, content_type)
+        def predict_fn(data, model): return data * model
+        def output_fn(prediction, accept): return encoder.encode(prediction, accept)
+        """, questions=[ask(ROWS), ask_csv("1,2\n3,4\n", CSV), ask_npy(ROWS, NPY),
+                        ask_bytes(b"x", "a/b", ours=415)]),
 ]  # fmt: skip

@@ -1,4 +1,9 @@
-"""How the inference files of `toolkit_files` and their requests are told."""
+"""Inference files as users write them for the images of AWS and Hugging Face, and requests.
+
+Those of `toolkit_files_hub` and `toolkit_files_torch` are modelled on what the toolkits document and
+test: every subset of the functions, models of every kind, each of the types that the defaults read
+and write. None is copied.
+"""
 
 from __future__ import annotations
 

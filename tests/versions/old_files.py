@@ -76,11 +76,9 @@ GENERATES = "return model.generate(inputs, max_new_tokens=2)[0].tolist()"
 UNPACKS = "return model.generate(**inputs, max_new_tokens=2)[0].tolist()"
 FILES: list[tuple[str, str, str]] = [
     (BERT, pipe("'text-classification', model=model_dir"), ""),
-    (BERT, pipe("task='sentiment-analysis', model=model_dir, device=-1"), ""),
     (BERT, pipe("'text-classification', model=model_dir, return_all_scores=True"), "top_k=None"),
     (BERT, pipe("'text-classification', model=model_dir", "return model(data['inputs'], return_all_scores=True)"),
      "top_k=None"),
-    (BERT, pipe("'text-classification', model=model_dir, top_k=None"), ""),
     (BERT, pipe("'text-classification', model=model_dir, tokenizer=model_dir", "return model(data.pop('inputs', data), truncation=True)"),
      ""),
     (BERT, pipe("'zero-shot-classification', model=model_dir", "return model(data['inputs'], ['a', 'b'], multi_class=True)['scores']"),
@@ -94,7 +92,6 @@ FILES: list[tuple[str, str, str]] = [
      "HF_TASK"),
     (T5, pipe("'summarization', model=model_dir", "return model(data['inputs'], max_new_tokens=3)"), "HF_TASK"),
     (T5, pipe("'translation_en_to_de', model=model_dir", "return model(data['inputs'], max_new_tokens=3)"), "HF_TASK"),
-    (T5, pipe("'text2text-generation', model=model_dir", "return model(data['inputs'], max_new_tokens=3)"), "HF_TASK"),
     (T5, "    from transformers import Text2TextGenerationPipeline\n" + LOADS.format(auto="AutoModelForSeq2SeqLM")
      + "    def predict_fn(data, m):\n        return Text2TextGenerationPipeline(*m, max_new_tokens=3)(data['inputs'])\n", "HF_TASK"),
     (T5, LOADS.format(auto="AutoModelForSeq2SeqLM") + READS + """
@@ -118,18 +115,13 @@ FILES: list[tuple[str, str, str]] = [
         return m[1].decode(m[0].generate(m[1].encode(data, return_tensors="pt"), max_new_tokens=2)[0])
 """, ""),
     (GPT2, chat('return_tensors="pt"', GENERATES), "return_dict"),
-    (GPT2, chat('add_generation_prompt=True, return_tensors="pt"', "inputs = inputs.to('cpu')\n        " + GENERATES),
-     "return_dict"),
     (GPT2, chat('return_tensors="pt"', "return [inputs.shape[-1]]"), "return_dict"),
     (GPT2, chat("tokenize=True", "return len(inputs)"), "return_dict"),
     (GPT2, chat('return_tensors="pt", return_dict=False', GENERATES), ""),
     (GPT2, chat('return_tensors="pt", return_dict=True', "inputs.pop('token_type_ids', 0)\n        " + UNPACKS), ""),
     (GPT2, chat("tokenize=False", "return inputs"), ""),
     (BERT, classify('encoded = tokenizer.encode_plus(data, return_tensors="pt")'), "tokenizer(text"),
-    (BERT, classify('encoded = tokenizer.encode_plus(data, max_length=9, padding="max_length", truncation=True, '
-                    'return_attention_mask=True, return_tensors="pt")'), "tokenizer(text"),
     (BERT, classify('encoded = tokenizer.batch_encode_plus([data], return_tensors="pt")'), "tokenizer(texts"),
-    (BERT, classify('encoded = tokenizer(data, truncation=True, max_length=12, return_tensors="pt")'), ""),
     (BERT, classify('encoded = tokenizer([data], padding=True, return_tensors="pt")'), ""),
     (BERT, CLASSIFIER + """
     def transform_fn(model, data, content_type, accept):

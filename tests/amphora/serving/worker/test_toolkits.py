@@ -1,6 +1,6 @@
 """Files written for the images of AWS and Hugging Face answer here as they do there.
 
-Each file of `toolkit_files` is loaded twice in this process, by the image's toolkit (see
+Each file of `toolkit_files_*` is loaded twice in this process, by the image's toolkit (see
 `toolkit_oracles`) and by a worker's engine, and asked the same. What differs on purpose says so
 beside the request, with what ours answers.
 """
@@ -34,7 +34,8 @@ from amphora.serving.worker import runner
 from tests.support import toolkit_oracles
 from tests.support.paths import CODE
 from tests.support.serving_kit import tokenizer
-from tests.support.toolkit_files import FILES
+from tests.support.toolkit_files_hub import HUGGING_FACE
+from tests.support.toolkit_files_torch import BASE, PYTORCH
 from tests.support.toolkit_questions import CSV, NPY, File, Question
 from tests.support.worker_front import ask, load_runner
 
@@ -173,6 +174,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+FILES = [*HUGGING_FACE, *PYTORCH, *BASE]
 REFUSED = "refused at start"
 
 
