@@ -216,7 +216,7 @@ CASES = {
     ),
     "one rank raises": Case(
         MOCK_PEERS + "if rank == '1': raise ValueError('only rank 1')\nlose_peer()",
-        1, ("rank 1", "script.py:13"), "ValueError: only rank 1", processes="2",
+        1, ("rank 1", "script.py:14"), "ValueError: only rank 1", processes="2",
     ),
     "one rank leaves at once": Case(
         MOCK_PEERS + "if rank == '1': print('no data', file=sys.stderr); os._exit(7)\nlose_peer()",
