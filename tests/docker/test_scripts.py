@@ -409,6 +409,7 @@ def test_torch_neuronx_is_added_for_the_torch_of_the_base(
     added = build("2.14.0")
     assert added.returncode == 0, added.stderr
     listed = run("python3", "-m", "pip", "list", "--format=freeze", path=here).stdout
+    listed = listed.replace("_", "-")
     assert {"torch==2.14.0", "torch-neuronx==2.14.3.0", "neuronx-cc==2.30.1", "nki==0.6"} <= set(
         listed.split()
     )
