@@ -248,7 +248,7 @@ def linked(
                 )
             time.sleep(_TICK_SECONDS)
         is_first = host == hosts[0]
-        talk = _Listener(link, addresses, deadline) if is_first else _Caller(link, wait)
+        talk = _Listener(link, addresses, deadline) if is_first else _Caller(link, deadline, wait)
         thread = threading.Thread(target=talk.run, name="peers", daemon=True)
         thread.start()
         try:
@@ -381,9 +381,9 @@ class _Listener(_Talk):
 class _Caller(_Talk):
     """Reports to the first host from any other one, and receives its decisions."""
 
-    def __init__(self, link: Link, wait: float) -> None:
+    def __init__(self, link: Link, deadline: float, wait: float) -> None:
         super().__init__(link)
-        first, deadline = link.hosts[0], time.monotonic() + wait
+        first = link.hosts[0]
         while True:
             try:
                 connection = socket.create_connection((first, PORT), timeout=BEAT_SECONDS)
