@@ -228,7 +228,7 @@ def test_questions_are_answered_as_the_model_was_judged(
     ]
     split = datasets.Dataset.from_list(rows).cast_column("answers", TEXTS_OF_ROWS)
     reader: Any = AutoTokenizer.from_pretrained(folder)
-    of_rows = windows.tokenise("test", split, reader, 20, 3, judged=True)
+    of_rows = windows.tokenise("test", split, reader, 20, 3)
     assert len(of_rows) > 1.5 * len(rows)
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     outputs = np.full((len(of_rows), 41), -1e9)

@@ -203,7 +203,8 @@ def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> N
 
 def test_a_pair_longer_than_every_planned_shape_has_room() -> None:
     starts = np.array([0, 5, 41, 70])
-    pairs = Pairs(np.arange(70), starts, np.array([2, 3, 26]), np.array([3, 33, 3]))
+    texts = datasets.Dataset.from_dict({})
+    pairs = Pairs(np.arange(70), starts, np.array([2, 3, 26]), np.array([3, 33, 3]), texts)
     layout = PaddedPairs([(8, 8)], 2, 0, lambda labels: labels.clamp(min=0), 8)
     for row, shape in enumerate([(8, 8), (36, 8), (8, 28)]):
         batch = layout.tensors(pairs, np.array([row]))

@@ -153,9 +153,9 @@ TAGGING = words.Tagging(names=("O", "B-X", "I-X"), all_pieces=True, long_texts=N
     pytest.param((TEXTS, lambda split, tokenizer: masked_texts.tokenise(
         "evaluation", split, tokenizer, LONGEST, Options(), False)), id="masked"),
     pytest.param((TAGGED, lambda split, tokenizer: words.tokenise(
-        "train", split, tokenizer, LONGEST, TAGGING, judged=True)), id="words"),
+        "train", split, tokenizer, LONGEST, TAGGING)), id="words"),
     pytest.param((QUESTIONS, lambda split, tokenizer: windows.tokenise(
-        "train", split, tokenizer, LONGEST + 8, 3, judged=True)), id="windows"),
+        "train", split, tokenizer, LONGEST + 8, 3)), id="windows"),
     pytest.param((PAIRS, lambda split, tokenizer: text_pairs.tokenise(
         "train", split, tokenizer, "do: ", LONGEST, 9)), id="pairs"),
     pytest.param((ANSWERS, lambda split, tokenizer: preferences.tokenise(

@@ -129,8 +129,8 @@ class QuestionAnswering(Task):
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        stride, judged = self._stride(max_length), name != "train"
-        made = windows.tokenise(name, split, tokenizer, max_length, stride, judged=judged)
+        stride = self._stride(max_length)
+        made = windows.tokenise(name, split, tokenizer, max_length, stride)
         self.objective.windows[name] = made
         return made
 

@@ -78,8 +78,6 @@ def tokenise(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     stride: int,
-    *,
-    judged: bool,
 ) -> Windows:
     """Return the windows of a split of `recipe.tasks.question_answering.data`, and log how many
     there are.
@@ -87,9 +85,6 @@ def tokenise(
     A window holds the question and a part of the context; consecutive windows share `stride`
     tokens. The first answer is learned in the windows that hold all of it; otherwise the first
     token (CLS) is.
-
-    Args:
-        judged: Whether the model returns answers.
 
     Raises:
         ModelError: the tokenizer does not return the offsets of tokens.
@@ -105,8 +100,8 @@ def tokenise(
         functools.partial(_windows_of, tokenizer, max_length, stride),
     )
     windows = Windows(
-        made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[_BEGINS], made[_ENDS], judged,
-        types=made.get(TYPE_IDS),
+        made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[_BEGINS], made[_ENDS],
+        judged=name != "train", types=made.get(TYPE_IDS),
     )  # fmt: skip
     cut = len(np.unique(windows.labels[made[_CUT], 2]))
     within = int((windows.labels[:, 0] != windows.labels[:, 3]).sum())

@@ -67,14 +67,12 @@ class Written:
 
     def targets(self) -> list[str]:
         """Return the targets of `rows`."""
-        assert self.pairs.texts is not None  # evaluation rows are kept
         return list(self.pairs.texts.select(self.rows)[TARGET])
 
     def sections(self) -> Sequence[Section]:
         """Return a table of some generated texts and their targets."""
         count = len(self.rows)
         chosen = np.linspace(0, count - 1, min(_SHOWN, count)).astype(int).tolist()
-        assert self.pairs.texts is not None
         examples = self.pairs.texts.select([self.rows[index] for index in chosen])
         texts = [self.texts[index] for index in chosen]
         rows = zip(examples[SOURCE], texts, examples[TARGET], strict=True)

@@ -40,9 +40,8 @@ class Pairs(Samples):
 
     sources: Rows
     """Tokens of each sample's source."""
-    texts: datasets.Dataset | None = None
-    """The same pairs as texts, with the columns `source` and `target`; None for training data whose
-    rows are not kept."""
+    texts: datasets.Dataset
+    """The same pairs as texts, with the columns `source` and `target`."""
 
     def weight(self, rows: Rows) -> int:
         """Return the tokens of the targets at `rows`: the loss is the mean over these."""

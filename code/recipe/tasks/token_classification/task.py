@@ -138,8 +138,7 @@ class TokenClassification(Task):
             all_pieces=self.options.label_all_tokens,
             long_texts=self.hyperparameters.long_texts,
         )
-        judged = name != "train"
-        return words.tokenise(name, split, tokenizer, max_length, tagging, judged=judged)
+        return words.tokenise(name, split, tokenizer, max_length, tagging)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         return words.lengths(self.train.select(rows), tokenizer)

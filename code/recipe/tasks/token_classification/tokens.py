@@ -154,16 +154,11 @@ def tokenise(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     tagging: Tagging,
-    *,
-    judged: bool,
 ) -> TaggedSamples:
     """Return the windows of a split with the columns `tokens` and `tags`; log what was cut.
 
     A sentence of more than `max_length` tokens becomes several windows, which share some words as
     context; each word is learned and evaluated in one of them.
-
-    Args:
-        judged: Whether the model returns answers for each word.
 
     Raises:
         DataError: no word has a tag.
@@ -182,7 +177,12 @@ def tokenise(
     if not len(made[_LABELS]):
         raise DataError(f"No word of the {name} data has a tag that could be learned.")
     samples = TaggedSamples(
-        made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[TAG_IDS], made[HEADS], judged
+        made[TOKEN_IDS],
+        made[store.STARTS],
+        made[_LABELS],
+        made[TAG_IDS],
+        made[HEADS],
+        judged=name != "train",
     )
     tagged = 0
     for table in store.tables(split.select_columns([TAGS])):
