@@ -18,7 +18,7 @@ from recipe.models.pretrained import Source
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text import languages, tokens
 from recipe.tasks.text_to_text import model as text_to_text
-from recipe.tasks.text_to_text import scores as writing
+from recipe.tasks.text_to_text.task import Written
 from recipe.tasks.text_to_text.tokens import PaddedPairs, Pairs, shapes
 from tests.support import serving_kit
 from tests.support.jobs import write
@@ -163,7 +163,7 @@ def written(texts: list[str], targets: list[str]) -> dict[str, float]:
     split = datasets.Dataset.from_dict({"source": targets, "target": targets})
     pairs = tokenise()
     pairs = Pairs(pairs.token_ids, pairs.starts, pairs.labels, pairs.sources, split)
-    return writing.Written(range(len(texts)), texts, [1] * len(texts), pairs).scores(None)
+    return Written(range(len(texts)), texts, [1] * len(texts), pairs).scores(None)
 
 
 def test_scores_of_written_texts() -> None:
