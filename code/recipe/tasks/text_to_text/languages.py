@@ -35,15 +35,6 @@ def token_of(tokenizer: Any, language: str) -> int:
     return int(tokenizer.convert_tokens_to_ids(language))
 
 
-def named(tokenizer: Any, requested: str) -> str | None:
-    """Return the code of a language in `languages`, such as `en_XX` for `en`, or None."""
-    known = languages(tokenizer)
-    if requested in known:
-        return requested
-    begins = [name for name in known if name.startswith(f"{requested}_")]
-    return begins[0] if len(begins) == 1 else None
-
-
 def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
     """Set the languages of a multilingual tokenizer, and the first token that the model generates.
 
@@ -52,12 +43,15 @@ def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
     """
     if not is_multilingual(tokenizer):
         return
+    known = languages(tokenizer)
     chosen = {}
     for name in ("source_lang", "target_lang"):
         requested = getattr(settings, name)
-        language = None if requested is None else named(tokenizer, requested)
-        if language is None:
-            first_languages = ", ".join(languages(tokenizer)[:60])
+        # `en` may stand for `en_XX`.
+        longer = [code for code in known if code.startswith(f"{requested}_")]
+        language = requested if requested in known or len(longer) != 1 else longer[0]
+        if language not in known:
+            first_languages = ", ".join(known[:60])
             shown = "is not given" if requested is None else f"has value {requested!r}"
             raise HyperparameterError(
                 f"Hyperparameter {name} {shown}, and the model marks texts with their languages.",
