@@ -385,7 +385,8 @@ def test_torch_neuronx_is_added_for_the_torch_of_the_base(
         *(("torch", f"2.{n}.0") for n in (12, 13, 14)),
     ):
         wheel(tmp_path, name, version=number)
-    here = f"{bare_environment(tmp_path / 'venv')}{os.pathsep}{os.environ['PATH']}"
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    here = f"{tmp_path}/venv/bin{os.pathsep}{os.environ['PATH']}"
 
     def build(torch: str) -> subprocess.CompletedProcess[str]:
         installed = run("python3", "-m", "pip", "install", f"torch=={torch}", path=here)
