@@ -7,7 +7,7 @@ Rows are compared by a hash of 64 bits of each, computed on Arrow's buffers with
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,15 +45,16 @@ class _Split:
     """[rows]"""
 
 
-def inspect(task: Task, tokenizer: Any, max_length: int) -> tuple[list[Finding], Section]:
+def inspect(task: Task, lengths: Sequence[int], max_length: int) -> tuple[list[Finding], Section]:
     """Return findings on all rows, the important ones as warnings, and their section of the report.
     In a sharded job, they cover this host's rows.
 
     Args:
+        lengths: Tokens of texts of `sampled_rows`, before truncation.
         max_length: Most tokens of a sample.
     """
     splits = named_splits(task.data)
-    findings = [*_row_findings(splits), *_lengths(task, tokenizer, max_length)]
+    findings = [*_row_findings(splits), *_lengths(task, sorted(lengths), max_length)]
     labels: Labels | None = getattr(task.data, "labels", None)
     if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
         classes = [["all", *(str(len(split)) for split in splits.values())]]
@@ -225,9 +226,8 @@ def sampled_rows(task: Task) -> list[int]:
     return sorted(drawn)
 
 
-def _lengths(task: Task, tokenizer: Any, longest: int) -> Iterator[Finding]:
-    """Yield percentiles and truncation of the lengths of a sample, before truncation."""
-    counts = sorted(task.lengths(tokenizer, sampled_rows(task)))
+def _lengths(task: Task, counts: Sequence[int], longest: int) -> Iterator[Finding]:
+    """Yield percentiles of the lengths, and how many are truncated."""
     if not counts:
         return
     percentiles = {

@@ -69,7 +69,7 @@ def resolve(
     Raises:
         RecipeError: The job cannot run.
     """
-    chosen, arguments, shared = _host(hyperparameters, folders, environ, processes)
+    chosen, arguments, shared, is_sharded = _host(hyperparameters, folders, environ, processes)
     for line in hyperparameters.notes:
         table.add("hyperparameters", line)
     by_hand = hyperparameters.passed.get("use_cpu", False)
@@ -113,8 +113,7 @@ def resolve(
         hyperparameters=hyperparameters,
         device=chosen,
         arguments=arguments,
-        is_sharded=chosen.processes > 1
-        and bool(hyperparameters.passed.get("fsdp") or shared.arguments.get("fsdp")),
+        is_sharded=is_sharded,
         hosts=hosts,
         host_count=len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1,
         task=made,
@@ -127,8 +126,9 @@ def _host(
     folders: Folders,
     environ: Mapping[str, str],
     processes: int | None,
-) -> tuple[Device, TrainingArguments, Distribution]:
-    """Choose device, precision and distribution; in a job, form the process group."""
+) -> tuple[Device, TrainingArguments, Distribution, bool]:
+    """Choose device, precision and distribution, and whether weights are sharded; in a job, form
+    the process group."""
     chosen = device.choose(
         environ,
         hyperparameters.bf16,
@@ -156,8 +156,8 @@ def _host(
         hyperparameters = dataclasses.replace(hyperparameters, passed=passed)
         note = "fsdp has no effect with one process"
         shared = dataclasses.replace(shared, notes=(*shared.notes, note))
+    is_sharded = bool(passed.get("fsdp") or shared.arguments.get("fsdp"))
     if hyperparameters.load_in_4bit:
-        is_sharded = bool(passed.get("fsdp") or shared.arguments.get("fsdp"))
         is_compiled = hyperparameters.compile or bool(passed.get("torch_compile"))
         quantized.check(chosen, is_sharded, is_compiled)
     # Outside the job there is no process group, on which only these arguments depend.
@@ -167,7 +167,7 @@ def _host(
     if is_job:
         device.settle_on_gpu(arguments.device, os.environ)
         device.check_world(arguments.device, chosen.processes)
-    return world, arguments, shared
+    return world, arguments, shared, is_sharded
 
 
 def _check_quantize(hyperparameters: Hyperparameters, chosen: Device, hosts: Hosts) -> None:

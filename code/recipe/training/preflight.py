@@ -73,9 +73,9 @@ def inspect(
 def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterator[Finding]:
     """Yield findings from a sample of the data: lengths, steps, disk and memory."""
     task, longest, args = plan.task, loaded.max_length, plan.arguments
-    yield from data_report.inspect(task, loaded.tokenizer, longest)[0]
     rows, drawn = len(task.train), data_report.sampled_rows(task)
     lengths = task.lengths(loaded.tokenizer, drawn)
+    yield from data_report.inspect(task, lengths, longest)[0]
     if not plan.hyperparameters.trains:
         return
     count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])

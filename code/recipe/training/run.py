@@ -337,7 +337,8 @@ def _make(
     sections = []
     # A host may have no rows of sharded channels.
     if is_first_process() and given.trains and len(task.data.train):
-        findings, section = data_report.inspect(task, loaded.tokenizer, loaded.max_length)
+        lengths = task.lengths(loaded.tokenizer, data_report.sampled_rows(task))
+        findings, section = data_report.inspect(task, lengths, loaded.max_length)
         sections.append(section)
         for finding in findings:
             table.append(finding)
