@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
-from datasets.table import InMemoryTable
 
-from recipe.data.files.spool import spooled
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError
@@ -25,8 +22,6 @@ from recipe.settings import DataSettings
 SHARE = 0.1
 """The share of the training data that is held out if there is no other data to evaluate on."""
 _AT_ONCE = 10_000
-_NUMBERS_AT_ONCE = 1 << 20
-_FEW = 1_000
 Array = npt.NDArray[Any]
 
 
@@ -92,7 +87,7 @@ def assign(
             kept, held_out = np.arange(len(row_strata)), np.arange(0)
         else:
             kept, held_out = hold_out(row_strata, settings.seed)
-        train, validation = _rows_of(train, kept), _rows_of(train, held_out)
+        train, validation = train.select(kept), train.select(held_out)
         how = (" by their hosts" if hosts.sharded else "") + (", stratified" if strata else "")
         count, rows = sum(hosts.gather(len(held_out))), sum(hosts.gather(len(row_strata)))
         rule = f"evaluation: {count} of {rows} training rows held out{how}, seed {settings.seed}"
@@ -100,33 +95,6 @@ def assign(
     names = {"train": "train", "validation": "evaluation", "test": "test"}
     uses = frozenset(names[split] for split in sharded)
     return {"train": train, "evaluation": validation, "test": test, "sharded": uses}, rule
-
-
-def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
-    """Return `split.select(numbers)`, with the numbers of many rows in a mapped file.
-
-    `select` keeps the numbers in memory, and pickles them for a cache key that is not used here.
-    """
-    if split._indices is not None or not len(numbers):
-        return split.select(numbers)
-    schema = pa.schema([("indices", pa.uint64())])
-    pieces = range(0, len(numbers), _NUMBERS_AT_ONCE)
-    whole = spooled(
-        schema,
-        (
-            pa.table(
-                [pa.array(numbers[start : start + _NUMBERS_AT_ONCE], pa.uint64())], schema=schema
-            )
-            for start in pieces
-        ),
-    )
-    return datasets.Dataset(
-        split.data,
-        info=split.info.copy(),
-        split=split.split,
-        indices_table=InMemoryTable(whole),
-        fingerprint=uuid.uuid4().hex,
-    )
 
 
 def assign_groups(
@@ -149,8 +117,7 @@ def assign_groups(
         f"evaluation: {len(held_out)} queries held out of the training data, with their "
         f"{len(rows)} rows, seed {settings.seed}"
     )
-    uses = {"train": _rows_of(train, kept), "evaluation": _rows_of(train, rows), "test": None}
-    return uses, rule
+    return {"train": train.select(kept), "evaluation": train.select(rows), "test": None}, rule
 
 
 def hold_out(class_ids: Sequence[int] | Array, seed: int) -> tuple[Array, Array]:
@@ -180,35 +147,10 @@ def hold_out(class_ids: Sequence[int] | Array, seed: int) -> tuple[Array, Array]
         )
     drawn = random.Random(seed)
     chosen = [
-        positions[key][sample(drawn, len(positions[key]), counts[key])] for key in sorted(counts)
+        positions[key][drawn.sample(range(len(positions[key])), counts[key])]
+        for key in sorted(counts)
     ]
     held_out = np.sort(np.concatenate(chosen))
     is_kept = np.ones(len(ids), bool)
     is_kept[held_out] = False
     return np.flatnonzero(is_kept), held_out
-
-
-def sample(drawn: random.Random, count: int, size: int) -> Array:
-    """Return `drawn.sample(range(count), size)` as int64 [size].
-
-    The lists and sets of the standard library take some 40 bytes a row.
-    """
-    if size < _FEW:
-        return np.array(drawn.sample(range(count), size), np.int64)
-    result = np.empty(size, np.int64)
-    # The rule of random.sample: if few are drawn of many, duplicates are drawn again.
-    if count <= 21 + 4 ** math.ceil(math.log(size * 3, 4)):
-        pool = np.arange(count)
-        for index in range(size):
-            position = drawn.randrange(count - index)
-            result[index] = pool[position]
-            pool[position] = pool[count - index - 1]
-        return result
-    is_drawn = np.zeros(count, bool)
-    for index in range(size):
-        number = drawn.randrange(count)
-        while is_drawn[number]:
-            number = drawn.randrange(count)
-        is_drawn[number] = True
-        result[index] = number
-    return result

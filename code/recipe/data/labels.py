@@ -228,11 +228,8 @@ def _spell(value: Any, names: list[str] | None, is_code: bool = False) -> str | 
     text = str(value).strip()
     if is_fraction(text) and not is_code:
         return None
-    if text == "nan":
-        return ""
-    return (
-        text if is_code else _WHOLE_FLOAT.sub(r"\1", text) if _WHOLE_FLOAT.fullmatch(text) else text
-    )
+    whole = None if is_code else _WHOLE_FLOAT.fullmatch(text)
+    return "" if text == "nan" else whole[1] if whole else text
 
 
 def is_fraction(text: str) -> bool:

@@ -12,20 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe.data import classification, held_out
+from recipe.data import classification
 from recipe.data.files import formats, part, spool
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
-
-
-@pytest.mark.parametrize(
-    ("count", "size"),
-    [(2_000, 999), (10_000, 1_000), (12_000, 1_200), (4_117, 1_365), (4_118, 1_365), (80_000, 8_000)],
-)  # fmt: skip
-def test_rows_are_drawn_as_by_the_standard_library(count: int, size: int) -> None:
-    ours, theirs = random.Random(7), random.Random(7)
-    assert held_out.sample(ours, count, size).tolist() == theirs.sample(range(count), size)
-    assert ours.random() == theirs.random()
 
 
 def _columns(draw: random.Random) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pyarrow import csv as arrow_csv
 
 from recipe.data.column_names import SPLIT_COLUMNS
 from recipe.data.files.part import HeaderHint, Part, first_lines, is_number, open_bytes, open_text
-from recipe.data.files.spool import Spool
+from recipe.data.files.spool import Spool, spooled
 from recipe.errors import DataError
 from recipe.spec import IDENTIFIERS, LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
 from recipe.task_table import names_of_samples
@@ -162,17 +162,18 @@ def _read_rows(
             begin = len(first) - len(body)  # a header is the first row
             part = Part(path=path, format=kind, table=table[begin:], lines=lines[begin:])
             return _once(part, header)
-    kept, starts = Spool(), list[Any]()
-    kept.add(schema.empty_table())
-    chunk = body
-    while chunk:
-        starts.append(np.asarray([line for line, _ in chunk]))
-        columns = zip(*(cells for _, cells in chunk), strict=True)
-        of_chunk = {n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)}
-        kept.add(pa.table(of_chunk))
-        chunk = list(itertools.islice(rows, _CHUNK_ROWS))
-    lines = np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
-    return _once(Part(path=path, format=kind, table=kept.table(), lines=lines), header)
+    starts = [np.empty(0, np.int64)]
+
+    def tables() -> Iterator[pa.Table]:
+        chunk = body
+        while chunk:
+            starts.append(np.asarray([line for line, _ in chunk]))
+            columns = zip(*(cells for _, cells in chunk), strict=True)
+            yield pa.table([pa.array(cells, pa.string()) for cells in columns], schema=schema)
+            chunk = list(itertools.islice(rows, _CHUNK_ROWS))
+
+    table = spooled(schema, tables())
+    return _once(Part(path=path, format=kind, table=table, lines=np.concatenate(starts)), header)
 
 
 def _once(part: Part, header: list[str] | None) -> Part:

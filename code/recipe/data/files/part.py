@@ -120,11 +120,6 @@ class Part:
         return list(values)
 
 
-def is_arrow_folder(path: Path) -> bool:
-    """Return whether `path` is what `Dataset.save_to_disk` writes."""
-    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
-
-
 def token_data(where: str, what: str) -> DataError:
     """Return the error for data that labels words, not texts."""
     return DataError(

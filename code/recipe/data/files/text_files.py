@@ -38,9 +38,17 @@ def units(
         for path in paths
         if path.is_file() and (path.suffix.lower() in _SUFFIXES or path.suffix[1:].isdigit())
     ]
+    by_folder: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    for path in plain:
+        # The folder of a split may be inside that of a class.
+        folder = next(above for above in path.parents if split_of(above.name) is None)
+        if "=" not in folder.name:
+            by_folder[folder.parent][folder.name].append(path)
     calls: list[Callable[[], Part]] = []
     in_units: set[Path] = set()
-    for folder, files_of_class in _folders(plain).items():
+    for folder, files_of_class in by_folder.items():
+        if not _are_classes(files_of_class):
+            continue
         for name in [name for name in files_of_class if name.lower() in _UNLABELLED]:
             unlabelled = files_of_class.pop(name)
             notes.append(
@@ -66,39 +74,24 @@ def units(
     return [*calls, *(functools.partial(formats.read, path, header=header) for path in others)]
 
 
-def _folders(paths: Sequence[Path]) -> dict[Path, dict[str, list[Path]]]:
-    """Return the folders that hold a folder for each class, with its files."""
-    by_folder: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    for path in paths:
-        # The folder of a split may be inside that of a class.
-        folder = next(above for above in path.parents if split_of(above.name) is None)
-        if "=" not in folder.name:
-            by_folder[folder.parent][folder.name].append(path)
-    folders = {}
-    for folder, files_of_class in by_folder.items():
-        if not _are_classes(list(files_of_class)):
-            continue
-        # Tables name columns in the first line of one, or most have cells: the lines of a text may
-        # all have the same number of commas.
-        sample = [path for files in files_of_class.values() for path in files[:_SAMPLED_FILES]]
-        cut = sum(map(formats.is_structured, sample))
-        if not cut * 2 > len(sample) and not (
-            cut and any(formats.is_structured(path, by_names=True) for path in sample)
-        ):
-            folders[folder] = dict(files_of_class)
-    return folders
-
-
-def _are_classes(names: Sequence[str]) -> bool:
-    """Return whether names may be classes: not numbered pieces, nor `pos` and `pos_full`."""
-    if len(names) < 2 or not all(names):
+def _are_classes(files: Mapping[str, Sequence[Path]]) -> bool:
+    """Return whether folders may be classes, not numbered pieces, nor `pos` and `pos_full`; and
+    their files texts, not tables."""
+    if len(files) < 2 or not all(files):
         return False
-    if all(name.isdigit() for name in names):
-        return all(len(name) < 3 for name in names)
-    words = [{word for word in _BETWEEN_WORDS.split(name.lower()) if word} for name in names]
-    return len({re.sub(r"\d", "", name) for name in names}) > 1 and not any(
-        one < other for one, other in itertools.permutations(words, 2)
-    )
+    if all(name.isdigit() for name in files):
+        are_names = all(len(name) < 3 for name in files)
+    else:
+        words = [{word for word in _BETWEEN_WORDS.split(name.lower()) if word} for name in files]
+        are_names = len({re.sub(r"\d", "", name) for name in files}) > 1 and not any(
+            one < other for one, other in itertools.permutations(words, 2)
+        )
+    # The first line of one table names its columns, or most have cells: the lines of a text may all
+    # have the same number of commas.
+    sample = [path for paths in files.values() for path in paths[:_SAMPLED_FILES]]
+    cut = sum(map(formats.is_structured, sample)) if are_names else 0
+    is_table = cut and any(formats.is_structured(path, by_names=True) for path in sample)
+    return are_names and not is_table and cut * 2 <= len(sample)
 
 
 def _read_folders(folder: Path, files_of_class: Mapping[str, Sequence[Path]]) -> Part:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.data.column_names import plain
-from recipe.data.files.part import is_arrow_folder
 from recipe.errors import DataError, listed
 
 _SIDE_SUFFIXES = (
@@ -93,7 +92,8 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
     Args:
         above: The resolved parent folders, to stop at links that lead back to them.
     """
-    if is_arrow_folder(path):
+    # What `Dataset.save_to_disk` writes.
+    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
         sources.data.append(path)
         return
     if path.is_dir() and path.resolve() not in above:
