@@ -7,8 +7,10 @@ It owns the port, the queue and the answers. The model runs in worker processes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -66,7 +68,11 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     host_devices = devices.detect(environ)
     environ = {**environ, **host_devices.variables}
     settings = read_settings(base_dir, environ, host_devices)
-    settings = replace(settings, worker_open_files=wire.raise_limit())
+    # This process opens as many files as it may; its workers keep the usual bound.
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    settings = replace(settings, worker_open_files=usual)
     LOG.info(
         "amphora %s serves %s on %s, port %d, on %s (%s); workers: %d, threads of each: %d; batches"
         " of up to %d requests, time-out %g s, queue limit %d. /ping answers 200 once the model is"

@@ -7,8 +7,6 @@ uvicorn's httptools protocol keeps headers of any size; h11 costs three times th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 import socket
 import uuid
 from typing import Any, cast
@@ -21,14 +19,6 @@ from amphora.serving.http.invocations import GONE, error_body
 
 _HEADER_BYTES, _HEADERS = 65536, 128
 _KEEP_ALIVE_SECONDS = 75
-
-
-def raise_limit() -> int:
-    """Let this process open as many files as it may. Returns the soft limit that it had."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return soft
 
 
 class HttpProtocol(HttpToolsProtocol):
