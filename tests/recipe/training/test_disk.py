@@ -1,6 +1,5 @@
 """Disks that are full or read-only, really mounted: what was good stays, and the error says why."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,9 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from recipe.errors import CheckpointError, OutputError
-from recipe.runtime import memory
 from recipe.storage import atomic, checkpoints
-from recipe.training import preflight
 from tests.support.jobs import Job
 from tests.support.mounts import Mount, mounted
 from tests.support.words import write_reviews
@@ -111,14 +108,3 @@ def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
     for words in (str(output), "0.0 MB were free", "metrics.json are already written"):
         assert words in line
     assert [path.name for path in output.iterdir()] == ["metrics.json"]
-
-
-def test_the_doctor_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage("/")._replace(free=10**9)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    monkeypatch.setattr(memory, "available", lambda: 0)
-    assert not list(preflight._room(1e8, 10**6))
-    (finding,) = preflight._room(2.6e8, 10**6)
-    assert finding.level == "warning" and "1.05 GB" in finding.detail
-    (finding,) = preflight._room(5e8, 10**6)
-    assert finding.level == "error" and "1.00 GB are free" in finding.detail

@@ -43,7 +43,11 @@ def concat_blocks(blocks: Blocks) -> tuple[pa.Table, Mapping[str, int]]:
                 if table.column_names == schema.names and all(
                     pa.types.is_null(kind) or kind == first for kind, first in kinds
                 ):
-                    rows.add(table.cast(schema))
+                    columns = [
+                        pa.nulls(len(block), kind) if pa.types.is_null(column.type) else column
+                        for column, kind in zip(table.columns, schema.types, strict=True)
+                    ]
+                    rows.add(pa.table(columns, schema=schema))
                     continue
             is_alike = False
             rows.close()
