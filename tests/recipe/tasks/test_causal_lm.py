@@ -18,6 +18,7 @@ from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
+from recipe.storage import atomic
 from recipe.task_table import TASKS
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
@@ -372,6 +373,21 @@ def test_doctor_counts_what_is_cut(tmp_path: Path) -> None:
     split = preflight.inspect([*argv, "--long_texts", "split"], folders, 1)
     (steps,) = (finding.detail for finding in split if finding.what == "steps")
     assert int(steps.split()[0]) > 30
+
+
+@pytest.mark.parametrize(("free", "level"), [(1 << 20, None), (8_000, "warning"), (2_000, "error")])
+def test_doctor_tells_that_tokens_have_no_room(
+    free: int, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = causal_kit.make_model("gpt2", tmp_path / "start")
+    channels = {"train": write(tmp_path / "in", causal_kit.pairs(240)), "model": model,
+                "test": write(tmp_path / "test", causal_kit.pairs(20), "test")}  # fmt: skip
+    argv = ["--task", "causal-lm", "--max_length", "8"]
+    monkeypatch.setattr(atomic, "free_bytes", lambda _: free)
+    findings = preflight.inspect(argv, folders_of(tmp_path, channels), 1)
+    rooms = [finding for finding in findings if finding.what == "disk"]
+    assert [finding.level for finding in rooms] == ([] if level is None else [level])
+    assert all("use a larger volume" in finding.detail for finding in rooms)
 
 
 def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
