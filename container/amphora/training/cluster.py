@@ -231,13 +231,14 @@ def linked(
             yield link
             return
         deadline = time.monotonic() + wait
+        addresses: dict[str, set[str]] = {}
+        missing = list(hosts)
         while True:  # Names appear late in a cluster that starts.
-            addresses: dict[str, set[str]] = {}
-            for name in hosts:
+            for name in missing:
                 with suppress(OSError):
                     entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
                     addresses[name] = {str(entry[4][0]) for entry in entries}
-            missing = [name for name in hosts if name not in addresses]
+            missing = [name for name in missing if name not in addresses]
             if not missing:
                 break
             if time.monotonic() > deadline:
@@ -337,11 +338,15 @@ class _Listener(_Talk):
             self._warn(f"{type(error).__name__}: {error}")
             self.stop.wait(0.05)
             return
+        reason = f"refused {address}, which is not an address of a host of the job"
         if any(address in self._addresses[name] for name in self.link.hosts[1:]):
-            self.connected.append(_Peer(connection, self._is_host, address))
-        else:
-            connection.close()
-            self._warn(f"refused {address}, which is not an address of a host of the job")
+            try:
+                self.connected.append(_Peer(connection, self._is_host, address))
+                return
+            except RuntimeError as error:  # The container has no more threads.
+                reason = f"refused {address}: {error}"
+        connection.close()
+        self._warn(reason)
 
     def _is_host(self, peer: _Peer, report: Report) -> bool:
         """Return whether a peer is the host that its report names.

@@ -1,10 +1,12 @@
 """The decision for all hosts, and the port on which they meet, as strangers use it."""
 
 import contextlib
+import itertools
 import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -116,6 +118,37 @@ def test_a_host_that_has_just_connected_is_sent_the_reason(first: Link) -> None:
         first.finish("failed", "out of memory")
         with late.makefile() as lines:
             assert "out of memory" in lines.readline()
+
+
+def test_each_name_has_to_be_found_once_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of many hosts are more questions than a cluster's DNS answers at once."""
+    monkeypatch.setattr(cluster, "PORT", free_port())
+    names, questions = [*HOSTS, "127.0.0.2"], itertools.count()
+    find = socket.getaddrinfo
+
+    def find_each_fourth(name: str, *rest: Any, **more: Any) -> Any:
+        if name in names and next(questions) % 4:
+            raise socket.gaierror("too many questions")
+        return find(name, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_each_fourth)
+    with linked(names, names[0], lambda: False, 5) as link:
+        assert link.decision is None
+
+
+def test_a_connection_without_a_thread_does_not_end_the_talk(
+    first: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "_Peer", raising)
+        with connect() as connection:
+            assert is_closed(connection)
+    assert "can't start new thread" in caplog.text
+    assert_meets(first)
+
+
+def raising(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 ATOMS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
