@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_names import plain
 from recipe.data.files.part import Part, is_list, is_number
-from recipe.errors import DataError
+from recipe.errors import DataError, HyperparameterError
 from recipe.settings import PROBLEMS
 
 _WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
@@ -277,8 +277,18 @@ def classes(
 
 
 def listed_names(given: str) -> list[str]:
-    """Return the names in the hyperparameter class_names: with commas, or a JSON list."""
-    names = json.loads(given) if given.startswith("[") else given.split(",")
+    """Return the names in the hyperparameter class_names: with commas, or a JSON list.
+
+    Raises:
+        HyperparameterError: It begins as a list, and is none.
+    """
+    try:
+        names = json.loads(given) if given.startswith("[") else given.split(",")
+    except ValueError as error:
+        raise HyperparameterError(
+            f"Hyperparameter class_names has value {given!r}, which is not a list.",
+            'Give a,b or, for names with commas, ["a", "b, c"].',
+        ) from error
     return [str(name).strip() for name in names]
 
 

@@ -13,7 +13,7 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
 from transformers import AutoTokenizer
 
 from recipe.arguments import parse
-from recipe.errors import DataError
+from recipe.errors import DataError, HyperparameterError
 from recipe.plan import detection
 from recipe.tasks.text_classification.task import TextClassification
 from recipe.tasks.token_classification import data as word_tags
@@ -158,6 +158,8 @@ def test_class_labels_and_class_names_name_numbers(tmp_path: Path) -> None:
     folder = write(tmp_path / "json", rows)
     assert not load(folder).are_entities
     assert load(folder, "--class_names", ",".join(NAMES)).train["tags"][:] == TAGS
+    with pytest.raises(HyperparameterError, match=r"class_names has value '\[\"O\"', which is not"):
+        load(folder, "--class_names", '["O"')
 
 
 def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:
