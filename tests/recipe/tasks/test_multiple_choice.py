@@ -64,6 +64,12 @@ def test_public_formats_are_read(
     assert loaded.train[0][CHOICES][:2] == ["sat", "ran"]
 
 
+def test_a_csv_file_has_a_column_for_each_choice(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question,a,b,answer\n" + "who,sat,ran,b\n" * 20)
+    loaded = data.load({"train": tmp_path}, Hyperparameters(task="multiple-choice"))
+    assert loaded.train[0] == {CONTEXT: "", QUESTION: "who", CHOICES: PAIR, ANSWER: 1}
+
+
 def test_other_data_has_the_columns_of_the_training_data(tmp_path: Path) -> None:
     rows = [
         {"question": "who", "q": "he", "choices": PAIR, "answer": "AB"[n % 2]} for n in range(9)

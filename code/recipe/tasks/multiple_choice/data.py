@@ -159,9 +159,9 @@ def _tables(file: Read, kind: str) -> Iterator[pa.Table]:
             answer = _positions(row)[kind]
             if answer is None:
                 raise _no_choice(file.part, number, row, [kind])
-            read.append((row.context, row.question, row.choices, answer))
-        columns = list(zip(*read, strict=True))
-        yield pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), _SCHEMA)
+            read.append({CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
+                         ANSWER: answer})  # fmt: skip
+        yield pa.Table.from_pylist(read, schema=_SCHEMA)  # none in an empty piece of a CSV file
 
 
 def _rows(part: Part, columns: Selection) -> Iterator[list[tuple[int, _Row]]]:
