@@ -63,7 +63,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert sorted(alone.evaluation["label"]) in ([0], [1])
     assert "2 labels: cat (" in alone.notes[-1]
     write(tmp_path / "test" / "cow" / "1.png", 3)
-    with pytest.raises(DataError, match=r"cow/1.png has the label 'cow', which is in the test"):
+    with pytest.raises(DataError, match=r"/cow/1.png has the label 'cow', which is in the test"):
         load({"data": tmp_path})
     write(tmp_path / "train" / "stray.png", 3)
     with pytest.raises(DataError, match=r"stray\.png is not in a folder of a class"):

@@ -56,8 +56,10 @@ class Part:
 
     def where(self, row: int) -> str:
         """Return the location of row `row` (from 0), for messages: `train.csv line 7`."""
-        line = f"row {row}" if self.lines is None else f"{self.unit}{self.lines[row]}"
-        return f"{self.path} {line}"
+        if self.lines is None:
+            return f"{self.path} row {row}"
+        separator = " " if self.unit else "/"  # without a unit, rows are files of a folder
+        return f"{self.path}{separator}{self.unit}{self.lines[row]}"
 
     def with_column(self, name: str, values: pa.Array) -> Part:
         """Return the part with a column replaced, or added as the last one."""
