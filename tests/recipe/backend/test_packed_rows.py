@@ -116,8 +116,8 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
     expected = Handlers(save("BertForSequenceClassification", tmp_path / "model", 7)).ask(texts)
     right = flat_attention.inputs_of
 
-    def merge_texts(starts: torch.Tensor, longest: int) -> dict[str, Any]:
-        return right(starts[[0, -1]], int(starts[-1]))
+    def merge_texts(starts: torch.Tensor, longest: int, *others: Any) -> dict[str, Any]:
+        return right(starts[[0, -1]], int(starts[-1]), *others)
 
     monkeypatch.setattr(flat_attention, "inputs_of", merge_texts)
     served = Handlers(tmp_path / "model")
