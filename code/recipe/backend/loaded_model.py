@@ -90,7 +90,7 @@ class LoadedModel:
 
     def encode(self, request: Request, inputs: Inputs) -> Prepared:
         """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each. Raise
-        BadRequest if a text is too long, and the parameter `truncation` forbids to cut it."""
+        BadRequest if a text is too long, and the parameter `truncation` forbids to truncate it."""
         texts: Sequence[Text] = inputs.values
         read = 0
         limit, side = self.limit(request.parameters), side_of(request.parameters, self.tokenizer)

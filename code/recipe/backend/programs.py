@@ -59,9 +59,9 @@ class Buckets:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], longest: int) -> Buckets:
-        """Read AMPHORA_BUCKETS, rows and tokens such as "1x32,8x128". By default there are three
-        numbers of rows for each of few lengths. Raise ValueError if it is invalid, or has a length
-        beyond `longest`, the most tokens that the model reads.
+        """Read AMPHORA_BUCKETS, rows and tokens such as "1x32,8x128"; by default 1, 8 and 32 rows
+        of up to four lengths. Raise ValueError if it is invalid, or has a length beyond `longest`,
+        the most tokens that the model reads.
         """
         text = environ.get(NAME, "").strip()
         if not text:
@@ -181,8 +181,8 @@ class Programs:
     def compile(
         self, probes: Mapping[int, Sequence[tuple[TokenRow, Tensor]]], dtype: torch.dtype
     ) -> None:
-        """Call each program twice, with a text that fills it and with a short one; `probes` has
-        both for each length, with the values that the CPU computed in `dtype`. Raise ModelError if
+        """Call all programs twice, with a text that fills the shape and with a short one. `probes`
+        has both by length, with the values that the CPU computed in `dtype`. Raise ModelError if
         answers differ from these, or other texts of the same shape need another program."""
         count = len(self.buckets.shapes)
         began = time.monotonic()

@@ -30,9 +30,9 @@ from recipe.tasks.base import Objective
 
 _PARTS = (1, 2, 4)
 _STEPS = 200
-_OF_A_BATCH = 160
+_BATCH_TOKENS = 160
 """Fixed cost of a batch on a CPU, in tokens (docs/LAB.md)."""
-_OF_A_BATCH_ELSEWHERE = 8192
+_BATCH_TOKENS_ELSEWHERE = 8192
 """The same on a GPU, dominated by kernel launches. This is an assumption, not measured."""
 
 
@@ -145,7 +145,7 @@ def cut_by_length(loaded: Loaded, training: Training, cut: Cut) -> tuple[Trainin
     if is_packed or objective.couples_samples or is_dear:
         return training, cut
     costs, ways = {}, {}
-    of_a_batch = _OF_A_BATCH if args.device.type == "cpu" else _OF_A_BATCH_ELSEWHERE
+    of_a_batch = _BATCH_TOKENS if args.device.type == "cpu" else _BATCH_TOKENS_ELSEWHERE
     for parts in (count for count in _PARTS if cut.size % count == 0):
         size, accumulation = cut.size // parts, cut.accumulation * parts
         finer = replace(training, size=size, accumulation=accumulation)

@@ -133,26 +133,28 @@ def estimate_step(
             loss: Any = (sample_losses * (rows >= 0)).sum() / total[0]
             del logits, sample_losses
         loss.backward()
-    if setting.is_sharded:
-        count = setting.processes
-        bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters
-        kinds = set(getattr(bare, "_no_split_modules", None) or ())
-        blocks = [
-            list(part.parameters()) for part in bare.modules() if type(part).__name__ in kinds
-        ]
-        block = max((sum(weight.nbytes for weight in part) for part in blocks), default=0)
-        inside = {id(weight) for part in blocks for weight in part}
-        root = sum(weight.nbytes for weight in model.parameters() if id(weight) not in inside)
-        # The computing block and the prefetched one; the root's weights stay. In addition, a
-        # block's gradients in float32, before and after reduce-scatter.
-        other_bytes = 2 * block + root + 4 * block // 2
-        return Estimate(
-            weights=2 * weights // count if setting.dtype is not None else weights // count,
-            gradients=4 * numbers // count,
-            optimizer=optimizer // count,
-            step=live.peak + other_bytes,
-        )
-    return Estimate(weights=weights, gradients=gradients, optimizer=optimizer, step=live.peak)
+    if not setting.is_sharded:
+        return Estimate(weights=weights, gradients=gradients, optimizer=optimizer, step=live.peak)
+    count = setting.processes
+    return Estimate(
+        weights=2 * weights // count if setting.dtype is not None else weights // count,
+        gradients=4 * numbers // count,
+        optimizer=optimizer // count,
+        step=live.peak + _gathered_bytes(model),
+    )
+
+
+def _gathered_bytes(model: Any) -> int:
+    """Return what a process of FSDP holds in addition to its shards during a step."""
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters
+    kinds = set(getattr(bare, "_no_split_modules", None) or ())
+    blocks = [list(part.parameters()) for part in bare.modules() if type(part).__name__ in kinds]
+    block: int = max((sum(weight.nbytes for weight in part) for part in blocks), default=0)
+    inside = {id(weight) for part in blocks for weight in part}
+    root: int = sum(weight.nbytes for weight in model.parameters() if id(weight) not in inside)
+    # The computing block and the prefetched one; the root's weights stay. In addition, a block's
+    # gradients in float32, before and after reduce-scatter.
+    return 2 * block + root + 4 * block // 2
 
 
 def recompute_activations(model: Any) -> None:

@@ -14,6 +14,7 @@ import logging
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -99,13 +100,13 @@ class _Peer:
         self.connection, self.address, self._take = connection, address, take
         self.heard = time.monotonic()
         self.report: Report | None = None
-        """The latest."""
+        """The latest report."""
         self.ended = False
         self._stopped_at = 0.0
         threading.Thread(target=self._read, name="peer", daemon=True).start()
 
     def _read(self) -> None:
-        # What sends anything else than reports is not a host of the job.
+        # A sender of anything else than reports is not a host of the job.
         with self.connection, suppress(OSError, ValueError), self.connection.makefile("rb") as file:
             while line := file.readline(_MAX_LINE):
                 report = Report.from_line(line)
@@ -260,7 +261,7 @@ def linked(
             talk.close()
 
 
-class _Talk:
+class _Talk(ABC):
     """Exchanges reports with other hosts until the job is over."""
 
     def __init__(self, link: Link) -> None:
@@ -291,9 +292,9 @@ class _Talk:
     def wait(self) -> None:
         self.stop.wait(_TICK_SECONDS)
 
+    @abstractmethod
     def judge(self, local: Report, peers: Mapping[str, _Peer]) -> Report | None:
         """Return the decision for the whole job, if there is one."""
-        raise NotImplementedError
 
     def close(self) -> None:
         for peer in self.connected:

@@ -215,8 +215,8 @@ CASES = {
         hyperparameters=tuple((f"hp{n:02}", "x" * (100_000 + n)) for n in range(90)),
     ),
     "one rank raises": Case(
-        MOCK_PEERS + "if rank == '1': raise ValueError('only rank 1')\nlose_peer()",
-        1, ("rank 1", "script.py:14"), "ValueError: only rank 1", processes="2",
+        GLOO + "if rank == 1: raise ValueError('only rank 1')\ndist.all_reduce(torch.ones(1))",
+        1, ("rank 1", "script.py:4"), "ValueError: only rank 1", processes="2",
     ),
     "one rank leaves at once": Case(
         MOCK_PEERS + "if rank == '1': print('no data', file=sys.stderr); os._exit(7)\nlose_peer()",

@@ -48,7 +48,7 @@ def fault(
     exact: Any, forward: Any, names: Sequence[str], inputs: Sequence[str], longest: int
 ) -> str:
     """Describe how the states of a converted encoder, `forward`, differ from those that PyTorch
-    computes for each text on its own; "" if they are close.
+    computes for each text alone; "" if they are close.
 
     Args:
         exact: The encoder in float32.

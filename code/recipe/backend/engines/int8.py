@@ -175,8 +175,8 @@ class Artefact:
 
 
 def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
-    """Return that int8 does not save time by `Proof.milliseconds`, whose sum over texts alone and
-    together decides; empty if it does."""
+    """Return why int8 is not used if it takes no less CPU time than PyTorch, texts alone and
+    together in sum (`Proof.milliseconds`); else ''."""
     exact, quick = (sum(times) for times in zip(*milliseconds.values(), strict=True))
     return "" if quick < exact else "PyTorch is as fast on this processor"
 

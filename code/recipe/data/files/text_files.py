@@ -75,8 +75,8 @@ def units(
 
 
 def _are_classes(files: Mapping[str, Sequence[Path]]) -> bool:
-    """Return whether folders may be classes, not numbered pieces, nor `pos` and `pos_full`; and
-    their files texts, not tables."""
+    """Return whether folders may be those of classes (not numbered pieces, nor variants such as
+    `pos` and `pos_full`), with files of text and not of tables."""
     if len(files) < 2 or not all(files):
         return False
     if all(name.isdigit() for name in files):

@@ -289,7 +289,7 @@ class TextsForm:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __call__(self, prediction: Any, prepared: Prepared) -> Any:
-        """Return the API's answer of `Answers` of completions, or of an iterator over one."""
+        """Return the API's answer: of `Answers` a document, of an iterator over tokens a stream."""
         if isinstance(prediction, Iterator):
             return EventStream(self._chunks(prediction, prepared))
         choices: list[dict[str, Any]] = []

@@ -173,7 +173,7 @@ class Spawner:
         return *process.serve(threads), loaded
 
     async def _start(self, index: int) -> tuple[ModelProcess, Loaded]:
-        """Start a process instead of the last one of this index, and load the model in it."""
+        """Start the process `index` in place of an earlier one, and load the model in it."""
         if (old := self._processes.pop(index, None)) is not None:
             await asyncio.to_thread(old.end)
         process = await asyncio.to_thread(
