@@ -5,7 +5,10 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+
+from tests.support.preloading import LOADED_TO_SERVE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "container" / "amphora", ROOT / "code" / "recipe")
@@ -62,19 +65,7 @@ def test_code_is_no_package() -> None:
     assert not (ROOT / "code" / "__init__.py").exists()
 
 
-def test_serving_does_not_load_what_only_training_needs() -> None:
-    heavy = "datasets evaluate pandas pyarrow"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, inference\nfrom recipe.task_table import SERVED, resolve\n"
-            "for served in SERVED.values():\n    resolve(served.load)\n"
-            f"print(set('{heavy}'.split()) & set(sys.modules))",
-        ],
-        cwd=ROOT / "code",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "set()"
+def test_serving_does_not_load_what_only_training_needs(preloaded: Mapping[str, str]) -> None:
+    loaded = Path(preloaded["PRELOADING_SOCKET"]).with_name(LOADED_TO_SERVE).read_text().split()
+    assert {"torch", "recipe.inference.registry"} <= set(loaded)
+    assert not {"datasets", "evaluate", "pandas", "pyarrow"} & set(loaded)

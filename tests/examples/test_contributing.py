@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.support.job_tree import Tree
+from tests.support.preloading import run_script
 from tests.support.servers import RECIPE, Running
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +188,8 @@ QUICK = {
 """A change, a program that uses it, and what that prints among others."""
 RUN_ALL = """
 import contextlib, io, json, os, pathlib, sys, traceback
+for name in [name for name in sys.modules if name.partition(".")[0] in ("recipe", "amphora")]:
+    del sys.modules[name]  # This process has those without the changes.
 import numpy as np
 from amphora.common import devices
 for title, program in json.loads(sys.argv[1]).items():
@@ -199,16 +203,24 @@ for title, program in json.loads(sys.argv[1]).items():
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def outputs(
+    tmp_path_factory: pytest.TempPathFactory, preloaded: Mapping[str, str]
+) -> dict[str, str]:
     """What each program of `QUICK` prints, in one process and on one copy with all of the changes."""
     copy = Copy(tmp_path_factory.mktemp("copy"), *QUICK)
+    (copy.folder / "run_all.py").write_text(RUN_ALL)
     lines = [f"{label:8}{text}" for text, label in REVIEWS]
     (copy.folder / "reviews.fix").write_text("\n".join(["#fixed", *lines]) + "\n")
     hosts = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
     job = {"sagemaker_accelerate_enabled": "true"}
     Tree(copy.folder / "ml").configure(job, resourceconfig=hosts)
     programs = json.dumps({title: program for title, (program, _) in QUICK.items()})
-    return dict(map(json.loads, copy.run("-c", RUN_ALL, programs, PATH="/nowhere").splitlines()))
+    environ = {
+        "PYTHONPATH": copy.path, "SAGEMAKER_BASE_DIR": str(copy.folder / "ml"), "PATH": "/nowhere",
+    }  # fmt: skip
+    done = run_script(preloaded, [str(copy.folder / "run_all.py"), programs], environ, copy.folder)
+    assert done.returncode == 0, done.stderr
+    return dict(map(json.loads, done.stdout.splitlines()))
 
 
 @pytest.mark.parametrize("title", QUICK)

@@ -36,6 +36,7 @@ STOP_BY = "PRELOADING_SIGNAL"
 WITHOUT_REPORT = {"PRELOADING_WITHOUT": "matplotlib"}
 """The variables of a job that ends without its report, which takes more time than a tiny training:
 a job whose report cannot be drawn succeeds all the same."""
+LOADED_TO_SERVE = "loaded_to_serve"
 _LIBRARIES = (
     "datasets", "accelerate", "peft", "jinja2", "torch.distributed.fsdp", "torch.distributed.tensor",
     "transformers.trainer", "transformers.models.bert.modeling_bert", "sentence_transformers",
@@ -211,8 +212,19 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _warm_up(folder: Path) -> None:
-    """Import the libraries and the recipe, and let the libraries fill their caches."""
+    """Import the libraries and the recipe, and let the libraries fill their caches.
+
+    First what serving imports: the names of those modules go into a file.
+    """
     sys.path.insert(0, str(CODE))
+    importlib.import_module("inference")
+    from recipe.task_table import SERVED, resolve
+
+    for served in SERVED.values():
+        resolve(served.load)
+    (folder / LOADED_TO_SERVE).write_text("\n".join(sys.modules))
+    # A worker loads its model's file by this name.
+    del sys.modules["inference"]
     names = [module.name for module in pkgutil.walk_packages([str(CODE / "recipe")], "recipe.")]
     for name in (*_LIBRARIES, *names):
         with contextlib.suppress(ImportError):

