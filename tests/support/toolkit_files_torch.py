@@ -91,10 +91,6 @@ PYTORCH = [
 def predict_fn(data, model):
     return model(data) + 1
 """, ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY)),
-    _torch("predict-returns-dict", MODEL_ONLY + """
-def predict_fn(data, model):
-    return {"sum": model(data).sum().item(), "shape": list(data.shape), "kind": str(data.dtype)}
-""", ask(ROWS), ask_npy(np.float64(ROWS))),
     _torch("predict-returns-dict-of-tensors", MODEL_ONLY + """
 def predict_fn(data, model):
     return {"y": model(data).detach(), "n": [data.sum()]}
@@ -103,10 +99,6 @@ def predict_fn(data, model):
 def predict_fn(data, model):
     return model(data).detach().numpy()
 """, ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY)),
-    _torch("predict-returns-text", MODEL_ONLY + """
-def predict_fn(data, model):
-    return "a text"
-""", ask(ROWS)),
     _torch("predict-returns-bfloat16", MODEL_ONLY + """
 def predict_fn(data, model):
     return model(data).to(torch.bfloat16)
@@ -143,25 +135,6 @@ def output_fn(prediction, content_type):
         def predict_fn(data, model):
             return model(data).sum(0)
         """, ask(ROWS), ask_csv("1,2\n3,4\n"), model="script"),
-    _torch("script-and-transform", """
-        import json, torch
-        def transform_fn(model, data, content_type, accept):
-            return json.dumps(model(torch.tensor(json.loads(data))).tolist()), "application/json"
-        """, ask(ROWS), model="script"),
-    _torch("state-dict", NET + """
-import os
-def model_fn(model_dir):
-    model = Net()
-    model.load_state_dict(torch.load(os.path.join(model_dir, "weights.pth")))
-    return model.eval()
-""", ask(ROWS), model="weights"),
-    _torch("context-everywhere", NET + """
-def model_fn(model_dir, context):
-    assert context.system_properties.get("gpu_id") is None
-    return Net()
-def predict_fn(data, model, context):
-    return model(data)
-""", ask(ROWS)),
     _torch("pre-model-and-warm-up", NET + """
 CALLS = []
 def pre_model_fn(model_dir):
@@ -175,11 +148,6 @@ def predict_fn(data, model):
     return CALLS
 """, ask(ROWS)),
     _torch("module-without-py", MODEL_ONLY, ask(ROWS), program="my_handlers"),
-    _torch("transform-beside-output", NET + """
-def model_fn(model_dir): return Net()
-def transform_fn(m, b, c, a): return b
-def output_fn(p, a): return p
-""", starts=False),
     _torch("model-is-a-function", """
         import torch
         def model_fn(model_dir):

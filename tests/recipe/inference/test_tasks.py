@@ -465,6 +465,8 @@ def test_a_precision_is_computed_or_refused(
     assert precision.chosen({"AMPHORA_DTYPE": "float16"})[0] == "cuda"
     with pytest.raises(ValueError, match="run `amphora quantize`"):
         precision.chosen({"AMPHORA_DTYPE": "int8"})
+    with pytest.raises(ValueError, match=r"'int3'.*bfloat16"):
+        precision.chosen({"AMPHORA_DTYPE": "int3"})
 
 
 def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_sigterm_answers_everything_that_has_arrived_and_exits_0(start: Start) -
 
 
 def test_a_request_that_is_on_its_way_at_sigterm_is_answered(start: Start) -> None:
-    server = start(limits={"linger": 3}).ready()
+    server = start(limits={"linger": 1}).ready()
     client = http.client.HTTPConnection("127.0.0.1", server.port)
     client.connect()
     server.process.send_signal(signal.SIGTERM)

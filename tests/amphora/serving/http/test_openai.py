@@ -158,7 +158,7 @@ def test_prompts_are_completed_in_their_order(client: openai.OpenAI) -> None:
 def test_what_is_not_honoured_is_refused_by_name(
     client: openai.OpenAI, options: dict[str, Any], words: list[str]
 ) -> None:
-    """tests/recipe/inference/test_client_bodies.py has others."""
+    """tests/recipe/inference/test_apis.py has others."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**GREEDY, **options})
     error: Any = caught.value.body

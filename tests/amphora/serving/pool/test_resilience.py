@@ -67,7 +67,7 @@ def test_beyond_the_queues_bound_503_soon_with_retry_after(start: Start, tmp_pat
 
 def test_a_deadline_that_passes_in_the_queue_costs_no_work(start: Start, tmp_path: Path) -> None:
     seen = f"{tmp_path}/seen"
-    server = start(WORK, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="6", SEEN=seen).ready()
+    server = start(WORK, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="3", SEEN=seen).ready()
     one, two = Gate(tmp_path / "one"), Gate(tmp_path / "two")
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(server.invoke, one.order)
@@ -110,14 +110,14 @@ def test_a_request_that_ends_its_worker_is_not_tried_again(
         def output_fn(prediction, accept):
             return json.dumps(prediction)
     """
-    server = start(code, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="2.5").ready()
+    server = start(code, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="1.5").ready()
     before = server.answer("x")
     ended = server.invoke("end")
     assert ended.status_code == status
     assert server.answer("x") != before
     assert (tmp_path / "seen").read_text() == "x"
     if status == 504:
-        assert "has not answered for 2.5 s" in server.log
+        assert "has not answered for 1.5 s" in server.log
     else:
         assert fault(ended) == (500, "worker_died")
 

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -243,18 +244,19 @@ LOAD = 'return {"answer": 42}'
          r"cannot be served: RuntimeError: cold[^\n]*\s*$"),
         (ECHO.replace(LOAD, "import os; os.kill(os.getpid(), 9)"), r"was killed \(SIGKILL\)"),
         (ECHO.replace(LOAD, "import time; time.sleep(600)"),
-         "was not loaded within 3 s. Raise SAGEMAKER_STARTUP_TIMEOUT"),
+         "was not loaded within 1 s. Raise SAGEMAKER_STARTUP_TIMEOUT"),
     ],
     ids=["fails", "fails at its warm-up", "dies", "takes too long"],
 )  # fmt: skip
 def test_a_model_that_is_not_loaded_ends_the_server_once_with_the_reason(
     start: Start, code: str, reported: str
 ) -> None:
-    limit = {"SAGEMAKER_STARTUP_TIMEOUT": "3"} if "600" in code else {}
+    limit = {"SAGEMAKER_STARTUP_TIMEOUT": "1"} if "600" in code else {}
     server = start(code, SAGEMAKER_MODEL_SERVER_WORKERS="2", **limit)
     seen = set()
     while server.process.poll() is None:
         seen.add(server.ping())
+        time.sleep(0.02)
     assert server.process.returncode != 0
     assert 200 not in seen
     assert len(re.findall(reported, server.log)) == 1

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.servers import IN_FLOAT32, Running
 from tests.support.serving_kit import save
-from tests.support.worker_front import load_runner
 
 LABELS = {0: "neg", 1: "pos", 2: "mixed"}
 
@@ -59,16 +58,6 @@ def test_a_bad_record_has_an_error_in_its_place(server: Running) -> None:
     (alone,) = server.invoke("good").json()
     assert entries[0] == {**alone, "score": pytest.approx(alone["score"], abs=1e-5)}
     assert ask('{"input\n').status_code == 400
-
-
-def test_a_wrong_variable_ends_the_load_with_its_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """tests/recipe/inference/test_tasks.py has others."""
-    save("BertForSequenceClassification", tmp_path)
-    monkeypatch.setenv("AMPHORA_DTYPE", "int3")
-    with pytest.raises(Exception, match=r"'int3'.*bfloat16"):
-        load_runner(tmp_path)
 
 
 def test_a_model_of_transformers_refuses_adapters_by_name(server: Running, tmp_path: Path) -> None:

@@ -24,9 +24,6 @@ import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    BertForTokenClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
 )
 
 from amphora.serving.protocol.media_types import Fault
@@ -57,15 +54,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         **size, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
         num_labels=3,
     )  # fmt: skip
-    gpt = GPT2Config(
-        vocab_size=len(reader), n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=1,
-        bos_token_id=1,
-    )  # fmt: skip
-    hub: dict[str, Callable[[], Any]] = {
-        "classifier": lambda: BertForSequenceClassification(bert),
-        "tagger": lambda: BertForTokenClassification(bert),
-        "generator": lambda: GPT2LMHeadModel(gpt),
-    }
     scripts = {
         "script": ["model.pt"],
         "script-named": ["net.pth"],
@@ -78,8 +66,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             return path
         path.mkdir()
         torch.manual_seed(1)
-        if kind in hub:
-            hub[kind]().save_pretrained(path)
+        if kind == "classifier":
+            BertForSequenceClassification(bert).save_pretrained(path)
             reader.save_pretrained(path)
         for name in scripts.get(kind, []):
             script: Any = torch.jit.script
