@@ -21,11 +21,12 @@ TORCH = torch==2.13.0
 TORCH_XLA = 2.9.0
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+INSTALL = sh tests/install.sh
 XLA_BIN = .venv-xla/bin
 XLA = PJRT_DEVICE=CPU XLA_FLAGS=--xla_backend_optimization_level=0 $(XLA_BIN)/python
-XLA_PIP = $(XLA_BIN)/python -m pip --disable-pip-version-check
 # SDK v3's container drivers, whose files tests run; the SDK around them is not wanted.
 SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z-]*==.*\)", *\# files only/\1/p' pyproject.toml)
+UV = $(shell sed -n 's/^\(uv==[^ ]*\).*/\1/p' container/locks/dev.txt)
 SAGEMAKER_TRAINING = $(shell sed -n 's/^\(sagemaker-training==[^ ]*\).*/\1/p' container/locks/image.txt)
 
 UNCOMPILED = /tests/|/(transformers/models|torch/testing|databricks|debugpy|google|IPython|mlflow|moto|mypy|networkx|nltk|openai|pip|sagemaker|schemathesis|setuptools|sphinx|trl|wandb)/
@@ -42,12 +43,12 @@ setup: .venv/.made
 	@$(PYTHON) -c 'import ensurepip' || \
 	    { echo "$(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --no-compile $(UV)
 	$(PIP) install --quiet --no-compile $(TORCH_PIP_ARGS) $(TORCH)
-	$(PIP) install --quiet --no-compile --requirement container/locks/dev.txt
-	$(PIP) install --quiet --no-deps $(SDK_DRIVERS)
-	@$(PIP) install --quiet --no-deps $(SAGEMAKER_TRAINING) >.venv/sagemaker-training.log 2>&1 || \
+	$(INSTALL) $(BIN)/python --requirement container/locks/dev.txt
+	$(INSTALL) $(BIN)/python --no-deps $(SDK_DRIVERS) --editable container
+	@$(INSTALL) $(BIN)/python --no-deps $(SAGEMAKER_TRAINING) >.venv/sagemaker-training.log 2>&1 || \
 	    echo "$(SAGEMAKER_TRAINING) is left out (it needs a C compiler): the tests that compare with it will be skipped."
-	$(PIP) install --quiet --no-deps --editable container
 	@# On all cores, where pip takes one. What few tests import, half of it all, is compiled when they do;
 	@# what no version of Python compiles stays as it is.
 	@$(BIN)/python -m compileall -q -j 0 -x '$(UNCOMPILED)' .venv/lib >/dev/null 2>&1 || true
@@ -82,20 +83,18 @@ test-xla: .venv-xla/.made
 	$(XLA) -m pytest -m "xla and not long" -n 2 --dist loadfile tests/xla
 
 # As an image of the XLA stack, from its lock, but without optimum-neuron, which needs torch 2.8 and
-# torch-neuronx. torch from the package index does not load without CUDA libraries. They are installed
-# one at a time, since pip keeps each wheel until its files are unpacked, and without those that
-# loading torch does not need.
-.venv-xla/.made: container/locks/neuron-xla.txt container/locks/dev.txt container/pyproject.toml
+# torch-neuronx. torch from the package index does not load without CUDA libraries; those that loading it
+# does not need are left out.
+.venv-xla/.made: container/locks/neuron-xla.txt .venv/.made
 	$(PYTHON) -m venv .venv-xla
-	$(XLA_PIP) install --quiet --no-compile sympy networkx
-	$(XLA_PIP) install --quiet --no-compile --no-deps $(TORCH_PIP_ARGS) torch==$(TORCH_XLA)
+	$(INSTALL) $(XLA_BIN)/python sympy networkx
+	$(INSTALL) $(XLA_BIN)/python --no-deps $(TORCH_PIP_ARGS) torch==$(TORCH_XLA)
 	sed -nE '/cusolver|nvrtc/d; s/^Requires-Dist: (nvidia-[^;]*);.*/\1/p' .venv-xla/lib/python3*/site-packages/torch-$(TORCH_XLA)*/METADATA | \
-	    xargs -r -n 1 $(XLA_PIP) install --quiet --no-deps
+	    xargs -r $(INSTALL) $(XLA_BIN)/python --no-deps
 	rm -f .venv-xla/lib/python3*/site-packages/nvidia/cudnn/lib/libcudnn_*
 	grep -vE '^(sagemaker-training|optimum|optimum-neuron)==' container/locks/neuron-xla.txt >.venv-xla/lock.txt
 	grep -E '^(pytest-timeout|pytest-xdist|execnet|httpx|httpcore)==' container/locks/dev.txt >>.venv-xla/lock.txt
-	$(XLA_PIP) install --quiet --no-compile --no-deps torch-xla==$(TORCH_XLA) --requirement .venv-xla/lock.txt
-	$(XLA_PIP) install --quiet --no-deps --editable container
+	$(INSTALL) $(XLA_BIN)/python --no-deps torch-xla==$(TORCH_XLA) --requirement .venv-xla/lock.txt --editable container
 	@touch $@
 
 test-vllm: build/vllm/.made
@@ -122,10 +121,8 @@ bench-serve: setup
 	$(BIN)/python benchmarks/bench_serve.py $(ARGS)
 
 # After a change of pyproject.toml. The newest versions it allows: make lock UPGRADE=--upgrade
-lock:
-	$(PYTHON) -m venv build/uv
-	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
-	sh container/locks/lock.sh build/uv/bin/uv $(UPGRADE)
+lock: setup
+	sh container/locks/lock.sh $(BIN)/uv $(UPGRADE)
 
 # The product broken on purpose, an hour or more: docs/RELIABILITY.md.
 # ARGS="--only kill,requests --short --seed 7"
@@ -136,7 +133,7 @@ ordeal: setup build/fuzz/.made
 build/fuzz/.made: tests/locks/fuzz.txt .venv/.made
 	rm -rf $(@D)
 	mkdir -p $(@D)
-	$(PIP) install --quiet --no-deps --target $(@D) --requirement $<
+	$(INSTALL) $(BIN)/python --no-deps --target $(@D) --requirement $<
 	@touch $@
 
 licences: setup

@@ -16,7 +16,7 @@ make_venv() {
     if ! cmp -s "$lock" "$venv/made-from.txt"; then
         rm -rf "$venv"
         "${PYTHON:-python3}" -m venv "$venv"
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$lock" >&2
+        sh tests/install.sh "$venv/bin/python" --no-deps --requirement "$lock" >&2
         cp "$lock" "$venv/made-from.txt"
     fi
     echo "$PWD/$venv/bin/python"

@@ -9,9 +9,7 @@ lender=$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$1" -m venv "$3"
 own=$("$3/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "$lender" >"$own/borrowed.pth"
-# pip tells which of the borrowed packages would want newer ones: none of those is used here.
-if ! "$3/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$2" \
-    >"$3/pip.log" 2>&1; then
+if ! sh "$(dirname "$0")/../install.sh" "$3/bin/python" --no-deps --requirement "$2" >"$3/pip.log" 2>&1; then
     cat "$3/pip.log" >&2
     exit 1
 fi

