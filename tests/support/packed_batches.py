@@ -57,6 +57,21 @@ def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Ten
     return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
 
 
+def assert_same_losses(
+    model: PreTrainedModel, actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5
+) -> None:
+    """Assert equal losses, shape (samples,), and equal gradients of their sums.
+
+    Args:
+        tolerance: Of a gradient, beside a ten-thousandth of it.
+    """
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    wanted, received = gradients(model, expected.sum()), gradients(model, actual.sum())
+    assert set(received) == set(wanted)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(received[name], gradient, rtol=1e-4, atol=tolerance, msg=name)
+
+
 def make(kind: str, **options: Any) -> PreTrainedModel:
     """A small random model whose weights are far from 0, so that a leak would be seen."""
     name, values = KINDS[kind]

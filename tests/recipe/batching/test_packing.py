@@ -22,7 +22,7 @@ from tests.support.packed_batches import (
     PAD,
     SIZE,
     SMALL,
-    gradients,
+    assert_same_losses,
     make,
     samples_of,
     to_train,
@@ -31,9 +31,16 @@ from tests.support.packed_batches import (
 
 
 @pytest.mark.parametrize(
-    "attention", ["sdpa", "eager", cpu_kernels.ATTENTION, flat_attention.ATTENTION]
+    ("kind", "attention"),
+    [
+        *((kind, attention) for kind in KINDS for attention in ("sdpa", flat_attention.ATTENTION)),
+        *(
+            (kind, attention)
+            for kind in ("bert", "modernbert")
+            for attention in ("eager", cpu_kernels.ATTENTION)
+        ),
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, attention: str) -> None:
     model = make(kind, attn_implementation="eager" if attention == "eager" else "sdpa")
     samples = samples_of([30, 5, 17, 2, 41])
@@ -44,7 +51,6 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
         for row in rows
     ]
     expected = torch.cat(alone)
-    wanted = gradients(model, losses.sample_losses(expected, labels).mean())
     family = packed_encoders.family_of(model.config)
     assert family is not None
     packed_encoders.patch_forward_for_packing(model)
@@ -60,17 +66,15 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
     logits = model(**layout.tensors(samples, rows)).logits
     assert logits.shape == (SIZE, 3)
     torch.testing.assert_close(logits[:5], expected, rtol=0, atol=1e-5)
-    output = gradients(model, losses.sample_losses(logits[:5], labels).mean())
-    assert set(output) == set(wanted)
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(output[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+    actual, wanted = (losses.sample_losses(some, labels) / 5 for some in (logits[:5], expected))
+    assert_same_losses(model, actual, wanted)
 
 
 def test_every_family_is_held_to_that() -> None:
     assert {kind.split(",")[0] for kind in KINDS} == set(packed_encoders.FAMILIES)
 
 
-@pytest.mark.parametrize("size", [2, 4, 16, 31, 64])
+@pytest.mark.parametrize("size", [2, 31, 64])
 def test_a_step_has_a_sample_of_each_length_class(size: int) -> None:
     """The shortest samples are not kept for the step of the longest: what goes with length would
     be learned worse."""

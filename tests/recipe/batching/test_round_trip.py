@@ -93,12 +93,13 @@ def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
     return results
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(HOSTS, some.integers(1, 6), some.integers(1, 3), KINDS, some.integers(0, 2))
 def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
     hosts: list[tuple[list[list[int]], int]], size: int, accumulation: int, kind: str, epoch: int
 ) -> None:
     of_processes, rows = processes_of(hosts)
+    assert len({samples.fingerprint() for samples in of_processes}) == 1
     expected = Counter((number, number, tuple(row)) for number, row in enumerate(rows))
     trained: Counter[Any] = Counter()
     evaluated: Counter[Any] = Counter()
