@@ -12,7 +12,7 @@ import transformers
 from tests.support.serving_kit import Handlers, save
 
 TEXTS = ["the film was good", "anna said", "who"]
-NEW = 12
+NEW = 8
 BODY = {"inputs": TEXTS, "parameters": {"max_new_tokens": NEW, "return_full_text": False}}
 
 
