@@ -16,11 +16,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from recipe.models import cpu_kernels
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("dtype", "p"), [(torch.float32, 0.1), (torch.bfloat16, 0.5), (torch.float16, 0.9)]
+)
 def test_noise_drops_its_share_and_keeps_the_mean(dtype: torch.dtype, p: float) -> None:
     torch.manual_seed(0)
     actual = cpu_kernels.noise(torch.empty(500, 401, dtype=dtype), p)
@@ -74,8 +73,8 @@ def test_dropouts_gradient_is_its_noise() -> None:
     assert torch.equal(values.grad, dropped.detach())
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2])
-@pytest.mark.parametrize("length", [9, 17, 34, 60, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [9, 60, 64])
 def test_attention_is_pytorchs(length: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 4, length, 8, dtype=dtype)
@@ -122,7 +121,7 @@ def _masks(kind: str, length: int) -> Masks:
     "kind",
     ["pictures", "padded", "added", "causal", "by the module", "biased", "biased, causal"],
 )
-@pytest.mark.parametrize(("length", "groups"), [(17, 1), (17, 2), (64, 1), (300, 1)])
+@pytest.mark.parametrize(("length", "groups"), [(17, 2), (64, 1), (300, 1)])
 def test_attention_of_padded_rows_is_transformers(kind: str, length: int, groups: int) -> None:
     torch.manual_seed(0)
     masks = _masks(kind, length)

@@ -87,9 +87,7 @@ def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
     assert "lacks 1 weights of its own layers" in refusal_text and name in refusal_text
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in tasks.JOBS if name not in ("image-classification", "translation")]
-)
+@pytest.mark.parametrize("name", ["text-classification", "summarization"])
 def test_tokens_without_embeddings_are_refused_before_training(tmp_path: Path, name: str) -> None:
     data, (_, model, *arguments) = tasks.make(name, tmp_path)
     channels = {"train": data, "model": with_more_tokens(Path(model))}
@@ -202,7 +200,7 @@ def test_a_decoder_whose_layers_another_head_calls_otherwise(tmp_path: Path) -> 
     assert torch.equal(model.get_parameter("transformer.layers.0.mlp.up_proj.weight"), expected)
 
 
-@pytest.mark.parametrize("kind", ["fnet", "nystromformer", "data2vec-text", "longformer", "ernie"])
+@pytest.mark.parametrize("kind", ["fnet", "longformer", "ernie"])
 def test_a_new_head_for_masked_tokens_holds_no_numbers_of_old_memory(
     kind: str, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -28,8 +28,7 @@ def library(name: str, **options: Any) -> Any:
     return getattr(losses, name)(model=None, **options)
 
 
-@pytest.mark.parametrize("most", [2, 3, 5])
-@pytest.mark.parametrize("scale", [20.0, 50.0])
+@pytest.mark.parametrize(("most", "scale"), [(2, 20.0), (5, 50.0)])
 def test_multiple_negatives_are_the_librarys(most: int, scale: float) -> None:
     vectors = vectors_of(9, most)
     texts = torch.arange(1, 9 * most + 1).reshape(9, most)
