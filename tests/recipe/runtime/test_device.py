@@ -33,7 +33,6 @@ def test_cpu_flags_are_those_of_linux(tmp_path: Path) -> None:
     ("environ", "share"),
     [
         ({}, 1),
-        ({"LOCAL_WORLD_SIZE": "2"}, 2),
         ({"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "a"}, 2),
         ({"OMP_NUM_THREADS": "3"}, None),
         ({"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}, None),
@@ -85,7 +84,6 @@ def test_no_attention_kernel_that_is_known_to_be_wrong_is_used() -> None:
         ({"SM_NUM_GPUS": "4"}, False, "SM_NUM_GPUS is 4.* requirements"),
         ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0"}, False, "SM_NUM_GPUS is 4"),
         ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": ""}, False, ""),
-        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "-1"}, False, ""),
         ({"SM_NUM_GPUS": "4"}, True, ""),
         ({"SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0"}, False, ""),
         ({"SM_NUM_NEURONS": "64"}, False, "has Neuron cores, but torch .* has no Neuron device"),
@@ -132,7 +130,6 @@ def test_the_process_group_is_started_first_on_devices_that_need_it(
         (["sm_75", "sm_80", "sm_90a", "sm_100", "sm_120"], (8, 9), False),
         (["sm_75", "sm_80"], (9, 0), True),
         (["sm_75", "sm_80", "compute_80"], (9, 0), False),
-        (["sm_90"], (9, 0), False),
         ([], (7, 0), False),
     ],
 )

@@ -1,5 +1,9 @@
-"""Gradients summed between two processes: what DDP sums, with fewer numbers sent."""
+"""Processes of a job: gradients as DDP sums them, with fewer numbers sent; waiting for a host's
+first process, beside a collective's time-out."""
 
+import os
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
 from recipe.runtime import ddp_hook
+from recipe.runtime.host_order import first_of_host
 from tests.support.forked import run_processes
 
 ROWS, WIDTH = 20_000, 64
@@ -70,7 +76,7 @@ def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
 
 @pytest.mark.parametrize(
     ("tied", "accumulate"),
-    [(False, 3), *(pytest.param(tied, 1, marks=pytest.mark.heavy) for tied in (False, True))],
+    [(False, 3), pytest.param(True, 1, marks=pytest.mark.heavy)],
 )
 def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> None:
     run_processes(process, (str(tmp_path), tied, accumulate), 2)
@@ -147,3 +153,56 @@ def test_three_processes_sum_a_first_step_as_every_other(tmp_path: Path) -> None
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
     # What it is for: DDP's own sums are not those of its first step.
     assert not all(torch.equal(*pair) for pair in zip(ddps, ddps_next, strict=True))
+
+
+TIMEOUT = 1.5
+"""Of collectives, in seconds; what the first process does takes longer."""
+WORLD = 4
+A_HOST = 2
+
+
+def work(rank: int, folder: str, fails: bool) -> None:
+    os.environ["LOCAL_RANK"] = str(rank % A_HOST)
+    # They take seconds to start, not all the same; to connect they have the time-out, too.
+    (Path(folder) / f"started-{rank}").touch()
+    while len(list(Path(folder).glob("started-*"))) < WORLD:
+        time.sleep(0.02)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD,
+        timeout=timedelta(seconds=TIMEOUT),
+    )  # fmt: skip
+    host = Path(folder) / str(rank // A_HOST)
+    for name in ("tokens", "model"):
+        with first_of_host():
+            is_first = not (host / name).exists()
+            assert is_first == (rank % A_HOST == 0), rank
+            if is_first:
+                # Hosts are not equally fast, and both are slower than a collective may be.
+                time.sleep(TIMEOUT * (1.2 if rank else 2.4) * (name == "tokens"))
+                host.mkdir(exist_ok=True)
+                if fails and rank == A_HOST:
+                    raise ValueError("no such column")
+                (host / name).touch()
+    number = torch.ones(1)
+    dist.all_reduce(number)
+    assert number.item() == WORLD
+    (Path(folder) / f"done-{rank}").touch()
+    dist.destroy_process_group()
+
+
+@pytest.mark.heavy
+def test_the_others_wait_longer_than_a_collective_would(tmp_path: Path) -> None:
+    run_processes(work, (str(tmp_path), False), WORLD)
+    assert len(list(tmp_path.glob("done-*"))) == WORLD
+
+
+@pytest.mark.timeout(120)
+def test_a_first_process_that_fails_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(ProcessRaisedException, match=r"no such column|AssertionError"):
+        run_processes(work, (str(tmp_path), True), WORLD)
+    assert not list(tmp_path.glob("done-*"))
+
+
+def test_one_process_has_nobody_to_wait_for() -> None:
+    with first_of_host():
+        pass
