@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from recipe.errors import DataError
+from recipe.data.files import spool
+from recipe.errors import DataError, OutputError
 from recipe.tokenization import store
 from recipe.tokenization import texts as module
 from tests.support import causal_kit, serving_kit
+from tests.support.mounts import Mount
 
 LETTERS = [*"abc é中\u0301 \n\t,.'", "the ", "film ", "[SEP]", "</s>", "<|im_end|>", "0 ", "🙂"]
 
@@ -49,10 +53,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tokens"
 
 
-@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize(
-    "kind", ["words", "bytes", "spelling", "left", "whole specials", "of its own"]
-)
+    ("kind", "pairs"),
+    [
+        ("words", False), ("words", True), ("bytes", False), ("spelling", False), ("left", False),
+        ("left", True), ("whole specials", False), ("of its own", False), ("of its own", True),
+    ],
+)  # fmt: skip
 def test_tokens_are_those_of_the_library(kind: str, pairs: bool, tiny_model: Path) -> None:
     draw = random.Random(f"{kind} {pairs}")
 
@@ -124,3 +131,43 @@ def test_a_key_tells_tokenizers_apart_that_are_asked_for_in_turn(tiny_model: Pat
     assert store.key(split, tokenizers[0], 8) == keys[0]
     tokenizers[0].backend_tokenizer.add_tokens(["film"])
     assert store.key(split, tokenizers[0], 8) == keys[1]
+
+
+def two_of_each(batch: Any, rows: range) -> dict[str, store.Column]:
+    return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
+
+
+@pytest.fixture
+def small_disk(tmpfs: Mount) -> Path:
+    """A folder with room for 200 kB."""
+    return tmpfs("small", 200)
+
+
+def test_a_store_without_room_is_an_error_and_nothing_of_it_stays(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
+    split = datasets.Dataset.from_dict({"text": ["word"] * 20_000})
+
+    with pytest.raises(OutputError, match=r"tokens of 20000 rows .* HF_DATASETS_CACHE"):
+        store.tokens_of(split, "abc", two_of_each)
+    assert list((small_disk / "tokens").iterdir()) == []
+    few = store.tokens_of(split.select(range(100)), "abc", two_of_each)
+    assert len(few["ids"]) == 200 and few[store.STARTS].tolist() == list(range(0, 201, 2))
+
+
+@pytest.mark.parametrize("rows", [1_000, 11_000])
+def test_rows_without_room_are_an_error_and_leave_no_file(
+    rows: int, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at once, or at the file's end."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
+    monkeypatch.setattr(spool, "_IN_MEMORY", 1)
+    monkeypatch.setattr(spool, "_SPARE", -(1 << 40))
+    if rows == 1_000:
+        (small_disk / "other").write_bytes(bytes(190_000))
+
+    table = pa.table({"text": ["x" * 10] * rows})
+    with pytest.raises(OutputError, match=r"rows of the data .* HF_DATASETS_CACHE"):
+        spool.spooled(table.schema, [table, table])
+    assert list(small_disk.glob("*.rows")) == []

@@ -209,12 +209,18 @@ def test_long_questions_leave_room_for_their_context(kind: str, tiny_model: Path
     tokenizer: Any = (
         causal_kit.make_tokenizer() if is_bytes else AutoTokenizer.from_pretrained(tiny_model)
     )
-    questions = ["🙂" * 9, "1234567890" * 3, "é东" * 9, "the film" * 9, *map(str, TEXTS["text"])]
+    questions = [
+        "🙂" * 9,
+        "1234567890" * 3,
+        "é东" * 9,
+        "the film" * 9,
+        *map(str, TEXTS["text"][:20]),
+    ]
     for question in questions:
         rows = datasets.Dataset.from_dict(
             {windows.QUESTION: [question], windows.CONTEXT: ["it was 7 in the film 🙂 or 8 " * 3],
              windows.ANSWERS: [[]], windows.STARTS: [[]]}
         )  # fmt: skip
-        for longest, stride in ((12, 2), (16, 5), (24, 9)):
+        for longest, stride in ((12, 2), (24, 9)):
             made = windows._windows_of(tokenizer, longest, stride, rows[:], range(1))
             assert max(made[store.LENGTHS]) <= longest and len(made[store.LENGTHS]) > 1
