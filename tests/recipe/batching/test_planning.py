@@ -14,6 +14,7 @@ from recipe.batching import batches, packing
 from recipe.batching.batches import Packed, Padded, World
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.batching.packing import Rows, Shape
+from recipe.batching.samples import Samples, sharded
 from recipe.errors import CheckpointError
 from recipe.storage import checkpoints
 from recipe.storage.checkpoints import Checkpoint
@@ -41,7 +42,7 @@ def drawn(seed: int, count: int, kind: str) -> Rows:
     return np.clip(values, 3, 80 if kind == "tweets" else 1024).astype(np.int64)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(LENGTHS, SIZES, some.booleans(), some.integers(0, 2**32 - 1), some.integers(0, 3))
 @example([5] * 97, 32, True, 0, 0)
 @example([5, 9] * 16, 32, True, 0, 0)
@@ -85,7 +86,7 @@ def test_processes_and_accumulated_batches_share_the_steps_of_one_process(
 
 
 @pytest.mark.parametrize("kind", ["tweets", "documents"])
-@pytest.mark.parametrize("processes", [2, 3, 8])
+@pytest.mark.parametrize("processes", [2, 8])
 def test_processes_have_like_sums_of_tokens(kind: str, processes: int) -> None:
     lengths = drawn(0, 3000, kind)
     worst = []
@@ -113,7 +114,7 @@ def test_every_batch_of_every_epoch_has_the_first_one_s_shape_or_blocks_more(
 
 
 @pytest.mark.parametrize("kind", ["tweets", "documents", "uniform"])
-@pytest.mark.parametrize("size", [4, 8, 16, 32, 128, 1024])
+@pytest.mark.parametrize("size", [4, 32, 1024])
 def test_later_epochs_hardly_ever_need_another_shape(kind: str, size: int) -> None:
     lengths = drawn(1, 4096, kind)
     shape = packing.shape([lengths[step] for step in packing.steps(lengths, size, 5, 0, True)])
@@ -135,10 +136,9 @@ def test_a_batch_without_room_gets_a_block_more_and_nothing_is_cut() -> None:
 # Shares of real tokens: at least 94 % of large batches, and of small ones what laying out every batch
 # in every shape (quadratic) gave.
 BEFORE = {
-    **{(kind, size): 0.95 for kind in ("tweets", "documents", "uniform") for size in (64, 256, 2048)},
-    ("tweets", 8): 0.966, ("tweets", 16): 0.957, ("tweets", 32): 0.966,
-    ("documents", 8): 0.970, ("documents", 16): 0.980, ("documents", 32): 0.987,
-    ("uniform", 8): 0.960, ("uniform", 16): 0.952, ("uniform", 32): 0.964,
+    **{(kind, size): 0.95 for kind in ("tweets", "documents", "uniform") for size in (64, 2048)},
+    ("tweets", 8): 0.966, ("tweets", 32): 0.966, ("documents", 8): 0.970, ("documents", 32): 0.987,
+    ("uniform", 8): 0.960, ("uniform", 32): 0.964,
 }  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1_000, 4_097])
+@pytest.mark.parametrize("count", [1, 3, 64, 1_001])
 def test_any_part_of_a_random_order_is_that_of_the_whole(count: int) -> None:
     whole = packing.permuted(0, count, count, (3, 1))
     assert np.sort(whole).tolist() == list(range(count))
@@ -255,7 +255,7 @@ def test_any_part_of_a_random_order_is_that_of_the_whole(count: int) -> None:
 
 
 @pytest.mark.parametrize("balanced", [True, False])
-@pytest.mark.parametrize("size", [1, 8, 48, 100])
+@pytest.mark.parametrize("size", [1, 48])
 def test_a_large_epoch_is_planned_as_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, balanced: bool, size: int
 ) -> None:
@@ -316,3 +316,48 @@ def test_the_shape_of_a_large_epoch_takes_its_longest_sample(
         for training in trainings
     ]
     assert all(map(np.array_equal, *of_steps)), "the same steps for any number of processes"
+
+
+def test_documents_weigh_the_same_on_every_host_and_only_one_has_the_tokens() -> None:
+    starts = np.asarray([0, 3, 5])
+    learned = np.asarray([False, True, True, False, True])
+    local_documents = Documents(np.arange(5), starts, np.asarray([2, 1]), learned)
+    none = Documents(np.empty(0), np.zeros(1, dtype=int), np.empty(0, dtype=int), np.empty(0))
+    exchanged = [
+        (np.diff(documents.starts), documents.labels, documents.fingerprint())
+        for documents in (local_documents, none)
+    ]
+    both = [
+        sharded(documents, ("x", "y"), rank, lambda _: exchanged)[0]
+        for rank, documents in enumerate((local_documents, none))
+    ]
+    assert [documents.weight(np.asarray([0, 1])) for documents in both] == [3, 3]
+    assert both[0].successors(1)[1].tolist() == [4]
+    assert isinstance(both[1], Documents)
+    with pytest.raises(IndexError, match="on another host"):
+        both[1].tokens(0)
+    with pytest.raises(IndexError, match="on another host"):
+        both[1].token_positions(np.asarray([1, 0]))
+
+
+def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
+    rows, names = 3_000, [f"algo-{host}" for host in range(64) for _ in range(8)]
+    # Every host has the same lengths, in an order of its own, and the last one a tenth fewer rows.
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.7, rows), 3, 128).astype(np.uint8)
+    exchanged: list[Any] = [None] * len(names)
+    for host in range(64):
+        local_lengths = np.random.default_rng(host).permutation(lengths)[
+            : rows - (host == 63) * rows // 10
+        ]
+        exchanged[host * 8] = local_lengths, np.zeros(len(local_lengths), dtype=np.int64), str(host)
+    first = Samples(np.zeros(0), np.cumsum([0, *exchanged[0][0]]), exchanged[0][1])
+    samples, _ = sharded(first, names, 0, lambda _: exchanged)
+    training = batches.Training(samples=samples, size=32, world=World(processes=len(names)))
+    epoch = training.epoch(0, True)
+    seen = np.zeros(len(samples), dtype=int)
+    for number in range(len(epoch)):
+        parts = [part for part, _ in epoch[number]]
+        np.add.at(seen, np.concatenate(parts), 1)
+        tokens = np.asarray([samples.lengths[part].sum() for part in parts[: 63 * 8]])
+        assert tokens.max() <= 1.02 * tokens.mean()
+    assert (seen == 1).all()
