@@ -189,16 +189,15 @@ def test_each_parameter_changes_the_answer(task: Any, tmp_path: Path) -> None:
         served.ask({"inputs": task.inputs, "no_such_thing": 1, **task.usual})
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "typical_p"])
-def test_an_encoder_decoder_samples_only_if_asked(name: str, tmp_path: Path) -> None:
+def test_an_encoder_decoder_samples_only_if_asked(tmp_path: Path) -> None:
     served = Handlers(save("T5ForConditionalGeneration", tmp_path / "m", 9))
-    body = {"inputs": TEXTS[0], "parameters": {name: 1 if name == "top_k" else 0.5}}
-    with pytest.raises(BadRequest, match=f"{name} has no effect without do_sample: true"):
-        served.ask(body)
+    for name, value in (("temperature", 0.5), ("top_k", 1), ("top_p", 0.5), ("typical_p", 0.5)):
+        with pytest.raises(BadRequest, match=f"{name} has no effect without do_sample: true"):
+            served.ask({"inputs": TEXTS[0], "parameters": {name: value}})
     assert served.ask({"inputs": TEXTS[0], "temperature": 1e-30, "max_new_tokens": 4})
 
 
-POOLINGS = ["mean", "cls", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens"]
+POOLINGS = ["cls", "weightedmean"]
 
 
 @pytest.fixture(scope="module", params=["plain", *POOLINGS, "padded"])

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import uuid
-from collections import OrderedDict, UserDict, deque, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -50,30 +50,19 @@ def as_json(value: Any) -> Any:
     return json.loads(body)
 
 
-FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_tensors_of_every_float_are_their_numbers(dtype: torch.dtype) -> None:
-    assert as_json(torch.tensor([[1.5, -2.0]]).to(dtype)) == [[1.5, -2.0]]
-    assert as_json({"deep": [torch.tensor(0.5).to(dtype)]}) == {"deep": [0.5]}
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (torch.tensor([1, 2]), [1, 2]),
         (torch.tensor(True), True),
+        ({"deep": [torch.tensor(0.5).to(torch.float8_e4m3fn)]}, {"deep": [0.5]}),
         (torch.tensor([]), []),
         (torch.tensor(2**60), 2**60),
         (torch.ones(2, requires_grad=True) * 2, [2.0, 2.0]),
-        (torch.nn.Parameter(torch.ones(1)), [1.0]),
-        (torch.eye(2).T[::1], [[1.0, 0.0], [0.0, 1.0]]),
         (torch.tensor([[0, 5.0]]).to_sparse(), [[0.0, 5.0]]),
-        (np.float32(0.5), 0.5),
-        (np.int64(3), 3),
         (np.bool_(True), True),
-        (np.str_("a"), "a"),
         (np.array([["a", "b"]]), [["a", "b"]]),
         (np.array([1, "x", None], dtype=object), [1, "x", None]),
         (np.ma.masked_array([1, 2], mask=[False, True]), [1, None]),
@@ -81,22 +70,13 @@ def test_tensors_of_every_float_are_their_numbers(dtype: torch.dtype) -> None:
         ({"a": {1: [np.int8(1)]}}, {"a": {"1": [1]}}),
         ({np.int64(4): 1, None: 3}, {"4": 1, "null": 3}),
         (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
-        (UserDict({"a": torch.ones(1)}), {"a": [1.0]}),
         (Detection("x", torch.ones(1)), {"label": "x", "vector": [1.0]}),
         (SequenceClassifierOutput(logits=torch.ones(1, 2)), {"logits": [[1.0, 1.0]]}),
         (Pair(1, "b"), [1, "b"]),
-        ((1, (2, 3)), [1, [2, 3]]),
         ({3, 1, 2}, [1, 2, 3]),
-        (frozenset(["b", "a"]), ["a", "b"]),
         (deque([1]), [1]),
-        (range(3), [0, 1, 2]),
         ({"k": 1}.values(), [1]),
         ({"inner": (character for character in "ab")}, {"inner": ["a", "b"]}),
-        ("a text", "a text"),
-        ("", ""),
-        (None, None),
-        (True, True),
-        (0, 0),
         (datetime(2026, 1, 2, 3, 4), "2026-01-02 03:04:00"),
         ([date(2026, 1, 2), time(3, 4), timedelta(hours=1)], ["2026-01-02", "03:04:00", "1:00:00"]),
         ([Decimal("1.50")], [1.5]),
@@ -105,7 +85,6 @@ def test_tensors_of_every_float_are_their_numbers(dtype: torch.dtype) -> None:
         (Colour.RED, "red"),
         (pd.DataFrame({"a": [1, 2], "b": ["x", None]}), [{"a": 1, "b": "x"}, {"a": 2, "b": None}]),
         (pd.DataFrame({"t": [pd.Timestamp("2026-01-02"), pd.NaT]}), [{"t": "2026-01-02 00:00:00"}, {"t": None}]),
-        (pd.Series([1, 2]), [1, 2]),
         (pd.Series([1, None], dtype="Int64"), [1, None]),
         (pd.Index(["a"]), ["a"]),
         ("half \ud800", "half \ud800"),
@@ -122,17 +101,11 @@ def test_a_prediction_is_its_json(value: Any, expected: Any) -> None:
         (float("nan"), "prediction is nan"),
         ({"a": [1, float("inf")]}, r"prediction\['a'\]\[1\] is inf"),
         (torch.tensor([[1.0, float("-inf")]]), r"prediction\[0\]\[1\] is -inf"),
-        (np.array([np.nan]), r"prediction\[0\] is nan"),
         (pd.DataFrame({"x": [np.nan]}), r"prediction\[0\]\['x'\] is nan"),
-        (Decimal("NaN"), "is nan"),
         ([object()], "holds a object"),
-        ({"f": Detection}, "holds a type"),
         ({"raw": b"bytes"}, "holds a bytes"),
-        (np.array([b"x"]), "holds a bytes"),
-        (1j, "holds a complex"),
         (torch.tensor([1j]), "complex64"),
         (np.array(["NaT"], dtype="datetime64[s]"), "datetime64"),
-        (np.zeros(1, dtype=[("n", "i4")]), "astype"),
         ({(1, 2): 3}, "A key of the prediction is a tuple"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "columns of one name"),
     ],
@@ -154,10 +127,8 @@ def test_what_holds_itself_is_refused() -> None:
     ("value", "kind", "expected"),
     [
         ([1.5, 2], CSV, "1.5\n2\n"),
-        ([[1, 2], [3, 4]], CSV, "1,2\n3,4\n"),
         (torch.tensor([[0.5, 1.0]]), CSV, "0.5,1.0\n"),
         (torch.tensor([[0.1, 1e-8]]), CSV, "0.1,1e-08\n"),
-        (np.array([[0.1, 2.7182817]], np.float32), CSV, "0.1,2.7182817\n"),
         (np.array([0.1, float("nan")], np.float16), CSV, "0.1\nnan\n"),
         ([np.float32(0.1), 0.1], CSV, "0.1\n0.1\n"),
         (
@@ -168,14 +139,11 @@ def test_what_holds_itself_is_refused() -> None:
         ({"label": "a", "score": 1}, CSV, "label,score\na,1\n"),
         ([{"a": 1}, {"b": [2]}], CSV, "a,b\n1,\n,[2]\n"),
         ("one, two", CSV, '"one, two"\n'),
-        (5, CSV, "5\n"),
         (pd.DataFrame({"a": [1], "b": ["x"]}), CSV, "a,b\n1,x\n"),
         (["a", {"b": 1}], LINES, '"a"\n{"b":1}\n'),
-        ({"a": 1}, LINES, '{"a":1}\n'),
         (pd.DataFrame({"a": [1, 2]}), LINES, '{"a":1}\n{"a":2}\n'),
         ("a text", TEXT, "a text"),
         ({"a": "é"}, TEXT, '{"a":"é"}'),
-        (["a", "b"], TEXT, '["a","b"]'),
     ],
 )
 def test_rows_lines_and_text(value: Any, kind: str, expected: str) -> None:
@@ -189,7 +157,6 @@ def test_rows_lines_and_text(value: Any, kind: str, expected: str) -> None:
     [
         (torch.ones(2, 3), "float32", (2, 3)),
         (torch.ones(1, dtype=torch.bfloat16), "float32", (1,)),
-        (torch.ones(1, dtype=torch.int64), "int64", (1,)),
         ([[1.0, 2.0]], "float64", (1, 2)),
         (pd.DataFrame({"a": [1, 2]}), "int64", (2, 1)),
         (np.float32(1), "float32", ()),
@@ -215,7 +182,6 @@ def test_what_is_no_array_is_no_npy(value: Any) -> None:
     [
         (b'{"a": 1}', JSON, JSON),
         (b"\x89PNG", JSON, "application/octet-stream"),
-        (b"a,b", CSV, CSV),
         (b"\0", "image/png", "image/png"),
         (b"\0", "*/*", "application/octet-stream"),
         (bytearray(b"1"), "*/*", JSON),
@@ -241,7 +207,6 @@ def test_a_picture_is_what_was_asked_for() -> None:
     ("pieces", "accepted", "expected", "kind"),
     [
         (["a", "b"], JSON, [b"a", b"b"], TEXT),
-        (["a"], "text/event-stream", [b"a"], "text/event-stream"),
         ([b"\0"], "*/*", [b"\0"], "application/octet-stream"),
         ([{"a": 1}, [torch.ones(1)]], JSON, [b'{"a":1}\n', b"[[1.0]]\n"], LINES),
         ([], JSON, [], LINES),
@@ -284,11 +249,11 @@ VALUES = st.recursive(
         st.tuples(inner),
         st.dictionaries(st.text(max_size=3), inner, max_size=3),
     ),
-    max_leaves=8,
+    max_leaves=5,
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(VALUES)
 def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
     """No value becomes another one on its way, and no answer is invalid JSON."""
@@ -305,8 +270,8 @@ def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
     assert json.loads(body, parse_constant=refuse) == serialization.plain(value)
 
 
-@settings(max_examples=100)
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1), st.sampled_from(FLOATS[:4]))
+@settings(max_examples=50)
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1), st.sampled_from(FLOATS))
 def test_tensors_keep_their_numbers(numbers: list[float], dtype: torch.dtype) -> None:
     tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)
     expected = tensor.to(torch.float64).tolist()
