@@ -2,22 +2,37 @@
 
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5EncoderModel,
+    XLNetConfig,
+    XLNetModel,
+)
 
+from recipe.compat import UNBOUNDED, positions_of
 from recipe.data.labels import Labels
-from recipe.errors import DataError, HyperparameterError, ModelError
+from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
+from recipe.models.pretrained import longest_input
 from recipe.tasks.masked_lm import task as masked_lm
 from recipe.tasks.sentence_embedding import model as sentence_embedding
 from recipe.tasks.text_to_text import model as text_to_text
 from recipe.tokenization import texts as tokens
-from recipe.tokenization.encoding import encode
 from tests.support import serving_kit
 
 LABELS = Labels(("neg", "pos"))
@@ -70,35 +85,12 @@ def test_a_model_is_loaded_in_float32_with_a_head_for_the_labels(
     assert model.classifier.out_features == 3
 
 
-def test_the_longest_input_is_the_models(tiny_model: Path) -> None:
-    model, tokenizer = pretrained.load(
-        pretrained.find(str(tiny_model), {}), LABELS, Hyperparameters()
-    )
-    assert pretrained.longest_input(model, tokenizer, None) == 64
-    assert pretrained.longest_input(model, tokenizer, 16) == 16
-    with pytest.raises(HyperparameterError, match=r"max_length has value 65.*takes 64"):
-        pretrained.longest_input(model, tokenizer, 65)
-
-
-def test_texts_are_cut_and_keep_their_special_tokens(tiny_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    (ids,) = encode(tokenizer, ["the film was good " * 9], max_length=6)
-    assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "film", "was", "good", "[SEP]"]
-    split = datasets.Dataset.from_dict({"text": ["the film", "good"], "label": [0, 1]})
-    ready = tokens.samples(split, tokenizer, 6)
-    assert [ready.tokens(row).tolist() for row in (0, 1)] == encode(tokenizer, split["text"][:], 6)
-
-
-def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
+def test_data_that_came_tokenised_is_cut(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     split = datasets.Dataset.from_dict({"input_ids": [[2, 5, 6, 7, 3], [2, 3]], "label": [0, 1]})
     cut = tokens.samples(split, tokenizer, 4)
     assert cut.token_ids.tolist() == [2, 5, 6, 3, 2, 3]
     assert cut.starts.tolist() == [0, 4, 6]
-    for ids, says in (([[2, 999, 3]], "token id 999"), ([[2, 3], []], "Row 1 .*has no tokens")):
-        wrong = datasets.Dataset.from_dict({"input_ids": ids, "label": [0] * len(ids)})
-        with pytest.raises(DataError, match=says):
-            tokens.samples(wrong, tokenizer, 4)
 
 
 @pytest.mark.parametrize("what", ["outside", "absolute", "bomb", "link", "missing link"])
@@ -156,3 +148,54 @@ def test_adapters_are_all_that_is_trained_of_a_model_with_its_head(
     model, *_ = load(source, Hyperparameters(lora_r=2))
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained and all(".lora_" in name for name in trained)
+
+
+SIZE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 8, "max_position_embeddings": 12}  # fmt: skip
+
+
+def reader(longest: int) -> Any:
+    return SimpleNamespace(model_max_length=longest)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "padding"),
+    [
+        (BertModel, BertConfig, 3),
+        (RobertaModel, RobertaConfig, 0),
+        (RobertaModel, RobertaConfig, 3),
+        (MPNetModel, MPNetConfig, 1),
+    ],
+)
+def test_the_longest_text_is_read_and_a_longer_one_is_not(
+    model: type, config: type, padding: int
+) -> None:
+    made = model(config(**SIZE, pad_token_id=padding)).eval()
+    most = positions_of(made)
+    assert most == (12 if model is BertModel else 12 - padding - 1)
+    # A tokenizer that was saved without a limit of its own says 1e30.
+    assert longest_input(made, reader(10**30), None) == most
+    with torch.inference_mode():
+        made(input_ids=torch.full((1, most), 5))
+        with pytest.raises((IndexError, RuntimeError)):
+            made(input_ids=torch.full((1, most + 1), 5))
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (XLNetModel, XLNetConfig(vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)),
+        (T5EncoderModel, T5Config(vocab_size=20, d_model=8, d_kv=4, num_layers=1, num_heads=2)),
+    ],
+)
+def test_models_without_positions_read_what_the_tokenizer_lets_through(
+    model: type, config: Any
+) -> None:
+    made = model(config).eval()
+    assert positions_of(made) == UNBOUNDED
+    assert longest_input(made, reader(10**30), None) == 512
+    assert longest_input(made, reader(10**30), 700) == 700
+    with pytest.raises(HyperparameterError, match="the model takes 600 tokens"):
+        longest_input(made, reader(600), 700)
+    with torch.inference_mode():
+        assert made(input_ids=torch.full((1, 700), 5))[0].shape == (1, 700, 8)
