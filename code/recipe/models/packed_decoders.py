@@ -40,6 +40,11 @@ DECODERS = (
 _MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
 _GPU_SHARE = 32  # a GPU's memory for logits at once, if more
 _elsewhere: torch.device | None = None
+States = tuple[Tensor, Callable[[Tensor], Tensor], int]
+"""Last states [rows, length, hidden], the head that converts some of them to logits, and the size
+of the vocabulary."""
+ReadStates = Callable[[Any, Callable[..., Any], dict[str, Any]], States]
+"""Computes the states of a batch from a model, its usual forward, and the other inputs."""
 
 
 def can_be_packed(config: PretrainedConfig) -> bool:
@@ -51,20 +56,42 @@ def can_be_packed(config: PretrainedConfig) -> bool:
 def patch_forward_for_documents(model: Any) -> None:
     """Let `model` also take batches of documents.
 
-    For these it returns, instead of logits, [documents, 2] in float32: the sum of the losses of a
-    document's learned tokens, and how many of these the model predicts.
+    It returns what `patch_forward_for_tokens` does.
+    """
+    patch_forward_for_tokens(model, _states)
+
+
+def patch_forward_for_tokens(model: Any, read: ReadStates, smoothing: float = 0.0) -> None:
+    """Let `model` also take batches whose learned tokens are named by `document_batches`.
+
+    For these it returns, instead of logits, [samples, 2] in float32: the sum of the losses of a
+    sample's learned tokens, and how many of these the model predicts.
+
+    Args:
+        smoothing: Share of the target spread evenly over all tokens in training.
     """
     inner = lora.bare(model)
     usual = inner.forward
+    forward = functools.partial(_forward, read, smoothing, inner, usual)
     # Keeps the signature, by which generate() checks its arguments.
-    inner.forward = functools.update_wrapper(functools.partial(_forward, inner, usual), usual)
+    inner.forward = functools.update_wrapper(forward, usual)
 
 
-def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+def _forward(
+    read: ReadStates, smoothing: float, model: Any, usual: Callable[..., Any],
+    *args: Any, **inputs: Any,
+) -> Any:  # fmt: skip
     positions = inputs.pop("places", None)
     if positions is None:
         return usual(*args, **inputs)
     targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
+    states, head, vocabulary = read(model, usual, inputs)
+    share = smoothing if model.training else 0.0
+    tokens = token_losses(states.flatten(0, 1)[positions], head, targets, vocabulary, share)
+    return CausalLMOutput(logits=sums_of(tokens, owners, answers))
+
+
+def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> States:
     if model.config.model_type in DECODERS:
         options: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
         if "starts" in inputs:
@@ -93,8 +120,7 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
         inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         states, head = usual(**inner, use_cache=False).logits, identity_head
     vocabulary = head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1]
-    tokens = token_losses(states.flatten(0, 1)[positions], head, targets, int(vocabulary))
-    return CausalLMOutput(logits=sums_of(tokens, owners, answers))
+    return states, head, int(vocabulary)
 
 
 def identity_head(logits: Tensor) -> Tensor:

@@ -72,7 +72,6 @@ def with_parameters(inputs: Any, **parameters: Any) -> dict[str, Any]:
          ["1,000,000 bytes", "AMPHORA_MAX_TEXT_BYTES"]),
         ("tags", with_parameters("a " * 180_000, stride=45, aggregation_strategy="simple"),
          ["179,955 texts, pairs and windows", "AMPHORA_MAX_ROWS", "45 of them shared"]),
-        ("tags", with_parameters([["a"] * 300_000], is_split_into_words=True), ["AMPHORA_MAX_TEXT"]),
         ("tags", with_parameters(LONG, stride=1, aggregation_strategy="simple"), ["600,000 bytes"]),
         ("answers", with_parameters({**QUESTION, "context": "a " * 180_000}, doc_stride=43),
          ["AMPHORA_MAX_ROWS", "43 of them shared"]),

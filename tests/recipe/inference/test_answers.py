@@ -54,9 +54,6 @@ TAGGED = [
     question_body(TEXTS, aggregation_strategy="simple"), question_body(B, ignore_labels=[]),
     question_body(TEXTS, ignore_labels=["O", "B-PER"]),
     question_body(LONG * 2, aggregation_strategy="first", stride=8),
-    question_body([B.split(), A.split()], is_split_into_words=True),
-    question_body(B.split(), is_split_into_words=True, aggregation_strategy="simple"),
-    question_body([B.split(), ["who"]], is_split_into_words=True, delimiter="-", ignore_labels=[]),
 ]  # fmt: skip
 CHOSEN = [
     question_body(A, candidate_labels=["film", "paris"]), question_body(A, candidate_labels="film, paris, who"),

@@ -76,7 +76,6 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "aggregation_strategy": "simple", "ignore_labels": [],
             "stride": (8, {"aggregation_strategy": "simple"}),
         },
-        without_effect={"is_split_into_words", "delimiter"},  # test_answers has them
     ), id="token-classification"),
     pytest.param(Task(
         kind="BertForQuestionAnswering",

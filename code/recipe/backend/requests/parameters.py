@@ -96,12 +96,12 @@ _SHARE = number(0, 1, above=True)
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
-        ("truncate", "is_split_into_words", "return_all_scores", "multi_label", "normalize",
+        ("truncate", "return_all_scores", "multi_label", "normalize",
          "handle_impossible_answer", "align_to_words", "return_text", "do_sample", "stream",
          "clean_up_tokenization_spaces"), FLAG
     ),
     **dict.fromkeys(
-        ("delimiter", "prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",
+        ("prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",
          "hypothesis_template"), TEXT
     ),
     **dict.fromkeys(

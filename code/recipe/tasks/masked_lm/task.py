@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel, Trainer
-from transformers.modeling_outputs import MaskedLMOutput
 
 from recipe.batching.batches import Layout, Samples
 from recipe.compat import new_weights
 from recipe.data import language_modeling
 from recipe.errors import ModelError
 from recipe.models import lora, packed_decoders, packed_encoders, pretrained
+from recipe.models.packed_decoders import States
 from recipe.models.packed_encoders import Family
 from recipe.models.pretrained import Source
 from recipe.reports import figures
@@ -190,38 +189,24 @@ def load_model(source: Source, settings: ModelSettings) -> Model:
 
 
 def patch_forward_for_masking(model: Any) -> None:
-    """Let `model` also take batches of masked texts.
-
-    Instead of logits, it then returns [samples, 2] in float32: the sum of the losses of a sample's
-    masked tokens, and how many of these it predicts.
-    """
-    inner = lora.bare(model)
-    family = packed_encoders.family_of(inner.config)
-    usual = inner.forward
-    forward = functools.partial(_forward, inner, family, usual)
-    inner.forward = functools.update_wrapper(forward, usual)
+    """Let `model` also take batches of masked texts, with the results of
+    `patch_forward_for_tokens`."""
+    family = packed_encoders.family_of(lora.bare(model).config)
+    packed_decoders.patch_forward_for_tokens(model, functools.partial(_states, family))
 
 
-def _forward(
-    model: Any, family: Family | None, usual: Callable[..., Any], *args: Any, **inputs: Any
-) -> Any:
-    positions = inputs.pop("places", None)
-    if positions is None:
-        return usual(*args, **inputs)
-    targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
-    segments = inputs.get("segments")
-    head: Callable[[Tensor], Tensor] = packed_decoders.identity_head
+def _states(
+    family: Family | None, model: Any, usual: Callable[..., Any], inputs: dict[str, Any]
+) -> States:
     if family is None:
-        hidden = usual(**inputs).logits
+        logits = usual(**inputs).logits
+        return logits, packed_decoders.identity_head, model.config.vocab_size
+    segments = inputs.get("segments")
+    if segments is None:
+        hidden = model.base_model(**inputs).last_hidden_state
     else:
-        head = functools.partial(family.masked, model)
-        if segments is None:
-            hidden = model.base_model(**inputs).last_hidden_state
-        else:
-            hidden = packed_encoders.states(model, family, inputs, segments)
-    chosen = hidden.flatten(0, 1)[positions]
-    tokens = packed_decoders.token_losses(chosen, head, targets, model.config.vocab_size)
-    return MaskedLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
+        hidden = packed_encoders.states(model, family, inputs, segments)
+    return hidden, functools.partial(family.masked, model), model.config.vocab_size
 
 
 TASK = MaskedLm

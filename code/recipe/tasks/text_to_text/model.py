@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from recipe.console import say
 from recipe.errors import ModelError
 from recipe.models import lora, packed_decoders, pretrained
+from recipe.models.packed_decoders import States
 from recipe.models.pretrained import Source
 from recipe.settings import ModelSettings
 
@@ -83,37 +83,11 @@ def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 def patch_forward_for_pairs(model: Any, smoothing: float) -> None:
-    """Let `model` also take batches of pairs.
-
-    Instead of logits, it then returns [samples, 2] in float32: the sum of the losses of a target's
-    tokens, and how many of these it predicts.
-
-    Args:
-        smoothing: Share of the target spread evenly over all tokens in training.
-    """
-    inner = lora.bare(model)
-    usual = inner.forward
-
-    def forward(*args: Any, **inputs: Any) -> Any:
-        positions = inputs.pop("places", None)
-        if positions is None:
-            return usual(*args, **inputs)
-        targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
-        states, head, vocabulary = _states(inner, usual, inputs)
-        chosen = states.flatten(0, 1)[positions]
-        share = smoothing if inner.training else 0.0
-        tokens = packed_decoders.token_losses(chosen, head, targets, vocabulary, share)
-        return Seq2SeqLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
-
-    # Keeps the signature, by which generate() checks its arguments.
-    inner.forward = functools.update_wrapper(forward, usual)
+    """Let `model` also take batches of pairs, with the results of `patch_forward_for_tokens`."""
+    packed_decoders.patch_forward_for_tokens(model, _states, smoothing)
 
 
-def _states(
-    model: Any, usual: Callable[..., Any], inputs: Mapping[str, Any]
-) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:
-    """Return the decoder's states [rows, length, hidden], the head that converts some of them to
-    logits, and the size of the vocabulary."""
+def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> States:
     if model.config.model_type not in _HEADS or torch.compiler.is_compiling():
         logits = usual(**inputs, use_cache=False).logits
         return logits, packed_decoders.identity_head, logits.shape[-1]

@@ -28,7 +28,6 @@ OUTSIDE = "O"
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _ODD_TAG = re.compile(r"[BIESLUM][_:./|].+|.+[-_:./|][BIESLUM]|[biesl][-_:./|].+", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
-_PREFIXED = 10  # sentences
 _MOST_LONE_WORDS = 20
 """If more rows than this all have one word, sentences were split into words."""
 _SCHEMA = pa.schema([
@@ -235,7 +234,6 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
                     begun.update(tag[2:] for tag in tags if tag and tag[:2] == "B-")
                     made[TOKENS].append([str(word) for word in words])
                     made[TAGS].append(tags)
-            _check_prefixes(part, made[TOKENS][:_PREFIXED])
             yield pa.table(made, _SCHEMA)
 
     table = spooled(_SCHEMA, sentences())
@@ -257,20 +255,6 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
     return _Sentences(
         part=part, column=column, table=table, words=word_count, tags=counts, begun=begun
     )
-
-
-def _check_prefixes(part: Part, sentences: Sequence[Sequence[str]]) -> None:
-    """Raise DataError if all words have the same prefix, as the language in WikiANN: `en:Ada`."""
-    heads = {word.partition(":")[:2] for words in sentences for word in words}
-    if (
-        len(sentences) == _PREFIXED
-        and len(heads) == 1
-        and (head := "".join(heads.pop()))[-1:] == ":"
-    ):
-        raise DataError(
-            f"All words of {part.path} begin with {head!r}, which requests will not have.",
-            f"Remove it, such as by: sed -i 's/^{head}//' {part.path.name}",
-        )
 
 
 def _tags(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +14,13 @@ from recipe.backend import bounds, loading, pipelines, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import serialization
-from recipe.backend.requests.payloads import Answers, BadRequest, Inputs, Prepared, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.tasks.token_classification.spec import SPECS
 
-PARAMETERS = {
-    "aggregation_strategy", "ignore_labels", "stride", "is_split_into_words", "delimiter",
-}  # fmt: skip
+PARAMETERS = {"aggregation_strategy", "ignore_labels", "stride"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,35 +49,38 @@ class Tagger(ServedTask):
         return cls(loaded=loaded, pipeline=pipeline)
 
     def prepare(self, request: Request) -> Prepared:
-        request, inputs = self._read(request)
+        request = request.checked(PARAMETERS, "token-classification")
         limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
+        shared = request.parameters.get("stride")
+        if shared is not None:
+            if request.parameters.get("aggregation_strategy", "none") == "none":
+                raise BadRequest(
+                    "stride requires an aggregation_strategy: simple, first, average or max."
+                )
+            if shared >= limit - 2:
+                raise BadRequest(f"stride must be less than the {limit} tokens read.")
+        inputs = request.read(a_text, self.loaded.columns)
         before, _, _ = self.pipeline._sanitize_parameters(**request.parameters)
         bounds.hold(Bound.ROWS, len(inputs.values))
-        specials, shared = len(tokenizer("")["input_ids"]), request.parameters.get("stride")
-        delimiter = len(request.parameters.get("delimiter", " "))
+        specials = len(tokenizer("")["input_ids"])
         chunks: list[list[Any]] = []
         sizes: list[int] = []
         truncated: list[int] = []
         rows = read = 0
-        for index, value in enumerate(inputs.values):
+        for index, text in enumerate(inputs.values):
             turns.pause()
-            text = value
-            if not isinstance(value, str):
-                size = sum(map(bounds.size_of, value)) + delimiter * len(value)
-                bounds.hold(Bound.TEXT, size)
-            elif shared is None:
-                text = bounds.beginning(tokenizer, value, limit)
+            head = text
+            if shared is None:
+                head = bounds.beginning(tokenizer, text, limit)
             else:
-                bounds.hold_text(value)
-                bounds.hold_windows(tokenizer, value, limit - specials, shared)
+                bounds.hold_text(text)
+                bounds.hold_windows(tokenizer, text, limit - specials, shared)
             of_text = []
-            for chunk in self.pipeline.preprocess(text, **before):
+            for chunk in self.pipeline.preprocess(head, **before):
                 kept = chunk["attention_mask"][0].bool()
                 if not bool(kept.all()):  # padding is before or after a window
                     tensors = {n: v[:, kept] for n, v in chunk.items() if torch.is_tensor(v)}
                     chunk = {**chunk, **tensors}
-                    if chunk.get("word_ids") is not None:
-                        chunk["word_ids"] = list(itertools.compress(chunk["word_ids"], kept))
                 of_text.append(chunk)
                 turns.pause()
             chunks.append(of_text)
@@ -87,40 +88,11 @@ class Tagger(ServedTask):
             rows, read = rows + len(of_text), read + sizes[-1]
             bounds.hold(Bound.ROWS, rows)
             bounds.hold(Bound.READ, read)
-            if shared is None and sizes[-1] >= limit:
-                if isinstance(value, str):
-                    is_cut = self.loaded.is_longer(value, limit)
-                else:
-                    ids = tokenizer(value, is_split_into_words=True, verbose=False).input_ids
-                    is_cut = len(ids) > limit
-                truncated += [index] * is_cut
+            if shared is None and sizes[-1] >= limit and self.loaded.is_longer(text, limit):
+                truncated.append(index)
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=chunks
         )
-
-    def _read(self, request: Request) -> tuple[Request, Inputs]:
-        """Check the parameters and read the inputs: texts, or lists of words."""
-        request = request.checked(PARAMETERS, "token-classification")
-        parameters, limit = request.parameters, self.loaded.max_length
-        splits = parameters.get("is_split_into_words")
-        if "delimiter" in parameters and not splits:
-            raise BadRequest("delimiter requires is_split_into_words.")
-        if "stride" in parameters and parameters.get("aggregation_strategy", "none") == "none":
-            raise BadRequest(
-                "stride requires an aggregation_strategy: simple, first, average or max."
-            )
-        if parameters.get("stride", 0) >= limit - 2:
-            raise BadRequest(f"stride must be less than the {limit} tokens read.")
-
-        def words_of(value: Any) -> list[str]:
-            if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
-                return value
-            raise BadRequest("With is_split_into_words an input is a list of words.")
-
-        if splits and all(isinstance(word, str) for word in request.inputs):
-            request = replace(request, inputs=[list(request.inputs)])
-        columns = () if splits else self.loaded.columns
-        return request, request.read(words_of if splits else a_text, columns)
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request a list of entities for each text, as transformers' pipeline makes
