@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 from recipe.spec import TaskSpec
 
+Converted = TypeVar("Converted")
 Unit = Callable[[], Part]
 Units = Callable[[Sequence[Path]], Sequence[Unit]]
 """Returns a reader of each part of the files of a split; a part may combine several files."""
@@ -67,6 +68,16 @@ class Reading:
     hosts: Hosts
     sharded: frozenset[str]
     """The splits of which this host has only a part of the rows."""
+
+    def converted(self, convert: Callable[[Read], Converted]) -> dict[str, list[Converted]]:
+        """Return what `convert` makes of the files of each split. Raise its DataErrors as one."""
+        by_split: dict[str, list[Converted]] = {}
+        problems = Problems()
+        for file in self.files:
+            with problems.noted():
+                by_split.setdefault(file.split, []).append(convert(file))
+        problems.check()
+        return by_split
 
     def files_of(self, split: str) -> list[Read]:
         """Return the files of a split."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from transformers import AutoModelForMaskedLM
 
 from recipe.backend import bounds, loaded_model, loading, pipelines, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
-from recipe.backend.rows import Reading, TokenRow
+from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
@@ -102,45 +102,30 @@ class MaskFiller(ServedTask):
         `token_str` and the `sequence` with it; of several masks a list for each."""
         rows = [row for prepared in requests for row in prepared.work[0]]
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
+        tokenizer: Any = self.loaded.tokenizer
         answers: list[Any] = []
         for prepared in requests:
             rows, targets = prepared.work
-            count = prepared.parameters.get("top_k", _TOP_K)
-            entries = [self._fill(row, next(logits), targets, count) for row in rows]
+            entries: list[Any] = []
+            for row in rows:
+                scores = next(logits).softmax(-1)  # [masks, vocabulary]
+                if targets is not None:
+                    scores = scores[:, targets]
+                count = min(prepared.parameters.get("top_k", _TOP_K), scores.shape[-1])
+                top = scores.topk(count)
+                filled: list[list[dict[str, Any]]] = [[] for _ in row.keep]
+                for mask, index in itertools.product(range(len(row.keep)), range(count)):
+                    turns.pause()
+                    number, position = int(top.indices[mask, index]), row.keep[mask]
+                    token = targets[number] if targets is not None else number
+                    ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
+                    # If there are several masks, the others stay visible.
+                    sequence = tokenizer.decode(ids, skip_special_tokens=len(row.keep) == 1)
+                    text = {"token": token, "token_str": tokenizer.decode([token])}
+                    score = float(top.values[mask, index])
+                    filled[mask].append({"score": score, **text, "sequence": sequence})
+                entries.append(filled[0] if len(filled) == 1 else filled)
             # transformers' pipeline answers a list of one text as that text.
             single = len(entries) == 1 and not prepared.request.records
             answers.append(Answers(entries, prepared.truncated, single))
         return answers
-
-    def _fill(
-        self, row: TokenRow, logits: torch.Tensor, targets: list[int] | None, count: int
-    ) -> Any:
-        """Return the likeliest tokens for the masks of one text.
-
-        Args:
-            row: The text, whose kept places are its masks.
-            logits: Shape (masks, vocabulary).
-            targets: Token ids to choose from; None means all.
-            count: How many tokens for each mask.
-        """
-        tokenizer: Any = self.loaded.tokenizer
-        masks = row.keep or []
-        scores = logits.softmax(-1)
-        if targets is not None:
-            scores = scores[:, targets]
-        top = scores.topk(min(count, scores.shape[-1]))
-        filled = []
-        for position, values, numbers in zip(
-            masks, top.values.tolist(), top.indices.tolist(), strict=True
-        ):
-            entries = []
-            for value, number in zip(values, numbers, strict=True):
-                turns.pause()
-                token = targets[number] if targets is not None else number
-                ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
-                # If there are several masks, the others stay visible.
-                sequence = tokenizer.decode(ids, skip_special_tokens=len(masks) == 1)
-                text = {"token": token, "token_str": tokenizer.decode([token])}
-                entries.append({"score": value, **text, "sequence": sequence})
-            filled.append(entries)
-        return filled[0] if len(masks) == 1 else filled

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.columns import Selection
 from recipe.data.files.part import Part, is_list, is_string
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
-from recipe.errors import DataError, Problems
+from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
@@ -55,24 +55,12 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     """
     notes: list[str] = []
     reading = read_columns(channels, TASKS["multiple-choice"], settings, notes)
-    problems = Problems()
-    for file in reading.files:
-        with problems.noted():
-            _check_columns(file)
-    problems.check()
+    reading.converted(_check_columns)
     kind = _kind_of_answers(reading.files_of("train"))
-    tables: dict[str, list[pa.Table]] = {}
-    findings: list[str] = []
-    for file in reading.files:
-        with problems.noted():
-            table = spooled(_SCHEMA, _tables(file, kind))
-            tables.setdefault(file.split, []).append(table)
-            shown = f"{file.columns.describe()} ({kind})"
-            findings.append(describe_files([file], f"{table.num_rows} rows", shown))
-    problems.check()
+    tables = reading.converted(lambda file: _answered(file, kind, notes))
     built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
     splits, rule = held_out.assign(built, settings)
-    return DataSets(**splits, notes=[*notes, *findings, rule])
+    return DataSets(**splits, notes=[*notes, rule])
 
 
 def _check_columns(file: Read) -> None:
@@ -133,7 +121,7 @@ def _kind_of_answers(files: Sequence[Read]) -> str:
     possible: list[str] = []
     differ = False
     for file in files:
-        for number, row in itertools.chain.from_iterable(_rows(file.part, file.columns)):
+        for number, row in _rows(file.part, file.columns):
             positions = _positions(row)
             kinds = possible or list(positions)
             possible = [kind for kind in kinds if positions[kind] is not None]
@@ -151,21 +139,25 @@ def _kind_of_answers(files: Sequence[Read]) -> str:
     return possible[0]
 
 
-def _tables(file: Read, kind: str) -> Iterator[pa.Table]:
-    """Return the rows of a part, some at a time."""
-    for rows in _rows(file.part, file.columns):
-        read = []
-        for number, row in rows:
+def _answered(file: Read, kind: str, notes: list[str]) -> pa.Table:
+    """Return the rows of a file with the positions of their answers; add a note on the file."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, row in _rows(file.part, file.columns):
             answer = _positions(row)[kind]
             if answer is None:
                 raise _no_choice(file.part, number, row, [kind])
-            read.append({CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
-                         ANSWER: answer})  # fmt: skip
-        yield pa.Table.from_pylist(read, schema=_SCHEMA)  # none in an empty piece of a CSV file
+            yield {CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
+                   ANSWER: answer}  # fmt: skip
+
+    table = spooled_rows(_SCHEMA, rows())
+    shown = f"{file.columns.describe()} ({kind})"
+    notes.append(describe_files([file], f"{table.num_rows} rows", shown))
+    return table
 
 
-def _rows(part: Part, columns: Selection) -> Iterator[list[tuple[int, _Row]]]:
-    """Yield the rows of a part with their numbers, some at a time.
+def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
+    """Yield the rows of a part with their numbers.
 
     Raises:
         DataError: a question or a choice is missing.
@@ -174,7 +166,6 @@ def _rows(part: Part, columns: Selection) -> Iterator[list[tuple[int, _Row]]]:
     endings = columns.columns.get(_ENDINGS, ())
     of_choices = sorted(endings, key=lambda name: (len(name), name.lower()))
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
-        rows = []
         for number, cells in enumerate(batch.to_pylist(), first):
             if CHOICES in columns:
                 choices = cells[columns[CHOICES]] or []
@@ -196,9 +187,7 @@ def _rows(part: Part, columns: Selection) -> Iterator[list[tuple[int, _Row]]]:
                 raise _wrong(part, number, f"has no answer in column {columns[ANSWER]!r}")
             context = (cells[columns[CONTEXT]] if CONTEXT in columns else None) or ""
             labels = [str(mark) for mark in marks or ()]
-            row = _Row(str(context), question, choices, labels, str(answer).strip())
-            rows.append((number, row))
-        yield rows
+            yield number, _Row(str(context), question, choices, labels, str(answer).strip())
 
 
 def _no_choice(part: Part, number: int, row: _Row, kinds: Sequence[str]) -> DataError:

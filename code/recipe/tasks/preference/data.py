@@ -23,8 +23,8 @@ from recipe.data.conversations import common_prefix, conversation
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.reading import describe_files, read_columns
-from recipe.errors import DataError, Problems
+from recipe.data.reading import Read, describe_files, read_columns
+from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
@@ -63,47 +63,43 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
     notes: list[str] = []
-    problems = Problems()
     reading = read_columns(channels, TASKS["preference"], settings, notes)
-    tables: dict[str, list[pa.Table]] = {}
     kinds: dict[bool, Path] = {}
-    for file in reading.files:
+
+    def usable(file: Read) -> pa.Table:
         part = file.part
-        with problems.noted():
-            table, has_talks, left_out = _usable(part, file.columns)
-            kinds.setdefault(has_talks, part.path)
-            tables.setdefault(file.split, []).append(table)
-            for why, (count, first) in left_out.items():
-                notes.append(
-                    f"{count} of {part.table.num_rows} pairs are not used: {why} (the first: "
-                    f"{part.where(first)})."
-                )
-    problems.check()
+        table, has_talks, left_out = _usable(part, file.columns)
+        kinds.setdefault(has_talks, part.path)
+        for why, (count, first) in left_out.items():
+            notes.append(
+                f"{count} of {part.table.num_rows} pairs are not used: {why} (the first: "
+                f"{part.where(first)})."
+            )
+        return table
+
+    tables = reading.converted(usable)
     if len(kinds) > 1:
         raise DataError(
             f"{kinds[True]} has conversations, and {kinds[False]} has texts.",
             "Give answers of one kind in all files.",
         )
-    whole = {split: pa.concat_tables(of_split) for split, of_split in tables.items()}
-    are_talks = True in kinds
-    if empty := [split for split, table in whole.items() if not table.num_rows]:
-        reasons = " ".join(note for note in notes if "not used" in note)
-        raise DataError(
-            f"The {empty[0]} data has no pair that can be used. {reasons}",
-            "Give a prompt and two different answers in each row.",
-        )
-    built = {split: held_out.data_set([table]) for split, table in whole.items()}
     shown = reading.columns.describe()
     shown += "" if PROMPT in reading.columns else "; the prompt is what both answers begin with"
-    findings = [
-        describe_files(reading.files_of(split), f"{len(rows)} pairs", shown)
-        for split, rows in built.items()
-    ]
+    built, findings = {}, []
+    for split, of_split in tables.items():
+        rows = built[split] = held_out.data_set(of_split)
+        if not len(rows):
+            reasons = " ".join(note for note in notes if "not used" in note)
+            raise DataError(
+                f"The {split} data has no pair that can be used. {reasons}",
+                "Give a prompt and two different answers in each row.",
+            )
+        findings.append(describe_files(reading.files_of(split), f"{len(rows)} pairs", shown))
     uses, rule = held_out.assign_groups(built, PROMPT, settings)
     return Preferences(
         **uses,
         notes=[*notes, *findings, rule.replace("queries", "prompts")],
-        are_talks=are_talks,
+        are_talks=True in kinds,
     )
 
 

@@ -19,7 +19,7 @@ from recipe.data.columns import Selection
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
-from recipe.data.reading import FALSE, TRUE, describe_files, read_columns
+from recipe.data.reading import FALSE, TRUE, Read, describe_files, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -58,22 +58,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
     """
     notes: list[str] = []
     reading = read_columns(channels, TASKS["question-answering"], settings, notes)
-    tables: dict[str, list[pa.Table]] = {}
-    problems = Problems()
-    for file in reading.files:
-        with problems.noted():
-            table, mended = _rows(file.part, file.columns)
-            tables.setdefault(file.split, []).append(table)
-            if mended:
-                notes.append(
-                    f"{mended} answers of {file.part.path} begin elsewhere than their start says: "
-                    "the only offset where their text occurs is taken."
-                )
-    problems.check()
     built = {}
     findings = []
-    for split, tables_of_split in tables.items():
-        table = pa.concat_tables(tables_of_split)
+    for split, tables in reading.converted(lambda file: _questions(file, notes)).items():
+        table = pa.concat_tables(tables)
         if not table.num_rows:
             raise DataError(f"The {split} data has no question.", "Give some, or leave it out.")
         if pc.count_distinct(table[ID]).as_py() < table.num_rows:
@@ -100,9 +88,9 @@ def _unanswered(split: datasets.Dataset) -> int:
     return sum(int((of_batch == 0).sum()) for of_batch in counts)
 
 
-def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
-    """Return the questions of a part, and how many answers' starts were corrected."""
-    mended = 0
+def _questions(file: Read, notes: list[str]) -> pa.Table:
+    """Return the questions of a file; a note counts answers whose start was corrected."""
+    part, columns, mended = file.part, file.columns, 0
     problems = Problems()
 
     def questions() -> Iterator[dict[str, Any]]:
@@ -118,8 +106,13 @@ def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
                     raise _wrong(part, row, f"has {len(texts)} answers and {len(starts)} starts")
                 right = []
                 for text, start in zip(texts, starts, strict=True):
-                    position = _answer_start(context, text, start)
-                    if position is None:
+                    position, is_text = -1, isinstance(text, str) and text.strip()
+                    is_start = isinstance(start, int) and start >= 0
+                    if is_text and is_start and context.startswith(text, start):
+                        position = start
+                    elif is_text and context.find(text) == context.rfind(text):
+                        position = context.find(text)
+                    if position < 0:
                         what = f"has the answer {str(text)[:60]!r}, which does not begin at "
                         count = len(re.findall(f"(?={re.escape(str(text))})", context))
                         what += f"{start!r} and occurs {count} times in its context"
@@ -132,17 +125,12 @@ def _rows(part: Part, columns: Selection) -> tuple[pa.Table, int]:
 
     table = spooled_rows(_SCHEMA, questions())
     problems.check()
-    return table, mended
-
-
-def _answer_start(context: str, text: Any, start: Any) -> int | None:
-    """Return where an answer begins: at `start`, or at the only place where its text occurs."""
-    if not isinstance(text, str) or not text.strip():
-        return None
-    if isinstance(start, int) and start >= 0 and context.startswith(text, start):
-        return start
-    position = context.find(text)
-    return position if 0 <= position == context.rfind(text) else None
+    if mended:
+        notes.append(
+            f"{mended} answers of {part.path} begin elsewhere than their start says: the only "
+            "offset where their text occurs is taken."
+        )
+    return table
 
 
 def _nested(part: Part, column: str) -> Iterator[_Row]:

@@ -76,7 +76,20 @@ class QuestionAnswerer(ServedTask):
         request = request.checked(PARAMETERS, "question-answering")
         bounds.hold(Bound.ROWS, len(request.inputs))
         if not request.records:
-            spread = [part for value in request.inputs for part in _spread(value)]
+            spread: list[Any] = []
+            for value in request.inputs:
+                if not isinstance(value, dict) or set(value) != {"question", "context"}:
+                    spread.append(value)
+                    continue
+                # Questions about one context, or one question about several.
+                parts = value["question"], value["context"]
+                count = max(len(part) for part in (*parts, [0]) if isinstance(part, list))
+                lists = [part if isinstance(part, list) else [part] * count for part in parts]
+                if not lists[0] or len(lists[0]) != len(lists[1]):
+                    raise BadRequest(
+                        f"There are {len(lists[0])} questions and {len(lists[1])} contexts."
+                    )
+                spread += [{"question": q, "context": c} for q, c in zip(*lists, strict=True)]
             request = replace(request, inputs=spread)
         inputs = request.read(question_and_context)
         bounds.hold(Bound.ROWS, len(inputs.values))
@@ -247,18 +260,6 @@ def likeliest_spans(
         (int(first), int(first + length), float(products[first, length]))
         for first, length in zip(firsts, lengths, strict=True)
     ]
-
-
-def _spread(value: Any) -> list[Any]:
-    """Return questions about one context, or one question about several, one by one."""
-    if not isinstance(value, dict) or set(value) != {"question", "context"}:
-        return [value]
-    question, context = value["question"], value["context"]
-    count = max(len(part) for part in (question, context, [0]) if isinstance(part, list))
-    lists = [part if isinstance(part, list) else [part] * count for part in (question, context)]
-    if not lists[0] or len(lists[0]) != len(lists[1]):
-        raise BadRequest(f"There are {len(lists[0])} questions and {len(lists[1])} contexts.")
-    return [{"question": q, "context": c} for q, c in zip(*lists, strict=True)]
 
 
 def question_and_context(value: Any) -> tuple[str, str]:

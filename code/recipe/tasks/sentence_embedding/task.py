@@ -241,11 +241,9 @@ class SentenceEmbedding(Task):
         tokens = text_tokens.samples(texts.texts, tokenizer, max_length)
         if name == "train":
             return Groups.from_texts(tokens, texts.members, labels)
+        corpus = _corpus(texts) if self.data.kind == PAIRS else None
         self.objective.judged[name] = _Judged(
-            members=texts.members,
-            labels=labels,
-            corpus=_corpus(texts) if self.data.kind == PAIRS else None,
-            texts=texts.texts,
+            members=texts.members, labels=labels, corpus=corpus, texts=texts.texts
         )
         return tokens
 

@@ -13,7 +13,7 @@ from recipe.data.files.part import is_string
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
-from recipe.errors import DataError, Problems
+from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
@@ -39,44 +39,34 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     notes: list[str] = []
     spec = TASKS[settings.task or "text2text-generation"]
     reading = read_columns(channels, spec, settings, notes)
-    built: dict[str, list[pa.Table]] = {}
-    problems = Problems()
-    for file in reading.files:
-        with problems.noted():
-            languages = [
-                field.name
-                for field in file.part.table.schema
-                if plain(field.name) in _LANGUAGES and is_string(field.type)
-            ]
-            for name in languages if settings.text_column is None else ():
-                codes = file.part.distinct(name, _MOST_LANGUAGES) or ["many"]
-                if len(codes) != 1:
-                    raise DataError(
-                        f"{file.part.path} has rows of several languages by column {name!r} "
-                        f"({', '.join(map(str, codes[:3]))} ...), but only one direction is "
-                        "trained.",
-                        "Keep the rows of one direction, with source_lang and target_lang if the "
-                        f"model needs them; or give text_column={file.columns[SOURCE]} if the "
-                        "texts name the language.",
-                    )
-            built.setdefault(file.split, []).append(_texts(file, notes))
-    problems.check()
-    sets = {split: held_out.data_set(tables) for split, tables in built.items()}
-    for split, rows in sets.items():
+    checks_languages = settings.text_column is None
+    built, findings = {}, []
+    of_splits = reading.converted(lambda file: _texts(file, checks_languages, notes))
+    for split, tables in of_splits.items():
+        rows = built[split] = held_out.data_set(tables)
         if not len(rows):
             raise DataError(
                 f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
             )
-    uses, rule = held_out.assign(sets, settings)
-    findings = [
-        describe_files(reading.files_of(split), f"{len(rows)} rows") for split, rows in sets.items()
-    ]
+        findings.append(describe_files(reading.files_of(split), f"{len(rows)} rows"))
+    uses, rule = held_out.assign(built, settings)
     return DataSets(**uses, notes=[*notes, *findings, rule])
 
 
-def _texts(file: Read, notes: list[str]) -> pa.Table:
+def _texts(file: Read, checks_languages: bool, notes: list[str]) -> pa.Table:
     """Return the rows with both texts; a note counts the others."""
     part, source, target = file.part, file.columns[SOURCE], file.columns[TARGET]
+    for field in part.table.schema if checks_languages else ():
+        if plain(field.name) in _LANGUAGES and is_string(field.type):
+            codes = part.distinct(field.name, _MOST_LANGUAGES) or ["many"]
+            if len(codes) != 1:
+                raise DataError(
+                    f"{part.path} has rows of several languages by column {field.name!r} "
+                    f"({', '.join(map(str, codes[:3]))} ...), but only one direction is trained.",
+                    "Keep the rows of one direction, with source_lang and target_lang if the "
+                    f"model needs them; or give text_column={source} if the texts name the "
+                    "language.",
+                )
     schema = pa.schema([(SOURCE, pa.large_string()), (TARGET, pa.large_string())])
 
     def pairs() -> Iterator[dict[str, str]]:

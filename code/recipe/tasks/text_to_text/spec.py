@@ -95,12 +95,19 @@ class Options:
     )
 
 
-def _spec(name: str) -> TaskSpec:
-    others = [form for task, forms in _FORMS.items() if task != name for form in forms]
-    return TaskSpec(
+SPECS = tuple(
+    TaskSpec(
         name=name,
         folder="text_to_text",
-        forms=(*_FORMS[name], *(replace(form, needs_task=True) for form in others)),
+        forms=(
+            *_FORMS[name],
+            *(
+                replace(form, needs_task=True)
+                for task, forms in _FORMS.items()
+                if task != name
+                for form in forms
+            ),
+        ),
         models=frozenset({Model.SEQ2SEQ}),
         options=Options,
         shared_options=("source_lang", "target_lang", "label_smoothing_factor", "do_predict"),
@@ -115,6 +122,5 @@ def _spec(name: str) -> TaskSpec:
             )
         },
     )
-
-
-SPECS = tuple(map(_spec, _FORMS))
+    for name in _FORMS
+)

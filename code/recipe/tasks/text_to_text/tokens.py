@@ -7,7 +7,6 @@ tensors of `document_batches` for learned tokens: all targets, at their position
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -143,13 +142,26 @@ def tokenise(
         longest_source: Tokens at which sources are cut.
         longest_target: Tokens at which targets are cut.
     """
+
+    def make(batch: Mapping[str, list[Any]], rows: range) -> dict[str, store.Column]:
+        sources = [prefix + text for text in batch[SOURCE]]
+        source_ids, cut_sources = encoded(tokenizer, sources, longest_source)
+        target_ids, cut_targets = encoded(tokenizer, batch[TARGET], longest_target, is_target=True)
+        of_sources, of_targets = store.lengths_of(source_ids), store.lengths_of(target_ids)
+        both = [a + b for a, b in zip(source_ids, target_ids, strict=True)]
+        return {
+            TOKEN_IDS: store.flat(both, np.int32),
+            store.LENGTHS: of_sources + of_targets,
+            _SOURCES: of_sources,
+            _TARGETS: of_targets,
+            _CUT_SOURCE: np.array(cut_sources, bool),
+            _CUT_TARGET: np.array(cut_targets, bool),
+        }
+
     # The languages that the tokenizer is set to mark the texts.
     marks = [str(getattr(tokenizer, name, None)) for name in ("src_lang", "tgt_lang")]
-    made = store.tokens_of(
-        split,
-        store.key(split, tokenizer, longest_source, "pairs", prefix, str(longest_target), *marks),
-        functools.partial(_pairs_of, tokenizer, prefix, longest_source, longest_target),
-    )
+    key = store.key(split, tokenizer, longest_source, "pairs", prefix, str(longest_target), *marks)
+    made = store.tokens_of(split, key, make)
     pairs = Pairs(made[TOKEN_IDS], made[store.STARTS], made[_TARGETS], made[_SOURCES], split)
     line = f"{name}: {len(pairs)} pairs, {int(pairs.sources.sum())} tokens of sources and "
     line += f"{int(pairs.labels.sum())} of targets"
@@ -158,28 +170,6 @@ def tokenise(
             line += f"; {cut} {what} are cut ({cut / len(pairs):.1%})"
     say(line)
     return pairs
-
-
-def _pairs_of(
-    tokenizer: PreTrainedTokenizerBase,
-    prefix: str,
-    longest_source: int,
-    longest_target: int,
-    batch: Mapping[str, list[Any]],
-    rows: range,
-) -> dict[str, store.Column]:
-    sources = [prefix + text for text in batch[SOURCE]]
-    read, cut = encoded(tokenizer, sources, longest_source)
-    written, ends = encoded(tokenizer, batch[TARGET], longest_target, is_target=True)
-    of_sources, of_targets = store.lengths_of(read), store.lengths_of(written)
-    return {
-        TOKEN_IDS: store.flat([a + b for a, b in zip(read, written, strict=True)], np.int32),
-        store.LENGTHS: of_sources + of_targets,
-        _SOURCES: of_sources,
-        _TARGETS: of_targets,
-        _CUT_SOURCE: np.array(cut, bool),
-        _CUT_TARGET: np.array(ends, bool),
-    }
 
 
 def encoded(

@@ -78,16 +78,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
         return part
 
     reading = read_columns(channels, TASKS["token-classification"], settings, notes, read)
-    sentences: dict[str, list[_Sentences]] = {}
-    problems = Problems()
-    for file in reading.files:
-        with problems.noted():
-            of_file = _sentences(file, settings.class_names, notes)
-            sentences.setdefault(file.split, []).append(of_file)
-    problems.check()
+    sentences = reading.converted(lambda file: _sentences(file, settings.class_names, notes))
     names, are_entities, summary = _tag_names(sentences["train"], notes)
     built, findings = {}, []
-    known = {None, *names}
+    problems, known = Problems(), {None, *names}
     for split, files in sentences.items():
         for one in files:
             if set(pc.list_flatten(one.table[TAGS]).unique().to_pylist()) <= known:

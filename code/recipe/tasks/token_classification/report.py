@@ -45,8 +45,7 @@ class Sentence:
 
 
 def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Sentence]:
-    """Return the predictions for whole sentences, combined from those for their windows, which are
-    in order.
+    """Join the predictions for the windows of each sentence, which are in order.
 
     Args:
         outputs: [windows, 1 + 3 * words], as `recipe.models.token_heads.patch_forward_for_tags`
@@ -144,18 +143,15 @@ class TaggedAnswers:
                 [one.true for one in self.sentences], [one.predicted for one in self.sentences],
                 output_dict=True, zero_division=0,
             )  # fmt: skip
-            scores = [
-                [row[score] for row in table.values()]
-                for score in ("precision", "recall", "f1-score", "support")
-            ]
-            names = list(table)
+            scored = [(name, *row.values()) for name, row in table.items()]
         else:
             names = sorted({*tags[0], *tags[1]})
             scores = precision_recall_fscore_support(*tags, labels=names, zero_division=0)
+            scored = list(zip(names, *scores, strict=True))
         first, last = ("entity", "entities") if self.are_entities else ("tag", "words")
         rows = [
             [name, *(f"{value:.3f}" for value in values), f"{count}"]
-            for name, *values, count in zip(names, *scores, strict=True)
+            for name, *values, count in scored
         ]
         sections = [
             Section(
@@ -170,12 +166,8 @@ class TaggedAnswers:
         )
         kinds = sorted({*true, *predicted}, key=lambda kind: (kind == OUTSIDE, kind))
         if len(kinds) <= _MOST_IN_MATRIX:
-            numbers = {kind: number for number, kind in enumerate(kinds)}
-            true_ids, predicted_ids = (
-                np.array([numbers[kind] for kind in kinds_of_words])
-                for kinds_of_words in (true, predicted)
-            )
-            counts = confusion(true_ids, predicted_ids, len(kinds))
+            ids = (np.array(list(map(kinds.index, of_words))) for of_words in (true, predicted))
+            counts = confusion(*ids, len(kinds))
             draw = functools.partial(figures.confusion, counts, kinds)
             title = f"Confusion matrix of words, {self.split} data"
             sections.append(Section(title=title, figure=("confusion", draw)))
@@ -195,10 +187,18 @@ class TaggedAnswers:
             if self.words is not None:
                 words = list(self.words[sentence.number])
                 text = " ".join(words[shown])
-            tagged = (
-                self._tagged_text(tags, words, shown)
-                for tags in (sentence.true, sentence.predicted)
-            )
+            tagged = []
+            for tags in (sentence.true, sentence.predicted):
+                if self.are_entities:
+                    entities = [
+                        f"{kind}: {' '.join(words[first : last + 1])}"
+                        for kind, first, last in entities_of(tags)
+                        if last >= shown.start and first < shown.stop
+                    ]
+                    tagged.append("; ".join(entities))
+                else:
+                    pairs = list(zip(words, tags, strict=True))[shown]
+                    tagged.append(" ".join(f"{word}/{tag}" for word, tag in pairs))
             rows.append([text, *tagged, f"{badness[index]:.0%}"])
         total = sum(len(sentence.true) for sentence in self.sentences)
         return Section(
@@ -206,14 +206,4 @@ class TaggedAnswers:
             note=f"{len(wrong)} of {len(self.sentences)} sentences ({total} words) have one.",
             columns=section.texts("sentence", "true", "predicted") + section.numbers("score"),
             rows=rows,
-        )
-
-    def _tagged_text(self, tags: Sequence[str], words: Sequence[str], shown: slice) -> str:
-        if not self.are_entities:
-            pairs = list(zip(words, tags, strict=True))[shown]
-            return " ".join(f"{word}/{tag}" for word, tag in pairs)
-        return "; ".join(
-            f"{kind}: {' '.join(words[first : last + 1])}"
-            for kind, first, last in entities_of(tags)
-            if last >= shown.start and first < shown.stop
         )

@@ -45,36 +45,33 @@ def _spans(value: Any) -> list[Span] | None:
         return None
     spans: list[Span] = []
     for item in value:
-        if isinstance(item, dict) and isinstance(item.get("result"), list):  # Label Studio's task
+        text = None
+        if isinstance(item, list) and len(item) == 3:
+            start, end, label = item
+        elif isinstance(item, dict) and isinstance(item.get("result"), list):
+            # A task of Label Studio.
             inner = [] if _is_skipped(item) else _spans(item["result"])
+            if inner is None:
+                return None
+            spans += inner
+            continue
+        elif isinstance(item, dict):
+            item = item["value"] if isinstance(item.get("value"), dict) else item
+            start, end, label = (
+                next((item[name] for name in names if item.get(name) is not None), None)
+                for names in (_STARTS, _ENDS, _LABELS)
+            )
+            text = next((item[name] for name in _WORDS if isinstance(item.get(name), str)), None)
         else:
-            inner = None if (span := _span(item)) is None else [span]
-        if inner is None:
             return None
-        spans += inner
+        if isinstance(label, list):
+            label = label[0] if len(label) == 1 else None
+        if isinstance(start, str) and isinstance(end, str) and start.isdigit() and end.isdigit():
+            start, end = int(start), int(end)
+        if type(start) is not int or type(end) is not int or not isinstance(label, (str, int)):
+            return None
+        spans.append(Span(start, end, str(label), text))
     return sorted(spans, key=lambda span: (span.start, span.end))
-
-
-def _span(value: Any) -> Span | None:
-    text = None
-    if isinstance(value, list):
-        start, end, label = value if len(value) == 3 else (None, None, None)
-    elif isinstance(value, dict):
-        value = value["value"] if isinstance(value.get("value"), dict) else value
-        start, end, label = (
-            next((value[name] for name in names if value.get(name) is not None), None)
-            for names in (_STARTS, _ENDS, _LABELS)
-        )
-        text = next((value[name] for name in _WORDS if isinstance(value.get(name), str)), None)
-    else:
-        return None
-    if isinstance(label, list):
-        label = label[0] if len(label) == 1 else None
-    if isinstance(start, str) and isinstance(end, str) and start.isdigit() and end.isdigit():
-        start, end = int(start), int(end)
-    if type(start) is not int or type(end) is not int or not isinstance(label, (str, int)):
-        return None
-    return Span(start, end, str(label), text)
 
 
 def words_of(
