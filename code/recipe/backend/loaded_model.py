@@ -88,9 +88,16 @@ class LoadedModel:
                 empty = weight.new_full((), float("nan")).expand(weight.shape)
                 setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))
 
-    def encode(self, request: Request, inputs: Inputs) -> Prepared:
+    def encode(
+        self, request: Request, inputs: Inputs, prefix: str = "", language: str | None = None
+    ) -> Prepared:
         """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each. Raise
-        BadRequest if a text is too long, and the parameter `truncation` forbids to truncate it."""
+        BadRequest if a text is too long, and the parameter `truncation` forbids to truncate it.
+
+        Args:
+            prefix: The text before each text.
+            language: The `src_lang` with which a multilingual tokenizer marks the texts.
+        """
         texts: Sequence[Text] = inputs.values
         read = 0
         limit, side = self.limit(request.parameters), side_of(request.parameters, self.tokenizer)
@@ -101,13 +108,17 @@ class LoadedModel:
             raise BadRequest(
                 "truncation is only_first: of a pair the longer text is cut. Give true."
             )
-        for piece in bounds.pieces(texts):
+        for piece in bounds.pieces(texts, len(prefix)):
+            if language is not None:  # other requests may have set theirs in the meantime
+                self.tokenizer.src_lang = language
+            some = texts[piece.start : piece.stop]
+            some = [prefix + text if isinstance(text, str) else text for text in some]
             with cutting(self.tokenizer, side):
                 if self.typed or is_paired:
-                    rows += [self._encode_one(texts[index], limit) for index in piece]
+                    rows += [self._encode_one(text, limit) for text in some]
                 else:
-                    some = cast("Sequence[str]", texts[piece.start : piece.stop])
-                    heads = [bounds.beginning(self.tokenizer, text, limit) for text in some]
+                    whole = cast("Sequence[str]", some)
+                    heads = [bounds.beginning(self.tokenizer, text, limit) for text in whole]
                     rows += map(TokenRow, encode(self.tokenizer, heads, limit))
             read += sum(len(row.ids) for row in rows[piece.start :])
             bounds.hold(Bound.READ, read)
@@ -116,7 +127,7 @@ class LoadedModel:
         truncated = [
             index
             for index, row in enumerate(rows)
-            if len(row.ids) == limit and self.is_longer(inputs.values[index], limit)
+            if len(row.ids) == limit and self.is_longer(inputs.values[index], limit, prefix)
         ]
         refuse_uncut(request, truncated, limit)
         sizes = [len(row.ids) for row in rows]
@@ -144,10 +155,10 @@ class LoadedModel:
             return min(most, int(requested))
         return most if parameters.get("truncation") in UNCUT else self.max_length
 
-    def is_longer(self, text: Text, limit: int) -> bool:
-        """Return whether a text or a pair has more than `limit` tokens."""
+    def is_longer(self, text: Text, limit: int, prefix: str = "") -> bool:
+        """Return whether a text after a prefix, or a pair, has more than `limit` tokens."""
         turns.pause()
-        parts = [text] if isinstance(text, str) else text
+        parts = [prefix + text] if isinstance(text, str) else text
         decisive = [bounds.beginning(self.tokenizer, part, limit) for part in parts]
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 

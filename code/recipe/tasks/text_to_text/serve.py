@@ -9,14 +9,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCriteriaList
 
-from recipe.backend import bounds, loaded_model, loading, turns
+from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.generation import decoding, gathering
 from recipe.backend.generation.decoding import Finite, Pauses
@@ -96,7 +96,7 @@ class TextGenerator(ServedTask):
         defaults |= {k: v for k, v in specific.items() if k in PARAMETERS}
         if pair := re.fullmatch(r"translation_(.+)_to_(.+)", name):
             defaults |= {"src_lang": pair[1], "tgt_lang": pair[2]}
-        defaults["tokenizer_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
+        defaults.setdefault("src_lang", getattr(loaded.tokenizer, "src_lang", None))
         shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
         log(f"generation: {shown}, unless a request sets others")
         codes = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
@@ -112,10 +112,8 @@ class TextGenerator(ServedTask):
         request = request.checked(PARAMETERS | (_LANGUAGES if self.languages else set()), self.task)
         inputs = request.read(a_text, self.loaded.columns)
         options = self._options(request.parameters)
-        tokenizer: Any = self.loaded.tokenizer
-        limit = self.loaded.limit({"truncation": request.parameters.get("truncation")})
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
-        source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
+        language = request.parameters.get("src_lang") or self.defaults["src_lang"]
         new = options.get("max_new_tokens") or options["max_length"]
         texts = len(inputs.values)
         rows = max(options["num_beams"], options["num_return_sequences"])
@@ -123,28 +121,15 @@ class TextGenerator(ServedTask):
             Bound.WRITTEN, texts * rows * new,
             f"{texts:,} texts x {rows:,} beams or answers x {new:,} new tokens",
         )  # fmt: skip
-        bounds.hold(Bound.ROWS, texts)
         bounds.hold_text(prefix)
-        whole: list[list[int]] = []
-        token_ids: list[list[int]] = []
-        for piece in bounds.pieces(inputs.values, len(prefix)):
-            if self.languages:
-                # Other requests may have set their languages in the meantime.
-                tokenizer.src_lang = source or self.defaults["tokenizer_src_lang"]
-            some = inputs.values[piece.start : piece.stop]
-            some = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
-            whole += tokenizer(some, truncation=True, max_length=limit + 1)["input_ids"]
-            token_ids += tokenizer(some, truncation=True, max_length=limit)["input_ids"]
-            bounds.hold(Bound.READ, sum(map(len, token_ids)))
-        inputs = inputs.with_tokens(request, token_ids)
-        lengths = [len(ids) for ids, kept in zip(whole, token_ids, strict=True) if kept]
-        token_ids = [ids for ids in token_ids if ids]
-        truncated = [index for index, count in enumerate(lengths) if count > limit]
-        loaded_model.refuse_uncut(request, truncated, limit)
-        return Prepared(
-            request=request, inputs=inputs, sizes=[len(ids) + new for ids in token_ids],
-            tokens=sum(map(len, token_ids)), truncated=truncated, work=(token_ids, options),
-        )  # fmt: skip
+        # Of the request's parameters only truncation is about sources.
+        kept = {k: v for k, v in request.parameters.items() if k == "truncation"}
+        prepared = self.loaded.encode(
+            replace(request, parameters=kept), inputs, prefix, language if self.languages else None
+        )
+        token_ids = [row.ids for row in prepared.work]
+        sizes = [len(ids) + new for ids in token_ids]
+        return replace(prepared, request=request, sizes=sizes, work=(token_ids, options))
 
     def _options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of `generate` for a request's parameters.

@@ -166,8 +166,10 @@ class TaggedAnswers:
         )
         kinds = sorted({*true, *predicted}, key=lambda kind: (kind == OUTSIDE, kind))
         if len(kinds) <= _MOST_IN_MATRIX:
-            ids = (np.array(list(map(kinds.index, of_words))) for of_words in (true, predicted))
-            counts = confusion(*ids, len(kinds))
+            true_ids, predicted_ids = (
+                np.array(list(map(kinds.index, of_words))) for of_words in (true, predicted)
+            )
+            counts = confusion(true_ids, predicted_ids, len(kinds))
             draw = functools.partial(figures.confusion, counts, kinds)
             title = f"Confusion matrix of words, {self.split} data"
             sections.append(Section(title=title, figure=("confusion", draw)))
