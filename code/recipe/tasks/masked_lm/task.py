@@ -20,9 +20,9 @@ from recipe.models import lora, packed_decoders, packed_encoders, pretrained
 from recipe.models.packed_decoders import States
 from recipe.models.packed_encoders import Family
 from recipe.models.pretrained import Source
-from recipe.reports import figures
+from recipe.reports import figures, section
 from recipe.reports.model_card import About
-from recipe.reports.section import TEXT, Section
+from recipe.reports.section import Section
 from recipe.settings import TRUNCATE, ModelSettings
 from recipe.task_table import TASKS
 from recipe.tasks.base import (
@@ -107,43 +107,32 @@ class MaskedLm(Task):
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         sections = figures.perplexity_sections(trainer.state.log_history)
-        texts = samples["evaluation"]
-        if (whole := whole_model(trainer)) and isinstance(texts, MaskedTexts):
-            sections.append(_predicted_tokens(*whole, texts))
-        return sections
-
-
-@torch.inference_mode()
-def _predicted_tokens(model: Any, tokenizer: Tokenizer, texts: MaskedTexts) -> Section:
-    """Return some texts with their masks, the likeliest token for each mask, and the original
-    token.
-
-    Args:
-        model: It is put into evaluation mode.
-    """
-    inner = lora.bare(model)
-    inner.eval()
-    masked = np.flatnonzero(texts.labels)
-    chosen = masked[np.linspace(0, len(masked) - 1, min(_SHOWN, len(masked))).astype(int)]
-    names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
-    ends = {getattr(tokenizer, name, None) for name in names}
-    rows = []
-    for row in chosen.tolist():
-        source = np.arange(texts.starts[row], texts.starts[row + 1])
-        indices, _ = texts.masked(source)
-        ids = texts.tokens(row).astype(np.int64)
-        true = ids[indices]
-        ids[indices] = texts.masking.mask_id
-        masked_ids = torch.from_numpy(ids)[None].to(inner.device)
-        logits = inner(input_ids=masked_ids, attention_mask=torch.ones_like(masked_ids)).logits[0]
-        predicted = logits[torch.from_numpy(indices).to(inner.device)].argmax(-1).tolist()
-        shown = tokenizer.decode([token for token in ids.tolist() if token not in ends])
-        rows.append((str(shown), _listed(tokenizer, predicted), _listed(tokenizer, true.tolist())))
-    return Section(
-        title="Predicted tokens, evaluation data",
-        columns=[("text", TEXT), ("the model", TEXT), ("the data", TEXT)],
-        rows=rows,
-    )
+        texts, whole = samples["evaluation"], whole_model(trainer)
+        if whole is None or not isinstance(texts, MaskedTexts):
+            return sections
+        model, tokenizer = lora.bare(whole[0]), whole[1]
+        model.eval()
+        masked = np.flatnonzero(texts.labels)
+        chosen = masked[np.linspace(0, len(masked) - 1, min(_SHOWN, len(masked))).astype(int)]
+        names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
+        ends = {getattr(tokenizer, name, None) for name in names}
+        rows = []
+        for row in chosen.tolist():
+            source = np.arange(texts.starts[row], texts.starts[row + 1])
+            indices, _ = texts.masked(source)
+            ids = texts.tokens(row).astype(np.int64)
+            true = ids[indices].tolist()
+            ids[indices] = texts.masking.mask_id
+            inputs = torch.from_numpy(ids)[None].to(model.device)
+            with torch.inference_mode():
+                output = model(input_ids=inputs, attention_mask=torch.ones_like(inputs))
+            predicted = output.logits[0, torch.from_numpy(indices).to(model.device)].argmax(-1)
+            shown = tokenizer.decode([token for token in ids.tolist() if token not in ends])
+            answers = (_listed(tokenizer, tokens) for tokens in (predicted.tolist(), true))
+            rows.append((str(shown), *answers))
+        columns = section.texts("text", "the model", "the data")
+        title = "Predicted tokens, evaluation data"
+        return [*sections, Section(title=title, columns=columns, rows=rows)]
 
 
 def _listed(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -57,7 +57,19 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     reading = read_columns(channels, TASKS["multiple-choice"], settings, notes)
     reading.converted(_check_columns)
     kind = _kind_of_answers(reading.files_of("train"))
-    tables = reading.converted(lambda file: _answered(file, kind, notes))
+
+    def answered(file: Read) -> pa.Table:
+        rows: Iterator[dict[str, Any]] = (
+            {CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
+             ANSWER: _positions(file.part, number, row, [kind])[kind]}
+            for number, row in _rows(file.part, file.columns)
+        )  # fmt: skip
+        table = spooled_rows(_SCHEMA, rows)
+        shown = f"{file.columns.describe()} ({kind})"
+        notes.append(describe_files([file], f"{table.num_rows} rows", shown))
+        return table
+
+    tables = reading.converted(answered)
     built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
     splits, rule = held_out.assign(built, settings)
     return DataSets(**splits, notes=[*notes, rule])
@@ -93,27 +105,36 @@ def _check_columns(file: Read) -> None:
 _OF_LABELS = "labels of the choices"
 
 
-def _positions(row: _Row) -> dict[str, int | None]:
-    """Return the position of the choice that the answer names, or None, by each kind of answers."""
+def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) -> dict[str, int]:
+    """Return the position of the choice that the answer names, by each kind of answers that fits.
 
-    def only(names: Sequence[str], name: str) -> int | None:
-        return names.index(name) if names.count(name) == 1 else None
+    Args:
+        number: Of the row.
+        kinds: The kinds that may fit; by default all.
 
+    Raises:
+        DataError: none fits.
+    """
     count = len(row.choices)
-    letters = [chr(ord("A") + index) for index in range(count)]
-    number = int(float(row.answer)) if re.fullmatch(r"\d+(\.0)?", row.answer) else -1
-    return {
-        _OF_LABELS: only(row.labels, row.answer),
-        "letters": only(letters, row.answer.upper()),
-        "numbers from 0": number if 0 <= number < count else None,
-        "numbers from 1": number - 1 if 0 < number <= count else None,
-        "texts of the choices": only(row.choices, row.answer),
+    digits = int(float(row.answer)) if re.fullmatch(r"\d+(\.0)?", row.answer) else -1
+    names: dict[str, tuple[Sequence[Any], Any]] = {
+        _OF_LABELS: (row.labels, row.answer),
+        "letters": ([chr(ord("A") + index) for index in range(count)], row.answer.upper()),
+        "numbers from 0": (range(count), digits),
+        "numbers from 1": (range(1, count + 1), digits),
+        "texts of the choices": (row.choices, row.answer),
     }
+    kinds = kinds or list(names)
+    fitting = {kind: choices.index(name) for kind, (choices, name) in names.items()
+               if kind in kinds and choices.count(name) == 1}  # fmt: skip
+    if not fitting:
+        what = f"has the answer {row.answer!r}, which is not exactly one of its {count} choices"
+        raise _wrong(part, number, f"{what} (read as {' or '.join(kinds)})")
+    return fitting
 
 
 def _kind_of_answers(files: Sequence[Read]) -> str:
-    """Return the only kind of `_positions` by which every answer of the training data names a
-    choice.
+    """Return the only kind of answers by which each of the training data names a choice.
 
     Raises:
         DataError: an answer names none, or several kinds fit and name different choices.
@@ -122,38 +143,16 @@ def _kind_of_answers(files: Sequence[Read]) -> str:
     differ = False
     for file in files:
         for number, row in _rows(file.part, file.columns):
-            positions = _positions(row)
-            kinds = possible or list(positions)
-            possible = [kind for kind in kinds if positions[kind] is not None]
-            if not possible:
-                raise _no_choice(file.part, number, row, kinds)
-            differ |= len({positions[kind] for kind in possible}) > 1
-    if _OF_LABELS in possible:
-        return _OF_LABELS
-    if differ and len(possible) > 1:
+            positions = _positions(file.part, number, row, possible)
+            possible = list(positions)
+            differ |= len({*positions.values()}) > 1
+    if differ and len(possible) > 1 and _OF_LABELS not in possible:
         raise DataError(
             f"The answers in column {files[0].columns[ANSWER]!r} can be {' or '.join(possible)}, "
             "and no row of the training data shows which.",
             "Give the letter of the right choice: A for the first, B for the second.",
         )
     return possible[0]
-
-
-def _answered(file: Read, kind: str, notes: list[str]) -> pa.Table:
-    """Return the rows of a file with the positions of their answers; add a note on the file."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for number, row in _rows(file.part, file.columns):
-            answer = _positions(row)[kind]
-            if answer is None:
-                raise _no_choice(file.part, number, row, [kind])
-            yield {CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
-                   ANSWER: answer}  # fmt: skip
-
-    table = spooled_rows(_SCHEMA, rows())
-    shown = f"{file.columns.describe()} ({kind})"
-    notes.append(describe_files([file], f"{table.num_rows} rows", shown))
-    return table
 
 
 def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
@@ -188,12 +187,6 @@ def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
             context = (cells[columns[CONTEXT]] if CONTEXT in columns else None) or ""
             labels = [str(mark) for mark in marks or ()]
             yield number, _Row(str(context), question, choices, labels, str(answer).strip())
-
-
-def _no_choice(part: Part, number: int, row: _Row, kinds: Sequence[str]) -> DataError:
-    count = len(row.choices)
-    what = f"has the answer {row.answer!r}, which is not exactly one of its {count} choices"
-    return _wrong(part, number, f"{what} (read as {' or '.join(kinds)})")
 
 
 def _wrong(part: Part, number: int, what: str) -> DataError:

@@ -93,8 +93,8 @@ def load(
     why = "from the model" if is_saved else "the default without a modules.json"
     others = f", then {', '.join(parts[2:])}" if parts[2:] else ""
     say_row("pooling", f"{_mode(sentences[1])} ({why}){others}")
-    named = getattr(sentences, "similarity_fn_name", None)
-    if named not in (None, "cosine"):
+    named = sentences.similarity_fn_name
+    if named != "cosine":
         say(
             "similarity: cosine, on which the losses are based, instead of the model's own "
             f"({named})"
@@ -112,17 +112,8 @@ def load(
 
 def _mode(pooling: Any) -> str:
     """Return the pooling mode: mean, cls ..., or several joined by a plus."""
-    mode = getattr(pooling, "pooling_mode", None)
-    if mode is None:  # before sentence-transformers 6
-        return str(pooling.get_pooling_mode_str())
+    mode = pooling.pooling_mode
     return mode if isinstance(mode, str) else "+".join(mode)
-
-
-def width(sentences: Any) -> int:
-    """Return the width of the model's vectors."""
-    if hasattr(sentences, "get_embedding_dimension"):
-        return int(sentences.get_embedding_dimension())
-    return int(sentences.get_sentence_embedding_dimension())  # before sentence-transformers 6
 
 
 def packs(model: Any) -> bool:
@@ -203,7 +194,7 @@ def prompts(sentences: Any, query: str | None, document: str | None) -> tuple[st
     documents = next((known[name] for name in _DOCUMENT_PROMPTS if known.get(name)), default)
     query = known.get(QUERY) or default if query is None else query
     document = documents if document is None else document
-    if (query or document) and not getattr(sentences[1], "include_prompt", True):
+    if (query or document) and not sentences[1].include_prompt:
         raise ModelError(
             "The model's pooling leaves out the tokens of prompts, which is not trained here.",
             "Set include_prompt to true in its 1_Pooling/config.json.",

@@ -132,14 +132,10 @@ class Embedder(ServedTask):
                 vectors = _normalized(vectors)
             width = parameters.get("truncate_dim", self.shortened)
             if width is not None and width > (most := vectors.shape[1]):
-                error = BadRequest(
-                    (
-                        f"The request asks for {width} dimensions, but the model's vectors have "
-                        f"{most}."
-                    ),
-                    "dimensions",
+                reason = (
+                    f"The request asks for {width} dimensions, but the model's vectors have {most}."
                 )
-                answers.append(error)
+                answers.append(BadRequest(reason, "dimensions"))
                 continue
             vectors = vectors[:, :width]
             if parameters.get("normalize"):
@@ -230,9 +226,7 @@ class SentenceVectors(Embedder):
 
     @property
     def width(self) -> int:
-        get: Any = getattr(self.model, "get_embedding_dimension", None)
-        # Versions before 5.3 only have the older name.
-        return int((get or self.model.get_sentence_embedding_dimension)() or 0)
+        return int(self.model.get_embedding_dimension() or 0)
 
     def encode(self, request: Request, inputs: Inputs) -> Prepared:
         """Count the tokens of each text with its prompt.

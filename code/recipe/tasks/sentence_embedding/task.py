@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 from datasets import Dataset
-from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel, Trainer
@@ -34,7 +33,7 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.task_table import TASKS
-from recipe.tasks import numbered_texts, ranking_scores
+from recipe.tasks import evaluation, numbered_texts, ranking_scores
 from recipe.tasks.base import (
     SHOWN_CHARS,
     Batches,
@@ -44,7 +43,6 @@ from recipe.tasks.base import (
     Tokenizer,
     text_layout,
 )
-from recipe.tasks.numbered_texts import Numbered
 from recipe.tasks.ranking_scores import Corpus, SearchResults
 from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.sentence_embedding.spec import Options
@@ -144,11 +142,8 @@ class EmbeddingObjective(EncoderObjective):
             hits = ranking_scores.search(vectors, judged.corpus)
             scores = ranking_scores.search_scores(hits, judged.corpus)
         else:
-            cosines = _cosines(vectors, judged)
-            scores, true = {}, judged.labels[:, 1]
-            if len(true) > 1 and np.ptp(true) > 0 and np.ptp(cosines) > 0:
-                scores["spearman"] = float(spearmanr(cosines, true).statistic)
-                scores["pearson"] = float(pearsonr(cosines, true).statistic)
+            numbers = evaluation.score_numbers(_cosines(vectors, judged), judged.labels[:, 1])
+            scores = {name: numbers[name] for name in SIMILARITY}
         self.last = split, vectors, hits
         return {**ranking_scores.mean(losses), **scores}
 
@@ -205,7 +200,7 @@ class SentenceEmbedding(Task):
             self.options.query_prompt,
             self.options.document_prompt,
         )
-        width = sentence_encoder.width(self._sentences)
+        width = int(self._sentences.get_embedding_dimension())
         requested = self.options.matryoshka_dims
         if requested is not None:
             try:
@@ -230,7 +225,8 @@ class SentenceEmbedding(Task):
         return self._max_length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        """Return the rows of training data, or each text of evaluation data once."""
+        """Return the rows of training data, or each text of evaluation data once, for which the
+        objective gets the rows, and the corpus of pairs."""
         number = 0 if name == "train" else _SPLITS.index(name)
         texts = numbered_texts.numbered(split, self._prompts, number)
         if self.data.kind == SCORED:
@@ -241,7 +237,25 @@ class SentenceEmbedding(Task):
         tokens = text_tokens.samples(texts.texts, tokenizer, max_length)
         if name == "train":
             return Groups.from_texts(tokens, texts.members, labels)
-        corpus = _corpus(texts) if self.data.kind == PAIRS else None
+        corpus = None
+        if self.data.kind == PAIRS:
+            belongs: dict[int, dict[int, None]] = {}
+            for query, text in texts.members[:, :2].tolist():
+                belongs.setdefault(query, {}).setdefault(text)
+            documents = np.unique(texts.members[:, 1:][texts.members[:, 1:] >= 0])
+            known = texts.identities
+            position_of_text = {int(known[number]): row for row, number in enumerate(documents)}
+            same = []
+            for query, of_query in belongs.items():
+                position = position_of_text.get(int(known[query]), -1)
+                is_relevant = position >= 0 and int(documents[position]) in of_query
+                same.append(-1 if is_relevant else position)
+            corpus = Corpus(
+                queries=np.asarray(list(belongs)),
+                documents=documents,
+                relevant=[np.searchsorted(documents, [*some]) for some in belongs.values()],
+                same=np.asarray(same),
+            )
         self.objective.judged[name] = _Judged(
             members=texts.members, labels=labels, corpus=corpus, texts=texts.texts
         )
@@ -339,26 +353,6 @@ def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]
     if lost:
         notes.append(f"{lost} lists have no text that belongs to their query and are not used.")
     return PAIRS, table
-
-
-def _corpus(numbered: Numbered) -> Corpus:
-    """Return the texts to search, and those that belong to each query."""
-    members, known = numbered.members, numbered.identities
-    belongs: dict[int, dict[int, None]] = {}
-    for query, text in members[:, :2].tolist():
-        belongs.setdefault(query, {}).setdefault(text)
-    documents = np.unique(members[:, 1:][members[:, 1:] >= 0])
-    position_of_text = {int(known[number]): row for row, number in enumerate(documents)}
-    same = []
-    for query, texts in belongs.items():
-        position = position_of_text.get(int(known[query]), -1)
-        same.append(-1 if position >= 0 and int(documents[position]) in texts else position)
-    return Corpus(
-        queries=np.asarray(list(belongs)),
-        documents=documents,
-        relevant=[np.searchsorted(documents, [*texts]) for texts in belongs.values()],
-        same=np.asarray(same),
-    )
 
 
 TASK = SentenceEmbedding

@@ -42,7 +42,7 @@ _WRITING = _LENGTHS | {
 }  # fmt: skip
 PARAMETERS = _WRITING | {"truncation", "clean_up_tokenization_spaces", "prefix"}
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
-_LANGUAGES = {"src_lang", "tgt_lang"}
+_LANGUAGES = ("src_lang", "tgt_lang")
 _NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
 _MOST_TOKENS = 4096
 """The most new tokens, if the model's positions set no bound."""
@@ -109,9 +109,24 @@ class TextGenerator(ServedTask):
         return Request(inputs=[text], parameters=parameters)
 
     def prepare(self, request: Request) -> Prepared:
-        request = request.checked(PARAMETERS | (_LANGUAGES if self.languages else set()), self.task)
+        request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
         inputs = request.read(a_text, self.loaded.columns)
         options = self._options(request.parameters)
+        for name in _LANGUAGES if self.languages else ():
+            language = request.parameters.get(name)
+            if language is not None and language not in self.languages:
+                first_languages = ", ".join(self.languages[:60])
+                raise BadRequest(
+                    f"{name} is {language!r}. Give one of the model's: {first_languages}."
+                )
+        target = request.parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
+        if self.languages and target is not None:
+            options["forced_bos_token_id"] = token_of(self.loaded.tokenizer, target)
+        elif self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
+            raise BadRequest(
+                "The model generates several languages: name one in tgt_lang, as in "
+                f'{{"inputs": "a text", "parameters": {{"tgt_lang": "{self.languages[0]}"}}}}.'
+            )
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
         language = request.parameters.get("src_lang") or self.defaults["src_lang"]
         new = options.get("max_new_tokens") or options["max_length"]
@@ -143,8 +158,6 @@ class TextGenerator(ServedTask):
         left_out = _LENGTHS if _LENGTHS & set(chosen) else set()
         usual = {k: v for k, v in self.defaults.items() if k in _WRITING - left_out}
         options = {**usual, **chosen}
-        if self.languages:
-            options |= self._first_token(parameters)
         generation: Any = self.loaded.model.generation_config
         if options.get("temperature", 1) < GREEDY_BELOW:
             del options["temperature"]
@@ -173,31 +186,6 @@ class TextGenerator(ServedTask):
                 " are at most as many different texts as beams."
             )
         return options
-
-    def _first_token(self, parameters: Mapping[str, Any]) -> dict[str, int]:
-        """Return the first token of a multilingual model's texts, as an argument of `generate`.
-
-        Raises:
-            BadRequest: A language is not one of the model's, or the target language is not given.
-        """
-        tokenizer: Any = self.loaded.tokenizer
-        for name in ("src_lang", "tgt_lang"):
-            language = parameters.get(name)
-            if language is not None and language not in self.languages:
-                first_languages = ", ".join(self.languages[:60])
-                raise BadRequest(
-                    f"{name} is {language!r}. Give one of the model's: {first_languages}."
-                )
-        target = parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
-        if target is None:
-            if self.loaded.model.generation_config.forced_bos_token_id is None:
-                raise BadRequest(
-                    "The model generates several languages: name one in tgt_lang, as in "
-                    f'{{"inputs": "a text", "parameters": {{"tgt_lang": '
-                    f'"{self.languages[0]}"}}}}.'
-                )
-            return {}
-        return {"forced_bos_token_id": token_of(tokenizer, target)}
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return the generated texts of each request, under the task's name.
