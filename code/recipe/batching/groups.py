@@ -51,6 +51,13 @@ class Groups(Samples):
         return chosen[is_there], slots
 
 
+def consecutive(counts: Rows) -> Rows:
+    """Return `members` [samples, most] of samples that have `counts` consecutive texts each."""
+    positions = np.arange(counts.max(initial=0))
+    starts = np.cumsum(counts) - counts
+    return np.where(positions < counts[:, None], starts[:, None] + positions, -1)
+
+
 def text_batches(batches: Batches) -> list[tuple[Samples, Rows]]:
     """Return the texts of each of some batches of groups."""
     return [

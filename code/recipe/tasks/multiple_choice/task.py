@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForMultipleChoice, EvalPrediction, PreTrainedModel
 
+from recipe.batching import groups
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import values
@@ -115,10 +116,8 @@ class MultipleChoice(Task):
         texts = text_tokens.samples(_pairs(split), tokenizer, max_length)
         answers = np.asarray(split[ANSWER][:], dtype=np.int64)
         counts = np.asarray([len(choices) for choices in split[CHOICES]], dtype=np.int64)
-        positions = np.arange(counts.max(initial=0))
-        starts = np.cumsum(counts) - counts
-        members = np.where(positions < counts[:, None], starts[:, None] + positions, -1)
-        return Groups.from_texts(texts, members, np.stack([answers, counts], axis=1))
+        labels = np.stack([answers, counts], axis=1)
+        return Groups.from_texts(texts, groups.consecutive(counts), labels)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         return text_tokens.lengths(_pairs(self.train.select(rows)), tokenizer)

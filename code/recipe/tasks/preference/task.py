@@ -33,6 +33,7 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     learned_in,
+    named_splits,
     text_layout,
     whole_model,
 )
@@ -226,8 +227,7 @@ class Preference(Task):
         sections: list[Section] = []
         if self.objective.last is not None:
             split, rewards = self.objective.last
-            data = self.data.test if split == "test" else self.data.evaluation
-            assert data is not None
+            data = named_splits(self.data)[split]
             margins = rewards[:, 0] - rewards[:, 1]
             order = np.argsort(margins, kind="stable")
             if len(order) > 2 * _SHOWN:

@@ -13,6 +13,7 @@ from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrain
 from recipe import metrics
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
+from recipe.data.column_names import TOKEN_IDS
 from recipe.errors import DistributedError, HyperparameterError
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source
@@ -135,7 +136,9 @@ class QuestionAnswering(Task):
         return made
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        return windows.lengths(self.train.select(rows), tokenizer)
+        split = self.train.select(rows)
+        encoded: Any = tokenizer(split[QUESTION][:], split[CONTEXT][:], verbose=False)
+        return [len(ids) for ids in encoded[TOKEN_IDS]]
 
     def pieces(self, length: int, longest: int) -> int:
         """Return about how many windows a question with its context becomes."""

@@ -110,12 +110,6 @@ def tokenise(
     return windows
 
 
-def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
-    """Return the tokens of each question with its whole context, with special tokens."""
-    encoded = tokenizer(split[QUESTION][:], split[CONTEXT][:], verbose=False)
-    return [len(ids) for ids in encoded[TOKEN_IDS]]
-
-
 def _windows_of(
     tokenizer: Any, max_length: int, stride: int, batch: Batch, rows: range
 ) -> dict[str, store.Column]:

@@ -21,6 +21,7 @@ from transformers import (
     Trainer,
 )
 
+from recipe.batching import groups
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance, values
@@ -45,6 +46,7 @@ from recipe.tasks.base import (
     Model,
     Task,
     Tokenizer,
+    named_splits,
 )
 from recipe.tasks.ranking_scores import Array, JudgedLists, SearchResults
 from recipe.tasks.reranking.spec import Options
@@ -196,9 +198,8 @@ class Reranking(Task):
             self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels)
         if name != "train" or not self.options.listwise:
             return pairs
-        positions = np.arange(counts.max())
-        is_there = positions < counts[:, None]
-        members = np.where(is_there, starts[:-1, None] + positions, -1)
+        members = groups.consecutive(counts)
+        is_there = members >= 0
         scores = np.where(is_there, pairs.labels[members], 0)
         labels = np.stack([scores, is_there], axis=2).astype(np.float32)
         return Groups.from_texts(pairs, members, labels)
@@ -243,9 +244,7 @@ class Reranking(Task):
             return ()
         split, scores, hits = self.objective.last
         lists = self.objective.lists[split]
-        data = self.data.evaluation if split == "evaluation" else self.data.test
-        assert data is not None
-        judged = lists.judged()
+        data, judged = named_splits(self.data)[split], lists.judged()
 
         def show(number: int) -> tuple[str, str, str]:
             row = data[judged[number]]

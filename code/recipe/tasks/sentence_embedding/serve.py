@@ -303,11 +303,9 @@ def encode_beginnings(
     the texts that determine the tokens.
 
     Args:
-        tokenizer: The model's tokenizer.
         limit: How many tokens are read.
-        request: Whose parameters set the side on which texts are truncated.
-        inputs: The texts.
-        prompt: Stands before each text.
+        request: Sets the side on which texts are truncated.
+        prompt: The text before each text.
 
     Raises:
         BadRequest: A text is too long and may not be truncated.
@@ -344,10 +342,8 @@ def library_model(kind: str, origin: Origin, device: str, options: Mapping[str, 
     """Load the model of a class of sentence-transformers that `origin` names.
 
     Args:
-        kind: The class.
-        origin: The model.
-        device: Where it computes.
-        options: What transformers loads its encoder with.
+        kind: The name of the class.
+        options: Keyword arguments with which transformers loads its encoder.
 
     Raises:
         ModelError: It cannot be loaded, or the installed library has no such class.
