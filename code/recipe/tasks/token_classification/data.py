@@ -177,20 +177,6 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
     return converted
 
 
-def _lists(words: Any, tags: Any) -> tuple[list[Any] | None, Any]:
-    """Return words and tags as lists, parsed if they are strings; None for the words of a text with
-    spans. A text with a list of tags, or with tags separated by spaces, is split at spaces."""
-    listed, of_tags = (
-        values.container(value) if isinstance(value, str) else value for value in (words, tags)
-    )
-    if isinstance(tags, str) and of_tags is None and all(map(TAG.fullmatch, tags.split())):
-        of_tags = tags.split()
-    # Spans are lists or records; a row without spans has an empty list.
-    if isinstance(words, str) and listed is None and isinstance(of_tags, list) and of_tags:
-        listed = words.split() if all(isinstance(tag, (str, int)) for tag in of_tags) else None
-    return listed if isinstance(listed, list) else None, of_tags
-
-
 def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Sentences:
     columns = file.columns[TOKENS], file.columns[TAGS]
     part, column = spans.annotated(file.part, columns[1], notes), columns[1]
@@ -213,10 +199,8 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
             cells = (batch[name].to_pylist() for name in columns)
             for row, (text, cell) in enumerate(zip(*cells, strict=True), start):
                 with problems.noted():
-                    words, tags = _lists(text, cell)
-                    if words is not None:
-                        tags = _tags(part, row, words, tags, columns)
-                    elif isinstance(text, str):
+                    words, tags = _tags(part, row, text, cell, columns)
+                    if words is None and isinstance(text, str):
                         words, tags, cut = spans.words_of(part, row, text, cell or [])
                         trimmed, within = trimmed + cut[0], within + cut[1]
                     if not words:
@@ -252,19 +236,28 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
 
 
 def _tags(
-    part: Part, row: int, words: Sequence[Any], cell: Any, columns: tuple[str, str]
-) -> list[str | None]:
-    """Return the names of a row's tags; None for a word without a tag (-100)."""
+    part: Part, row: int, text: Any, cell: Any, columns: tuple[str, str]
+) -> tuple[list[Any] | None, Any]:
+    """Return the words of a row and their tags, None for a word without a tag (-100); None for the
+    words of a text with spans. A text with a list of tags is split at spaces."""
+    words, tags = (values.container(v) if isinstance(v, str) else v for v in (text, cell))
+    if isinstance(cell, str) and tags is None and all(map(TAG.fullmatch, cell.split())):
+        tags = cell.split()
+    # Spans are lists or records; a row without spans has an empty list.
+    if isinstance(text, str) and words is None and isinstance(tags, list) and tags:
+        words = text.split() if all(isinstance(tag, (str, int)) for tag in tags) else None
+    if not isinstance(words, list):
+        return None, []
     names = part.class_names.get(columns[1])
-    if not isinstance(cell, list) or len(cell) != len(words):
-        count = len(cell) if isinstance(cell, list) else "no"
+    if not isinstance(tags, list) or len(tags) != len(words):
+        count = len(tags) if isinstance(tags, list) else "no"
         raise DataError(
             f"{part.where(row)} has {len(words)} words in column {columns[0]!r} and {count} tags "
             f"in column {columns[1]!r}.",
             "Give a tag for each word.",
         )
     tag_names: list[str | None] = []
-    for index, tag in enumerate(cell):
+    for index, tag in enumerate(tags):
         if tag == UNTAGGED:
             tag_names.append(None)
         elif names is not None and isinstance(tag, int):
@@ -283,4 +276,4 @@ def _tags(
                 f"{part.where(row)} has {tag!r} as the tag of word {index} ({words[index]!r}).",
                 "Give a name, a number, or -100 for a word without a tag.",
             )
-    return tag_names
+    return words, tag_names
