@@ -1,8 +1,8 @@
 """A tokenised data set, and which host has which of its rows.
 
-Tasks extend `Samples` by subclasses. Their arrays have a value for each token, indexed by `places`
-or `span` like `token_ids`, or a value for each row, indexed by the number of the row like `labels`.
-Code that indexes them so also works if the data is sharded over hosts.
+Tasks extend `Samples` by subclasses. Their arrays have a value for each token, indexed by
+`token_positions` or `span` like `token_ids`, or a value for each row, indexed by the number of the
+row like `labels`. Code that indexes them so also works if the data is sharded over hosts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Samples:
     token_ids: Rows
     starts: Rows
     """Where each sample starts in `token_ids`, then the end of the data; if sharded, of this host's
-    samples only, which `span` and `places` take into account."""
+    samples only, which `span` and `token_positions` take into account."""
     labels: Any
     """An array [samples] or [samples, labels]; of a sharded data set, of all hosts' samples."""
     types: Rows | None = field(default=None, kw_only=True)

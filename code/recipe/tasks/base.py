@@ -175,9 +175,9 @@ class Task(ABC):
     lengths_are_of_samples: ClassVar[bool] = False
     """Whether a row may become several samples, each of which has an entry in `lengths`."""
     takes_shards: ClassVar[bool] = False
-    """Whether channels may be sharded over hosts. Such a task decides columns and classes by the
-    data of all hosts (`recipe.data.layout.shards`), and indexes what its samples have besides
-    tokens and labels by `Samples.places` and `span`."""
+    """Whether channels may be sharded over hosts. Such a task chooses columns and classes by the
+    data of all hosts (`recipe.data.layout.shards`), and indexes arrays of tokens by
+    `Samples.token_positions` and `span`."""
     options: Any
     """The hyperparameters that only this task takes, of the type `options` of its spec."""
     objective: Objective

@@ -34,7 +34,7 @@ def tokenise(
     options: Options,
     truncates: bool,
 ) -> MaskedTexts:
-    """Return the samples of a split of `language_modeling.Texts`, cached; log how many they are.
+    """Return the samples of a split of `language_modeling.Texts`, cached; log their number.
 
     A text longer than `max_length` is split between words into pieces of nearly equal length, each
     with the tokenizer's special tokens.
@@ -65,7 +65,7 @@ def tokenise(
         written = [len(str(text).split()) for text in first_rows[TEXT]]
         if count < sum(written) / 2:
             raise HyperparameterError(
-                f"{reason} the model's tokenizer tells {count} words apart in "
+                f"{reason} the model's tokenizer separates {count} words in "
                 f"{len(first_rows)} texts of {sum(written)} words.",
                 "Leave it out: tokens are masked one by one.",
             )

@@ -104,8 +104,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
 
 
 def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str, tuple[int, int]]]:
-    """Return the rows that can be used, as texts or JSON of messages; whether they are messages;
-    and for each reason to leave out rows their number, and the first of them.
+    """Return the usable rows (texts, or messages as JSON), whether they are messages, and for each
+    reason to leave rows out their number and the first one.
 
     Raises:
         DataError: rows have different kinds of values, or too many have no prompt.
@@ -231,9 +231,8 @@ def conversation_triple(
 ) -> Triple | str:
     """Return a row of conversations with its prompt, or the reason why it cannot be used.
 
-    A prompt that is not a list of messages is the common beginning of both conversations, plus the
-    prompt as the user's turn if that has none. If no user's turn contains the prompt, the row
-    contradicts itself.
+    Unless the prompt is a list of messages, it is the common beginning of both conversations. A
+    text is added to it as the user's turn if it has none; else one of its turns must contain it.
     """
     if not chosen or not rejected:
         return EMPTY

@@ -127,8 +127,8 @@ def _questions(file: Read, notes: list[str]) -> pa.Table:
     problems.check()
     if mended:
         notes.append(
-            f"{mended} answers of {part.path} begin elsewhere than their start says: the only "
-            "offset where their text occurs is taken."
+            f"{mended} answers of {part.path} are not at their start: the only place where their "
+            "text occurs is used."
         )
     return table
 

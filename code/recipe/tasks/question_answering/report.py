@@ -69,8 +69,8 @@ def f1_of(true: str, predicted: str) -> float:
 
 
 def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
-    """Return percentages: exact_match and f1 of all questions; if some have no answer, also both
-    for those with one, and the share of the others that were recognised."""
+    """Return percentages: exact_match and f1 of all questions. If some have no answer, also both of
+    those that have one, and no_answer: the share of the others that got none."""
     metrics = {"exact_match": _mean([answer.exact for answer in answers]),
              "f1": _mean([answer.f1 for answer in answers])}  # fmt: skip
     without = [answer for answer in answers if not answer.true]

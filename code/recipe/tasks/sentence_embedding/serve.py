@@ -412,8 +412,8 @@ def _normalized(vector: torch.Tensor) -> torch.Tensor:
 
 
 def load_vectors(origin: Origin) -> Embedder:
-    """Load the encoder that `origin` names, for a vector of each text. What sentence-transformers
-    has saved is computed as by that library."""
+    """Load an encoder that returns a vector for each text. Models that sentence-transformers saved
+    are computed as that library does."""
     if origin.sentence_modules:
         return SentenceVectors.load(origin)
     return Embedder(loading.load(origin, AutoModel, reading=Reading.MEAN))
@@ -422,8 +422,7 @@ def load_vectors(origin: Origin) -> Embedder:
 def load_features(
     origin: Origin, environ: Mapping[str, str] = os.environ
 ) -> Embedder | TokenFeatures:
-    """Load the encoder that `origin` names, for vectors of texts or of tokens, as AMPHORA_ANSWERS
-    says.
+    """Load an encoder for vectors of texts or of tokens, by AMPHORA_ANSWERS.
 
     Raises:
         ValueError: AMPHORA_ANSWERS is neither TOKENS nor VECTORS.

@@ -178,10 +178,11 @@ class Classifier(ServedTask):
 
 
 def activation_of(config: Any, origin: Origin) -> str:
-    """Return the activation that converts logits to scores: the one that a cross-encoder's files
-    name, else the one that transformers' pipeline chooses by the problem and the number of labels.
-    Like pipelines and TEI, also choose it for a cross-encoder that names Identity, so that scores
-    are probabilities.
+    """Return the activation that converts logits to scores: that of a cross-encoder's files, else
+    the choice of transformers' pipeline by the problem and the number of labels.
+
+    The latter also replaces Identity in a cross-encoder's files, as in pipelines and TEI, so that
+    scores are probabilities.
 
     Raises:
         ModelError: The files name an unsupported activation.

@@ -100,7 +100,7 @@ def words_of(
             raise _wrong(part, row, f"has a span {span.start} to {span.end} of white space")
         if span.text is not None and inside.strip() != span.text.strip():
             what = f"has a span {span.start} to {span.end}, which holds"
-            raise _wrong(part, row, f"{what} {inside!r} and not {span.text!r}, as is said of it")
+            raise _wrong(part, row, f"{what} {inside!r} and not {span.text!r}, its text")
         trimmed += (start, stop) != (span.start, span.end)
         if start < end:
             what = f"{text[kept[-1].start : end]!r} and {text[start:stop]!r}"
