@@ -46,12 +46,8 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
         DataError: The value is not a conversation, a message has no text or an unknown role, or
             tools or their calls cannot be read.
     """
-    try:
-        messages = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        messages = None
-    is_one = isinstance(messages, list) and messages
-    if not is_one or not all(isinstance(message, dict) for message in messages):
+    messages = messages_in(value)
+    if messages is None:
         raise DataError(
             f"{part.where(row)} has no conversation in column {column!r}, but "
             f"{json.dumps(value, default=str)[:80]}.",
@@ -61,6 +57,16 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
     turns = [_turn(f"{where} {index}", message) for index, message in enumerate(messages)]
     tools = _objects(f"{part.where(row)}, tools", tools) if tools not in (None, "", []) else []
     return json.dumps({"messages": turns, "tools": tools} if tools else turns)
+
+
+def messages_in(value: Any) -> list[Message] | None:
+    """Return a list of messages, or the one of which a text is the JSON; None for other values."""
+    try:
+        messages = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    is_one = isinstance(messages, list) and messages
+    return messages if is_one and all(isinstance(item, dict) for item in messages) else None
 
 
 def _turn(where: str, message: Message) -> Message:

@@ -62,7 +62,7 @@ def patch_forward_for_documents(model: Any) -> None:
 
 
 def patch_forward_for_tokens(model: Any, read: ReadStates, smoothing: float = 0.0) -> None:
-    """Let `model` also take batches whose learned tokens are named by `document_batches`.
+    """Let `model` also take batches with the learned tokens of `document_batches`.
 
     For these it returns, instead of logits, [samples, 2] in float32: the sum of the losses of a
     sample's learned tokens, and how many of these the model predicts.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -118,6 +119,17 @@ def load(
         label2id=labels.ids,
         problem_type=labels.problem,
     )
+
+
+def known_labels(source: Source, settings: ModelSettings) -> tuple[str, ...]:
+    """Return the model's labels by their ids; none if its configuration cannot be read."""
+    try:
+        config: Any = AutoConfig.from_pretrained(
+            source.name, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError):
+        return ()  # loading the model gives a better error
+    return tuple(str(name) for _, name in sorted((config.id2label or {}).items()))
 
 
 def load_head(

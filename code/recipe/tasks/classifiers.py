@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 from torch import Tensor
-from transformers import AutoConfig, EvalPrediction, PreTrainedModel
+from transformers import EvalPrediction, PreTrainedModel
 
 from recipe.batching.batches import Samples
 from recipe.data.classification import Splits, rows_of_classes
@@ -18,7 +18,7 @@ from recipe.data.column_names import LABEL
 from recipe.data.labels import NUMBER, SINGLE, Labels, balanced_weights
 from recipe.errors import ModelError
 from recipe.models import losses
-from recipe.models.pretrained import Source
+from recipe.models.pretrained import Source, known_labels
 from recipe.reports.predictions import Predictions
 from recipe.settings import ModelSettings
 from recipe.tasks import evaluation
@@ -117,15 +117,8 @@ def with_labels_of(source: Source, splits: Splits, settings: ModelSettings) -> S
     Raises:
         ModelError: the model does not know the labels of the data.
     """
-    try:
-        config: Any = AutoConfig.from_pretrained(
-            source.name, trust_remote_code=settings.trust_remote_code
-        )
-    except (OSError, ValueError):
-        return splits  # loading the model gives a better error
-    known = splits.labels
-    names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
-    if names == known.names:
+    known, names = splits.labels, known_labels(source, settings)
+    if names in ((), known.names):
         return splits
     if known.problem != SINGLE or not set(known.names) <= set(names):
         raise ModelError(

@@ -86,7 +86,7 @@ def test_starts_that_are_off_are_corrected_if_the_answer_occurs_once(tmp_path: P
              "answer_start": [start]}} for text, start in texts]  # fmt: skip
     loaded = load(write(tmp_path, rows))
     assert loaded.train["starts"][:] == [[8], [8], [0]]
-    assert any(line.startswith("2 answers of") and "only offset" in line for line in loaded.notes)
+    assert any(line.startswith("2 answers of") and "only place" in line for line in loaded.notes)
 
 
 def test_flat_rows_have_starts_as_a_data_frame_writes_them(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import held_out
 from recipe.data.column_names import PROMPT
 from recipe.data.columns import Selection
-from recipe.data.conversations import common_prefix, conversation
+from recipe.data.conversations import common_prefix, conversation, messages_in
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
@@ -115,7 +115,7 @@ def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str
         role
         for role in roles
         if any(
-            _is_talk(value)
+            messages_in(value) is not None
             for _, batch in part.batches([columns[role]])
             for value in batch[columns[role]].to_pylist()
         )
@@ -173,16 +173,6 @@ def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str
             "Name the column of prompts in the hyperparameter prompt_column.",
         )
     return table, bool(talks), left_out
-
-
-def _is_talk(value: Any) -> bool:
-    """Return whether a value is a list of messages, or its JSON."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return False
-    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
 
 
 def _value(part: Part, row: int, value: Any, column: str, is_talk: bool) -> Any:

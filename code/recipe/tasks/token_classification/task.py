@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +9,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import (
-    AutoConfig,
-    AutoModelForTokenClassification,
-    EvalPrediction,
-    PreTrainedModel,
-)
+from transformers import AutoModelForTokenClassification, EvalPrediction, PreTrainedModel
 
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
@@ -99,11 +93,7 @@ class TokenClassification(Task):
     def load(self, source: Source) -> Model:
         """Return the model with a head for the tags, in the order of the model's own if it has the
         same."""
-        trusted = {"trust_remote_code": self.hyperparameters.trust_remote_code}
-        known: tuple[str, ...] = ()
-        with contextlib.suppress(OSError, ValueError):  # loading the model gives a better error
-            config: Any = AutoConfig.from_pretrained(source.name, **trusted)
-            known = tuple(str(name) for _, name in sorted((config.id2label or {}).items()))
+        known = pretrained.known_labels(source, self.hyperparameters)
         if set(known) == set(self._names) or not self.hyperparameters.trains:
             if not set(self._names) <= set(known):
                 raise ModelError(
@@ -122,6 +112,7 @@ class TokenClassification(Task):
             id2label=dict(enumerate(self._names)),
             label2id={name: number for number, name in enumerate(self._names)},
         )
+        trusted = {"trust_remote_code": self.hyperparameters.trust_remote_code}
         return model, words.reading_words(tokenizer, source.name, trusted)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
