@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.samples import Samples
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
+from recipe.data.files.spool import spooled
+from recipe.data.held_out import data_set
 from recipe.data.values import column
 from recipe.errors import DataError
 from recipe.tokenization import store
 from recipe.tokenization.encoding import UNCUT, Encoder
 
 _WORTH_PROCESSES = 10_000
+
+
+def labelled_pairs(columns: Iterable[tuple[Any, Any, Any]], kind: pa.DataType) -> datasets.Dataset:
+    """Return a data set of pairs, for `samples`, from columns of some rows at a time.
+
+    Args:
+        columns: First texts, second texts and labels.
+        kind: The type of labels.
+    """
+    schema = pa.schema([(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, kind)])
+    tables = (pa.table(list(some), schema=schema) for some in columns)
+    return data_set([spooled(schema, tables)])
 
 
 def samples(

@@ -20,9 +20,7 @@ from recipe.batching import groups
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import values
-from recipe.data.column_names import LABEL, PAIR, TEXT
-from recipe.data.files.spool import spooled
-from recipe.data.held_out import DataSets, data_set
+from recipe.data.held_out import DataSets
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
 from recipe.reports import section
@@ -146,11 +144,8 @@ class MultipleChoice(Task):
 
 def _pairs(split: Dataset) -> Dataset:
     """Return a row for each choice: the two texts that the model reads."""
-    schema = pa.schema([
-        (TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.int64())
-    ])  # fmt: skip
 
-    def tables() -> Iterator[pa.Table]:
+    def columns() -> Iterator[tuple[list[str], list[str], list[int]]]:
         for some in values.tables(split, _AT_ONCE):
             pairs = [
                 pair
@@ -158,9 +153,9 @@ def _pairs(split: Dataset) -> Dataset:
                 for pair in pairs_of(row[CONTEXT], row[QUESTION], row[CHOICES])
             ]
             texts, others = zip(*pairs, strict=True)
-            yield pa.table([list(texts), list(others), [0] * len(pairs)], schema=schema)
+            yield list(texts), list(others), [0] * len(pairs)
 
-    return data_set([spooled(schema, tables())])
+    return text_tokens.labelled_pairs(columns(), pa.int64())
 
 
 @dataclass(frozen=True, kw_only=True)

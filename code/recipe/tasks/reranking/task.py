@@ -25,9 +25,7 @@ from recipe.batching import groups
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance, values
-from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.files.spool import spooled
-from recipe.data.held_out import data_set
 from recipe.data.relevance import LISTS, PAIRS, QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
 from recipe.models import pretrained, ranking_losses
@@ -259,18 +257,15 @@ class Reranking(Task):
 
 def _pairs(split: Dataset) -> Dataset:
     """Return a row for each query and text; its label is how relevant the text is."""
-    schema = pa.schema(
-        [(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.float32())]
-    )
 
-    def pairs() -> Iterator[pa.Table]:
+    def columns() -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
         for some in values.tables(split, _AT_ONCE):
             texts = some[TEXTS].combine_chunks()
             queries = some[QUERY].combine_chunks().take(pc.list_parent_indices(texts))
             labels = pc.list_flatten(some[SCORES]).cast(pa.float32())
-            yield pa.table([queries, pc.list_flatten(texts), labels], schema=schema)
+            yield queries, pc.list_flatten(texts), labels
 
-    return data_set([spooled(schema, pairs())])
+    return text_tokens.labelled_pairs(columns(), pa.float32())
 
 
 def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
