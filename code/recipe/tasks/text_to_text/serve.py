@@ -111,7 +111,6 @@ class TextGenerator(ServedTask):
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
         inputs = request.read(a_text, self.loaded.columns)
-        options = self._options(request.parameters)
         for name in _LANGUAGES if self.languages else ():
             language = request.parameters.get(name)
             if language is not None and language not in self.languages:
@@ -120,13 +119,15 @@ class TextGenerator(ServedTask):
                     f"{name} is {language!r}. Give one of the model's: {first_languages}."
                 )
         target = request.parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
-        if self.languages and target is not None:
-            options["forced_bos_token_id"] = token_of(self.loaded.tokenizer, target)
-        elif self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
+        config: Any = self.loaded.model.generation_config
+        if self.languages and target is None and config.forced_bos_token_id is None:
             raise BadRequest(
                 "The model generates several languages: name one in tgt_lang, as in "
                 f'{{"inputs": "a text", "parameters": {{"tgt_lang": "{self.languages[0]}"}}}}.'
             )
+        options = self._options(request.parameters)
+        if self.languages and target is not None:
+            options["forced_bos_token_id"] = token_of(self.loaded.tokenizer, target)
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
         language = request.parameters.get("src_lang") or self.defaults["src_lang"]
         new = options.get("max_new_tokens") or options["max_length"]
