@@ -1,18 +1,16 @@
 """A job's tree in a temporary folder, and real `amphora train` processes on it."""
 
-import contextlib
 import os
-import subprocess
-import sys
-import urllib.request
+import shutil
 from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support import http_server
 from tests.support.job_tree import Tree
-from tests.support.ports import free_port
-from tests.support.until import until
 
 
 @pytest.fixture
@@ -38,36 +36,27 @@ def target(tmp_path: Path) -> dict[str, str]:
     return {"PIP_TARGET": str(folder), "PYTHONPATH": path, **quick}
 
 
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
-    """Puts a file into the bucket `code`; returns the server's address."""
-    program = Path(sys.executable).with_name("moto_server")
-    port = free_port()
-    server = subprocess.Popen(
-        [str(program), "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+    """Puts a file into the folder `job` of the bucket `code`; returns the address of a stand-in of S3."""
+    folder = tmp_path / "s3" / "code" / "job"
+    folder.mkdir(parents=True)
 
-    def put(path: str, data: bytes = b"") -> None:
-        request = urllib.request.Request(
-            f"{url}/{path}", data=data, headers={"Content-Type": "application/gzip"}, method="PUT"
-        )
-        urllib.request.urlopen(request, timeout=240).close()
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(tmp_path / "s3"))
 
-    def has_started() -> bool:
-        with contextlib.suppress(OSError):
-            put("code")
-            return True
-        return False
+        def end_headers(self) -> None:
+            self.send_header("ETag", '"1"')
+            super().end_headers()
 
-    until(has_started)
+        def log_message(self, format: str, *args: object) -> None:
+            pass
 
-    def upload(path: Path) -> str:
-        put(f"code/job/{path.name}", path.read_bytes())
-        return url
+    with http_server.running(Handler) as port:
 
-    yield upload
-    server.terminate()
-    server.wait(240)
+        def upload(path: Path) -> str:
+            shutil.copy(path, folder)
+            return f"http://127.0.0.1:{port}"
+
+        yield upload

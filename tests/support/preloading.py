@@ -217,14 +217,15 @@ def _warm_up(folder: Path) -> None:
     First what serving imports: the names of those modules go into a file.
     """
     sys.path.insert(0, str(CODE))
-    importlib.import_module("inference")
-    from recipe.task_table import SERVED, resolve
+    with contextlib.suppress(ImportError):
+        importlib.import_module("inference")
+        from recipe.task_table import SERVED, resolve
 
-    for served in SERVED.values():
-        resolve(served.load)
-    (folder / LOADED_TO_SERVE).write_text("\n".join(sys.modules))
-    # A worker loads its model's file by this name.
-    del sys.modules["inference"]
+        for served in SERVED.values():
+            resolve(served.load)
+        (folder / LOADED_TO_SERVE).write_text("\n".join(sys.modules))
+        # A worker loads its model's file by this name.
+        del sys.modules["inference"]
     names = [module.name for module in pkgutil.walk_packages([str(CODE / "recipe")], "recipe.")]
     for name in (*_LIBRARIES, *names):
         with contextlib.suppress(ImportError):

@@ -29,7 +29,7 @@ def job_from(tree: Tree, source: Path | str) -> Tree:
 def test_code_from_everywhere(
     tree: Tree, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """Against moto's server for S3, since AWS cannot be reached here."""
+    """S3 by a stand-in, since AWS cannot be reached here."""
     packed = archive(tmp_path / "s.tar.gz", ("./script.py", HELLO), ("./lib/a.py", ""))
     (tmp_path / "checkout").mkdir()
     (tmp_path / "checkout" / "script.py").write_text(HELLO)

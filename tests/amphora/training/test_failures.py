@@ -24,17 +24,22 @@ GLOO = (
     "dist.init_process_group('gloo', timeout=seconds, rank=rank, world_size=2, store=store)\n"
     "dist.barrier()\n"
 )
-# Two ranks of which one notices, as by gloo, that the other has gone. They print exceptions and end as
-# with torch, whose import takes seconds.
-MOCK_PEERS = (
-    "import atexit, contextlib, io, os, socket, sys, time\n"
-    "rank, wire = os.environ['RANK'], socket.socket(socket.AF_UNIX)\n"
-    "def lose_peer():\n    wire.recv(1); atexit.register(time.sleep, 1)\n"
-    "    raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242')\n"
+LOST_PEER = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
+# A rank prints exceptions as with torch.
+SHOW_RANK = (
+    "import contextlib, io, os, sys\n"
     "def show(*error):\n"
     "    with contextlib.redirect_stderr(io.StringIO()) as text: hook(*error)\n"
     "    for line in text.getvalue().splitlines(): print(f'[rank{rank}]: {line}', file=sys.stderr)\n"
     "hook, sys.excepthook = sys.excepthook, show\n"
+)
+# Two ranks of which one notices, as by gloo, that the other has gone. They print exceptions and end as
+# with torch, whose import takes seconds.
+MOCK_PEERS = SHOW_RANK + (
+    "import atexit, socket, time\n"
+    "rank, wire = os.environ['RANK'], socket.socket(socket.AF_UNIX)\n"
+    "def lose_peer():\n    wire.recv(1); atexit.register(time.sleep, 1)\n"
+    f"    raise RuntimeError({LOST_PEER!r})\n"
     "if rank == '0': wire.bind('wire'); wire.listen(); wire = wire.accept()[0]\n"
     "while rank == '1':\n    try: wire.connect('wire'); break\n    except OSError: time.sleep(0.01)\n"
 )
@@ -51,10 +56,10 @@ class Case:
     says: tuple[str, ...]
     first: str = ""
     """What the text starts with."""
-    processes: str = ""
     files: tuple[tuple[str, str], ...] = ()
     hyperparameters: tuple[tuple[str, str], ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
+    is_launcher: bool = False
 
 
 CASES = {
@@ -81,7 +86,7 @@ CASES = {
     ),
     "torchrun below a shell, and a rank that loses the other": Case(
         MOCK_PEERS + "if rank == '1': raise LookupError('deep')\nlose_peer()",
-        1, ("script.py:14", "rank 1"), "LookupError: deep\n",
+        1, ("script.py:15", "rank 1"), "LookupError: deep\n",
         files=(("run.sh", f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 script.py"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
@@ -163,10 +168,6 @@ CASES = {
         "", 2, ("100,089 characters, is that of --hp89.",), "CodeError:",
         hyperparameters=tuple((f"hp{n:02}", "x" * (100_000 + n)) for n in range(90)),
     ),
-    "one rank is killed": Case(
-        MOCK_PEERS + "if rank == '0': os.kill(os.getpid(), 9)\nlose_peer()",
-        137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", processes="2",
-    ),
 }  # fmt: skip
 
 RAISED = {
@@ -229,6 +230,14 @@ RAISED = {
         "dist.all_reduce(torch.ones(1))",
         1, ("ddp_timeout",), "RuntimeError: ",
     ),
+    "torchrun of a rank that is killed and one that loses it": Case(
+        SHOW_RANK + "rank = '1'\nfrom torch.distributed.elastic.multiprocessing import errors\n"
+        f"if os.fork() == 0:\n    os.environ['RANK'] = '1'; raise RuntimeError({LOST_PEER!r})\n"
+        "os.wait()\nprint('E1126 18:00:00.000 1 torch/distributed/elastic/api.py', file=sys.stderr)\n"
+        "killed = errors.ProcessFailure(local_rank=0, pid=1, exitcode=-9, error_file='')\n"
+        "raise errors.ChildFailedError('script.py', {0: killed})",
+        137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", is_launcher=True,
+    ),
     "communication lost to a process that left": Case(
         GLOO + "if rank == 1: os._exit(0)\ndist.all_reduce(torch.ones(1))", 1, ("communication error",),
     ),
@@ -283,9 +292,13 @@ def test_exception(name: str, tmp_path: Path, preloaded: Mapping[str, str]) -> N
         "PATH": os.environ["PATH"],
     }
     done = run_script(preloaded, [str(script)], environ, tmp_path)
-    (record,) = map(Record.read, records.glob("*.json"))
+    # The last one, since processes below the script end before it.
+    record = max(map(Record.read, records.glob("*.json")), key=lambda record: record.time)
     ended = failure.Ended(
-        pid=record.pid, is_script=True, exit_code=done.returncode, tail=done.stderr.splitlines()
+        pid=record.pid,
+        is_script=not case.is_launcher,
+        exit_code=done.returncode,
+        tail=done.stderr.splitlines(),
     )
     diagnosis = failure.diagnose(ended, records)
     check(case, diagnosis.text, diagnosis.exit_code, done.stderr)
@@ -301,7 +314,7 @@ def test_failure(name: str, scripted: Tree) -> None:
     scripted.script(case.script)
     for file, text in case.files:
         scripted.script(text, file)
-    result = scripted.train(**{"AMPHORA_NPROC_PER_NODE": case.processes} | dict(case.environ))
+    result = scripted.train(**dict(case.environ))
     assert scripted.failure is not None, result.stderr
     check(case, scripted.failure, result.returncode, result.stderr)
 

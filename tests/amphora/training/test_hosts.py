@@ -346,7 +346,9 @@ def test_hosts_that_are_stopped_each_have_their_budget(cluster: Cluster) -> None
 
 def test_a_host_that_is_done_can_be_stopped(cluster: Cluster) -> None:
     cluster.configure(
-        "import os, time\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': time.sleep(600)"
+        "import os, time\nparent = os.getppid()\n"
+        # A host that is killed cannot end its script.
+        "while os.environ['SM_CURRENT_HOST'] == 'algo-2' and os.getppid() == parent: time.sleep(0.1)"
     )
     first, second = (cluster.start(host) for host in HOSTS)
     assert first.stdout is not None

@@ -1,16 +1,21 @@
 """Sessions, attributes, metrics, the access log, batch transform, the multi-model API, WebSockets."""
 
+import asyncio
 import json
 import os
 import re
 import signal
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from amphora.common import devices
+from amphora.serving import settings
+from amphora.serving.http.server import Front
 from tests.support.servers import (
     COUNTING,
     ECHO,
@@ -137,10 +142,22 @@ def test_metrics_are_prometheus_text(start: Start) -> None:
     )
 
 
-def test_batch_transform_is_told_its_parameters(start: Start) -> None:
+def front_answer(base: Path, path: str, **environ: str) -> httpx.Response:
+    """GET a path of a front without its workers, in this process."""
+    read = settings.read(base, environ, devices.detect({}))
+
+    async def get() -> httpx.Response:
+        transport = httpx.ASGITransport(Front(read, environ).application())
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+            return await client.get(path)
+
+    return asyncio.run(get())
+
+
+def test_batch_transform_is_told_its_parameters(tmp_path: Path) -> None:
     environ = {"SAGEMAKER_MODEL_SERVER_WORKERS": "2", "SAGEMAKER_MAX_PAYLOAD_IN_MB": "25"}
-    server = start(SAGEMAKER_BATCH="true", **environ).ready()
-    assert server.http.get("/execution-parameters").json() == {
+    answer = front_answer(tmp_path, "/execution-parameters", SAGEMAKER_BATCH="true", **environ)
+    assert answer.json() == {
         "MaxConcurrentTransforms": 4, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 25,
     }  # fmt: skip
 
@@ -230,9 +247,9 @@ def test_the_log_says_what_is_served_and_where_in_lines_of_one_form(start: Start
     assert not [line for line in lines if not form.match(line)]
 
 
-def test_the_page_that_is_off_says_how_to_show_it(start: Start) -> None:
+def test_the_page_that_is_off_says_how_to_show_it(tmp_path: Path) -> None:
     """test_hosting.py has the variables that decide."""
-    refused = start(SAGEMAKER_REGION="eu-west-1").ready().http.get("/")
+    refused = front_answer(tmp_path, "/", SAGEMAKER_REGION="eu-west-1")
     assert refused.status_code == 405, "it is there for POST alone"
     message = refused.json()["error"]["message"]
     assert message == "The page is off here. Set AMPHORA_UI=1 to show it."

@@ -49,9 +49,6 @@ def test_requirements_that_cannot_be_end_the_server_with_the_reason(
         assert word in last
 
 
-# moto's server, which takes seconds to start.
-
-
 @pytest.mark.heavy
 def test_code_is_fetched_from_s3(
     start: Start, tmp_path: Path, bucket: Callable[[Path], str]
