@@ -26,7 +26,7 @@ def test_usual_buckets_reach_what_the_model_reads() -> None:
     assert max(shape.rows * shape.length for shape in long.shapes) <= 16384
 
 
-@pytest.mark.parametrize("text", ["32", "0x32", "4x", "4x32;8x32", "-1x8"])
+@pytest.mark.parametrize("text", ["0x32", "4x32;8x32", "-1x8"])
 def test_what_is_no_bucket_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"AMPHORA_BUCKETS is '{text}'. Give pairs"):
         Buckets.read({"AMPHORA_BUCKETS": text}, 48)
@@ -73,17 +73,17 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
     for module in (programs, loading):
         monkeypatch.setattr(module, "DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(device.KINDS["cpu"], "compiler", staticmethod(backend))
-    # torch.compile gives up after two, unless the server says how many shapes there are.
+    # torch.compile gives up after one, unless the server says how many shapes there are.
     config: Any = torch._dynamo.config
-    with config.patch(recompile_limit=2):
+    with config.patch(recompile_limit=1):
         yield seen
     torch._dynamo.reset()
 
 
-BODIES: dict[str, list[Any]] = {
-    "BertForSequenceClassification": [{"inputs": MANY, "parameters": {"top_k": None}}],
-    "BertForQuestionAnswering": [{"inputs": {"question": "who", "context": "anna said " * 30}}],
-    "BertModel": [{"inputs": MANY}],
+BODIES: dict[str, Any] = {
+    "BertForSequenceClassification": {"inputs": MANY, "parameters": {"top_k": None}},
+    "BertForQuestionAnswering": {"inputs": {"question": "who", "context": "anna said " * 30}},
+    "BertModel": {"inputs": MANY},
 }
 
 
@@ -92,17 +92,15 @@ def test_each_head_is_one_graph_for_each_bucket_without_breaks(
     kind: str, tmp_path: Path, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(kind, tmp_path / "model", num_hidden_layers=1)
-    shapes = ["1x16", "4x16", "4x48"]
+    shapes = ["1x16", "4x48"] if kind == "BertForSequenceClassification" else ["4x48"]
     served = Handlers(folder, AMPHORA_BUCKETS=",".join(shapes))
     assert len(graphs) == len(shapes)
-    answers = [served.ask(body) for body in BODIES[kind]]
+    answer = served.ask(BODIES[kind])
     assert len(graphs) == len(shapes)
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
     for module in (programs, loading):
         monkeypatch.setattr(module, "DEVICES", frozenset())
-    plain = Handlers(folder)
-    for answer, body in zip(answers, BODIES[kind], strict=True):
-        assert_close(answer, plain.ask(body))
+    assert_close(answer, Handlers(folder).ask(BODIES[kind]))
 
 
 def test_a_model_with_a_break_in_its_graph_is_not_served(
@@ -112,7 +110,7 @@ def test_a_model_with_a_break_in_its_graph_is_not_served(
         model.register_forward_hook(lambda *_: torch._dynamo.graph_break())
 
     monkeypatch.setattr(programs, "move", breaks)
-    folder = save("BertForSequenceClassification", tmp_path / "model")
+    folder = save("BertForSequenceClassification", tmp_path / "model", num_hidden_layers=1)
     with pytest.raises(Exception, match="graph_break"):
         Handlers(folder, AMPHORA_BUCKETS="1x16")
 

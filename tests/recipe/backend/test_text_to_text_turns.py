@@ -17,18 +17,12 @@ from recipe.tasks.causal_lm.serve import Generator
 from recipe.tasks.text_to_text.serve import GENERAL, TextGenerator
 from tests.support.serving_kit import Handlers, predict, request, save
 
-FAMILIES = [
-    "T5ForConditionalGeneration",
-    pytest.param("M2M100ForConditionalGeneration", marks=pytest.mark.heavy),
-]
 TEXTS = ["the film was good", "anna said again", "in paris who was bad in the film", "who", "good"]
 SETTINGS: list[dict[str, Any]] = [
-    {"num_beams": 1, "max_new_tokens": 14},
-    {"max_new_tokens": 9},
-    {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 7, "length_penalty": 0.5},
-    {"num_beams": 1, "do_sample": True, "seed": 5, "max_new_tokens": 12, "temperature": 1.5},
-    {"num_beams": 1, "do_sample": True, "seed": 6, "max_new_tokens": 12, "top_p": 0.9},
-    {"num_beams": 2, "do_sample": True, "seed": 7, "max_new_tokens": 8},
+    {"num_beams": 1, "max_new_tokens": 10},
+    {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "length_penalty": 0.5},
+    {"num_beams": 1, "do_sample": True, "seed": 5, "max_new_tokens": 8, "temperature": 1.5},
+    {"num_beams": 2, "do_sample": True, "seed": 7, "max_new_tokens": 6},
     {"num_beams": 1, "do_sample": True, "seed": 8, "num_return_sequences": 3, "max_new_tokens": 6},
     {"num_beams": 1, "min_length": 5, "max_length": 9, "repetition_penalty": 1.3},
 ]
@@ -36,11 +30,6 @@ SETTINGS: list[dict[str, Any]] = [
 
 def made(kind: str, folder: Path) -> TextGenerator:
     return Handlers(save(kind, folder, 13), HF_TASK=GENERAL).model  # type: ignore[return-value]
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return made(request.param, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +90,18 @@ def together(jobs: Turns, model: Any, batches: Sequence[Sequence[Request]]) -> l
 
 
 def test_requests_that_are_written_in_turns_are_answered_as_generate_does(
-    model: TextGenerator, jobs: Turns
+    t5: TextGenerator, jobs: Turns
 ) -> None:
     requested = [(TEXTS[:1], setting) for setting in SETTINGS] + [
-        (TEXTS, setting) for setting in SETTINGS[:4]
+        (TEXTS, setting) for setting in SETTINGS[:3]
     ]
-    expected = [oracle(model, texts, settings) for texts, settings in requested]
+    expected = [oracle(t5, texts, settings) for texts, settings in requested]
     requests = [request(texts, **settings) for texts, settings in requested]
     # In one batch, in which some are written with others, and each in a batch of its own.
     for size in (len(requests), 1):
         batches = [requests[start : start + size] for start in range(0, len(requests), size)]
         slices = jobs.slices
-        answers = together(jobs, model, batches)
+        answers = together(jobs, t5, batches)
         for (texts, settings), answer, wanted in zip(requested, answers, expected, strict=True):
             assert list(answer) == wanted, f"{size}, {texts}: {settings}"
         assert jobs.slices - slices > 3 * len(requests)
@@ -129,7 +118,7 @@ def test_padding_weighs_nothing_where_the_models_settings_weigh_the_source(
 ) -> None:
     """A padding token that the model also writes was forbidden, or called for, beside others."""
     bart = made("BartForConditionalGeneration", tmp_path)
-    settings = {"num_beams": 1, "max_new_tokens": 12}
+    settings = {"num_beams": 1, "max_new_tokens": 5}
     for name, value in penalties.items():
         monkeypatch.setattr(bart.loaded.model.generation_config, name, value)
     plain = oracle(bart, ["who"], settings)[0]["generated_text"]
@@ -149,7 +138,7 @@ def test_a_text_that_ends_early_does_not_wait_for_the_whole_of_one_like_it(
     bart = made("BartForConditionalGeneration", tmp_path)
     reader: Any = bart.loaded.tokenizer
     generating: Any = bart.loaded.model
-    settings = {"num_beams": 1, "max_new_tokens": 40}
+    settings = {"num_beams": 1, "max_new_tokens": 24}
     written = {}
     for text in TEXTS:
         encoded = reader([text], return_tensors="pt")
@@ -161,7 +150,7 @@ def test_a_text_that_ends_early_does_not_wait_for_the_whole_of_one_like_it(
         for index in range(1, 5)
         for one in TEXTS
         for other in TEXTS
-        if len(written[one]) == 40 and written[other][index] not in written[one]
+        if len(written[one]) == 24 and written[other][index] not in written[one]
     )
     generating.generation_config.eos_token_id = end
     generating.generation_config.forced_eos_token_id = None
