@@ -32,14 +32,6 @@ def save_segmenter(folder: Path) -> None:
     made.SegformerImageProcessorPil(size=SQUARE).save_pretrained(folder)
 
 
-def save_depths(folder: Path) -> None:
-    config = made.GLPNConfig(
-        hidden_sizes=[8] * 4, depths=[1] * 4, decoder_hidden_size=8, num_attention_heads=[1] * 4
-    )
-    made.GLPNForDepthEstimation(config).save_pretrained(folder)
-    made.GLPNImageProcessorPil().save_pretrained(folder)
-
-
 def save_features(folder: Path) -> None:
     config = made.ViTConfig(image_size=32, patch_size=8, initializer_range=0.3, **SIZES)
     made.ViTModel(config).save_pretrained(folder)
@@ -66,9 +58,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str, list[tuple[Any, Call]]]] = {
         ({"image": TEXT}, lambda pipeline: pipeline(PICTURE)),
     ]),
     "segmenter": (save_segmenter, "image-segmentation", [
-        ({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE)),
-    ]),
-    "depths": (save_depths, "depth-estimation", [
         ({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE)),
     ]),
     "features": (save_features, "image-feature-extraction", [

@@ -17,13 +17,7 @@ SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attenti
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
-    "llama": GROUPED,
-    "mistral": {**GROUPED, "sliding_window": 8},
-    "qwen2": GROUPED,
-    "qwen3": {**GROUPED, "head_dim": 8},
     "gemma3_text": {**GROUPED, "head_dim": 8, "sliding_window": 8},
-    "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64,
-            "max_position_embeddings": 128, "word_embed_proj_dim": 32},
     "mixtral": {**GROUPED, "num_local_experts": 4, "sliding_window": 8},
     "deepseek_v3": {**SIZES, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
                     "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1,
@@ -76,9 +70,9 @@ def test_texts_of_a_group_are_those_of_generate_for_each_alone(kind: str, tmp_pa
     # Mamba's layers are of no kind whose positions are known to be fixed.
     assert model.merges == (kind not in ("bart", "rwkv", "mamba"))
     drawn = random.Random(kind)
-    prompts = [" ".join(drawn.choices(WORDS, k=count)) for count in (1, 5, 2, 5, 30, 60, 1)]
-    parameters = {"max_new_tokens": 9, "return_full_text": False}
-    expected = [alone(model, request(text, **parameters), 9) for text in prompts]
+    prompts = [" ".join(drawn.choices(WORDS, k=count)) for count in (1, 5, 30, 5)]
+    parameters = {"max_new_tokens": 6, "return_full_text": False}
+    expected = [alone(model, request(text, **parameters), 6) for text in prompts]
     answers = predict(model, [request(text, **parameters) for text in prompts])
     assert [answer[0][0]["generated_text"] for answer in answers] == expected
     # One request's texts keep its order, whichever share a batch.
@@ -136,8 +130,10 @@ def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
     assert written[:8] != written[32:]
 
 
-@pytest.mark.parametrize("parameters", [{}, {"seed": 3, "do_sample": True}])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("value", "parameters"),
+    [(float("nan"), {}), (float("inf"), {"seed": 3, "do_sample": True})],
+)
 def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
     gpt2: Generator, value: float, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

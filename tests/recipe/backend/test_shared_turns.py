@@ -26,16 +26,15 @@ def finish(jobs: Turns) -> None:
 
 
 class Counting:
-    """Work of some slices, which notes each of them."""
+    """Work of four slices, which notes each of them."""
 
-    def __init__(self, seen: list[str], slices: int = 4) -> None:
+    def __init__(self, seen: list[str]) -> None:
         self.seen = seen
         self.begun = 0
-        self.slices = slices
 
     def __call__(self, pause: Callable[[], None]) -> str:
         self.begun += 1
-        for number in range(self.slices):
+        for number in range(4):
             self.seen.append(f"s{number}")
             pause()
         return "whole"
@@ -43,23 +42,9 @@ class Counting:
 
 def asking(shared: turns.Shared[str], name: str, seen: list[str]) -> Callable[[], None]:
     def ask() -> None:
-        try:
-            seen.append(f"{name}: {shared.result()}")
-        except ValueError as error:
-            seen.append(f"{name}: {error}")
+        seen.append(f"{name}: {shared.result()}")
 
     return ask
-
-
-def test_it_is_done_once_and_whoever_waits_has_it(jobs: Turns) -> None:
-    seen: list[str] = []
-    work = Counting(seen)
-    shared = turns.Shared(work)
-    jobs.add([asking(shared, name, seen) for name in "abc"])
-    finish(jobs)
-    assert work.begun == 1
-    assert seen == ["s0", "s1", "s2", "s3", "a: whole", "b: whole", "c: whole"]
-    assert shared.result() == "whole"
 
 
 def test_an_error_in_a_slice_is_everybodys_and_holds_no_memory(jobs: Turns) -> None:
@@ -128,19 +113,3 @@ def test_who_comes_after_it_was_left_begins_again(jobs: Turns) -> None:
     finish(jobs)
     assert work.begun == 2
     assert seen[1:] == ["s0", "s1", "s2", "s3", "b: whole"]
-
-
-def test_without_turns_it_is_done_in_one_piece(jobs: Turns) -> None:
-    seen: list[str] = []
-    work = Counting(seen)
-    shared = turns.Shared(work)
-    started(jobs, [asking(shared, "a", seen)])
-    # Outside of a job nobody can wait for one's end.
-    assert shared.result() == "whole"
-    assert work.begun == 2
-    finish(jobs)
-    assert seen[-1] == "a: whole"
-    turns._pause = None
-    again = Counting(seen)
-    assert turns.Shared(again).result() == "whole"
-    assert again.begun == 1

