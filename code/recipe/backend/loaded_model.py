@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -99,8 +99,8 @@ class LoadedModel:
             language: The `src_lang` with which a multilingual tokenizer marks the texts.
         """
         texts: Sequence[Text] = inputs.values
-        read = 0
-        limit, side = self.limit(request.parameters), side_of(request.parameters, self.tokenizer)
+        read, tokenizer = 0, self.tokenizer
+        limit, side = self.limit(request.parameters), side_of(request.parameters, tokenizer)
         bounds.hold(Bound.ROWS, len(texts))
         rows: list[TokenRow] = []
         is_paired = not all(isinstance(text, str) for text in texts)
@@ -110,16 +110,24 @@ class LoadedModel:
             )
         for piece in bounds.pieces(texts, len(prefix)):
             if language is not None:  # other requests may have set theirs in the meantime
-                self.tokenizer.src_lang = language
+                tokenizer.src_lang = language
             some = texts[piece.start : piece.stop]
             some = [prefix + text if isinstance(text, str) else text for text in some]
-            with cutting(self.tokenizer, side):
-                if self.typed or is_paired:
-                    rows += [self._encode_one(text, limit) for text in some]
-                else:
-                    whole = cast("Sequence[str]", some)
-                    heads = [bounds.beginning(self.tokenizer, text, limit) for text in whole]
-                    rows += map(TokenRow, encode(self.tokenizer, heads, limit))
+            with cutting(tokenizer, side):
+                if not (self.typed or is_paired):
+                    heads = [bounds.beginning(tokenizer, str(text), limit) for text in some]
+                    rows += map(TokenRow, encode(tokenizer, heads, limit))
+                    some = []
+                for text in some:
+                    if isinstance(text, str):
+                        head = bounds.beginning(tokenizer, text, limit)
+                        encoded = tokenizer(head, truncation=True, max_length=limit)
+                        rows.append(TokenRow(encoded["input_ids"], encoded.get("token_type_ids")))
+                        continue
+                    # Which of two long texts keeps one more token depends on all of both.
+                    bounds.hold_text(*text)
+                    (ids,), types = encode_pairs(tokenizer, [text[0]], [text[1]], limit)
+                    rows.append(TokenRow(ids, types[0] if types else None))
             read += sum(len(row.ids) for row in rows[piece.start :])
             bounds.hold(Bound.READ, read)
         inputs = inputs.with_tokens(request, [row.ids for row in rows])
@@ -135,17 +143,6 @@ class LoadedModel:
             request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,
             work=rows,
         )  # fmt: skip
-
-    def _encode_one(self, text: Text, limit: int) -> TokenRow:
-        """Return the tokens of a text or a pair, with their types."""
-        if isinstance(text, str):
-            head = bounds.beginning(self.tokenizer, text, limit)
-            encoded = self.tokenizer(head, truncation=True, max_length=limit)
-            return TokenRow(encoded["input_ids"], encoded.get("token_type_ids"))
-        # Which of two long texts keeps one more token depends on all of both.
-        bounds.hold_text(*text)
-        (row,), types = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
-        return TokenRow(row, types[0] if types is not None else None)
 
     def limit(self, parameters: Mapping[str, Any]) -> int:
         """Return the longest input in tokens for a request. It may exceed the tokenizer's limit if

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from recipe.backend import packed_rows, precision, programs
-from recipe.backend.engines.ctranslate import CALL_TOKENS
+from recipe.backend.engines.ctranslate import CALL_TOKENS, Forward
 from recipe.backend.engines.int8 import Artefact, Compute, Trial, weights_of, why_unavailable
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
@@ -181,10 +181,7 @@ def laid_out(
     artefact = Artefact.find(origin.location)
     if artefact is None:
         return float_layout()
-    if why_not := _int8_fault(artefact, kind, environ):
-        log(f"engine: PyTorch instead of int8: {why_not}")
-        return float_layout()
-    return _quantized(loaded, artefact, reading, float_layout)
+    return _quantized(loaded, artefact, kind, reading, environ, float_layout)
 
 
 def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
@@ -219,28 +216,27 @@ def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
     return replace(merged, typed=typed)
 
 
-def _int8_fault(artefact: Artefact, kind: str, environ: Mapping[str, str]) -> str:
-    """Return why the model's int8 is not even tried; empty if it is."""
-    if kind != "cpu":
-        return f"the model is served on {kind}"
-    if name := environ.get("AMPHORA_DTYPE"):
-        return f"AMPHORA_DTYPE is {name}"
-    if why_not := why_unavailable():
-        return why_not
-    if weights_of(artefact.folder.parent) != artefact.proof.weights:
-        return "it was made of other weights or settings; `amphora quantize` makes it again"
-    return ""
-
-
 def _quantized(
     loaded: LoadedModel,
     artefact: Artefact,
+    kind: str,
     reading: OutputKind,
+    environ: Mapping[str, str],
     float_layout: Callable[[], LoadedModel],
 ) -> LoadedModel:
     """Return the model with its encoder in int8 if that answers here as it was proved, in less
     time; else with `float_layout`. A log line says which."""
-    forward = artefact.forward(loaded.model.dtype)
+    why_not = why_unavailable()
+    if kind != "cpu":
+        why_not = f"the model is served on {kind}"
+    elif name := environ.get("AMPHORA_DTYPE"):
+        why_not = f"AMPHORA_DTYPE is {name}"
+    elif not why_not and weights_of(artefact.folder.parent) != artefact.proof.weights:
+        why_not = "it was made of other weights or settings; `amphora quantize` makes it again"
+    if why_not:
+        log(f"engine: PyTorch instead of int8: {why_not}")
+        return float_layout()
+    forward = Forward(artefact.folder, artefact.proof.outputs, dtype=loaded.model.dtype)
     tokens = min(CALL_TOKENS, loaded.padded.call_tokens)
     quick = replace(loaded, padded=replace(loaded.padded, call_tokens=tokens))
 

@@ -144,29 +144,18 @@ class PackedRows:
             parts.append(types)
         # Copy all arrays to the device at once.
         numbers = to_device(torch.from_numpy(np.concatenate(parts)), model.device)
-        sizes = [len(part) for part in parts]
-        longest = max(int(lengths.max()), len(ids) - real)
-        return self.computed(model, torch.split(numbers, sizes), longest)[:real], lengths
-
-    def computed(self, model: PreTrainedModel, parts: Sequence[Tensor], longest: int) -> Tensor:
-        """Compute the last hidden states [tokens, hidden] of a row.
-
-        Args:
-            parts: int64 tensors on the same device: ids [tokens], positions [tokens], the start of
-                each text and the end of the last [texts + 1], and optionally types [tokens].
-            longest: Tokens of the longest text.
-        """
-        ids, positions, starts, *types = parts
+        on_device = torch.split(numbers, [len(part) for part in parts])
         inputs: dict[str, Any] = {
-            "input_ids": ids[None],
-            "position_ids": positions[None],
-            "starts": starts.to(torch.int32),
-            "longest": longest,
+            "input_ids": on_device[0][None],
+            "position_ids": on_device[1][None],
+            "starts": on_device[2].to(torch.int32),
+            "longest": max(int(lengths.max()), len(ids) - real),
         }
-        if types:
-            inputs[TYPE_IDS] = types[0][None]
+        if len(parts) > 3:
+            inputs[TYPE_IDS] = on_device[3][None]
         # Without blocks, only the shape of the last argument, the segments, is used.
-        return packed_encoders.states(model, self.family, inputs, positions[None])[0]
+        hidden = packed_encoders.states(model, self.family, inputs, inputs["position_ids"])
+        return hidden[0, :real], lengths
 
     @torch.inference_mode()
     def values(

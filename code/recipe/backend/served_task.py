@@ -55,16 +55,14 @@ class ServedTask(ABC):
         `example_text` and `padding` (false if texts of different lengths cost no more together
         than apart)."""
         described: dict[str, Any] = {"routes": self.routes, "form": self.form}
-        model = self.loaded_model
-        if model is not None:
-            described["engine"] = "CTranslate2 in int8" if model.engine else "PyTorch"
-        # Neither packed rows nor CTranslate2 compute padding.
-        if model is not None and (model.engine or isinstance(model.layout, PackedRows)):
-            described["padding"] = False
+        if (loaded := self.loaded_model) is not None:
+            described["architecture"] = type(loaded.model).__name__
+            described["engine"] = "CTranslate2 in int8" if loaded.engine else "PyTorch"
+            # Neither packed rows nor CTranslate2 compute padding.
+            if loaded.engine or isinstance(loaded.layout, PackedRows):
+                described["padding"] = False
         if self.max_length < UNBOUNDED:
             described["max_length"] = self.max_length
-        if (loaded := getattr(self, "loaded", None)) is not None:
-            described["architecture"] = type(loaded.model).__name__
         return described
 
     def refuse_other_apis(self, request: Request) -> None:

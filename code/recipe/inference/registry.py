@@ -99,6 +99,18 @@ def check_head(origin: Origin, name: str) -> None:
 def task_of(origin: Origin) -> str:
     """Return the task of a model's class. Raise ModelError if no task uses it: without its head,
     the model's answers would not be what it was trained for."""
+    modules = [] if origin.adapter else origin.sentence_modules
+    library = ""
+    if modules:
+        library = str(origin.sentence_settings.get("model_type") or "SentenceTransformer")
+    if library in _OF_SENTENCES:
+        return _OF_SENTENCES[library]
+    if modules and (library, len(modules)) != ("CrossEncoder", 1):
+        raise ModelError(
+            f"{origin.location} is a {library} of {len(modules)} modules of sentence-transformers, "
+            "which is not supported.",
+            "Add an inference.py that loads it.",
+        )
     if origin.adapter:
         # The config.json next to an adapter names the class of its base.
         kind = origin.adapter.get("task_type") or ""
@@ -108,8 +120,6 @@ def task_of(origin: Origin) -> str:
             return claimed
         claiming = [name for name, entry in SERVED.items() if kind in entry.adapters]
         what = f"is an adapter whose task_type is {kind!r}"
-    elif (kind := _sentence_kind(origin)) in _OF_SENTENCES:
-        claiming, what = [_OF_SENTENCES[kind]], ""
     else:
         config = origin.config()
         classes = getattr(config, "architectures", None) or []
@@ -155,22 +165,6 @@ def _candidates() -> list[tuple[str, set[str]]]:
         if task not in SERVED and task not in _VAGUE
     ]
     return media + [(task, set(entry.architectures)) for task, entry in SERVED.items()]
-
-
-def _sentence_kind(origin: Origin) -> str:
-    """Return the class of a model of sentence-transformers; empty for models of other libraries.
-    Raise ModelError if it is not supported, or a cross-encoder has several modules."""
-    modules = origin.sentence_modules
-    if not modules:
-        return ""
-    kind = str(origin.sentence_settings.get("model_type") or "SentenceTransformer")
-    if kind in _OF_SENTENCES or (kind == "CrossEncoder" and len(modules) == 1):
-        return kind
-    raise ModelError(
-        f"{origin.location} is a {kind} of {len(modules)} modules of sentence-transformers, which "
-        "is not supported.",
-        "Add an inference.py that loads it.",
-    )
 
 
 def _classes(architecture: str) -> list[tuple[str, str]]:

@@ -137,20 +137,6 @@ class Forward:
         """Load the weights in this process, and call them once."""
         self(torch.ones((1, 8), dtype=torch.long))
 
-    def _load(self) -> None:
-        import ctranslate2
-
-        self._encoder = ctranslate2.Encoder(
-            "int8",
-            compute_type=self._compute_type,
-            intra_threads=torch.get_num_threads(),
-            files={
-                name: Path(f"/proc/self/fd/{file}").read_bytes()
-                for name, file in self._files.items()
-            },
-        )
-        self._process = os.getpid()
-
     def __call__(
         self,
         input_ids: Tensor,
@@ -182,7 +168,18 @@ class Forward:
                     f"{name} has {int(ids.max())}; the model has {self._rows[name]} rows."
                 )
         if self._process != os.getpid():
-            self._load()
+            import ctranslate2
+
+            self._encoder = ctranslate2.Encoder(
+                "int8",
+                compute_type=self._compute_type,
+                intra_threads=torch.get_num_threads(),
+                files={
+                    name: Path(f"/proc/self/fd/{file}").read_bytes()
+                    for name, file in self._files.items()
+                },
+            )
+            self._process = os.getpid()
         # The outputs of a row that is all padding are not read.
         lengths = mask.sum(1).clamp(min=1).tolist()
 

@@ -70,13 +70,6 @@ class Proof:
     milliseconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """CPU time of a text on this processor, in PyTorch and in int8: `alone` and `together`."""
 
-    def token_rows(self) -> list[TokenRow]:
-        """Return the stored rows."""
-        return [
-            TokenRow(list(ids), None if types is None else list(types))
-            for ids, types in zip(self.rows, self.types, strict=True)
-        ]
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -125,10 +118,6 @@ class Artefact:
                 ) from error
         return cls(folder, proof, states)
 
-    def forward(self, dtype: torch.dtype = torch.float32) -> Forward:
-        """Return what computes the encoder."""
-        return Forward(self.folder, self.proof.outputs, dtype=dtype)
-
     def try_out(
         self, forward: Forward, model: Any, prepare: Callable[[], tuple[Compute, Compute]]
     ) -> Trial:
@@ -141,37 +130,40 @@ class Artefact:
             prepare: Prepares the model in the fork, and returns what computes rows, by PyTorch and
                 with the encoder in int8.
         """
-        trial: Trial = run_forked(lambda: self._try(forward, model, prepare))
-        return trial
 
-    def _try(
-        self, forward: Forward, model: Any, prepare: Callable[[], tuple[Compute, Compute]]
-    ) -> Trial:
-        rows = self.proof.token_rows()
-        difference = distance(states_of(forward, rows, self.proof.inputs), self.states)
-        if not difference <= self.proof.tolerance:
-            why = (
-                f"this processor's answers to the {len(rows)} stored rows differ by "
-                f"{difference:.3g} from the stored ones, and {self.proof.tolerance:.3g} is allowed"
-            )
-            return Trial(why, {})
-        computes = prepare()
-        calls = {"alone": [[row] for row in rows[:ALONE]], "together": [rows]}
-        milliseconds: dict[str, list[float]] = {}
-        for how, batches in calls.items():
-            least = [float("inf"), float("inf")]
-            for _ in range(1 + _ROUNDS):  # the first one allocates
-                for index, compute in enumerate(computes):
-                    if index:
-                        forward.replace(model)
-                    started = time.process_time()
-                    for batch in batches:
-                        compute(batch)
-                    seconds = (time.process_time() - started) / sum(map(len, batches))
-                    least[index] = min(least[index], 1000 * seconds)
-                    vars(model.base_model).pop("forward", None)
-            milliseconds[how] = least
-        return Trial(why_slower(milliseconds), milliseconds)
+        def measure() -> Trial:
+            proof = self.proof
+            rows = [
+                TokenRow(list(ids), None if types is None else list(types))
+                for ids, types in zip(proof.rows, proof.types, strict=True)
+            ]
+            difference = distance(states_of(forward, rows, proof.inputs), self.states)
+            if not difference <= proof.tolerance:
+                why = (
+                    f"this processor's answers to the {len(rows)} stored rows differ by "
+                    f"{difference:.3g} from the stored ones, and {proof.tolerance:.3g} is allowed"
+                )
+                return Trial(why, {})
+            computes = prepare()
+            calls = {"alone": [[row] for row in rows[:ALONE]], "together": [rows]}
+            milliseconds: dict[str, list[float]] = {}
+            for how, batches in calls.items():
+                least = [float("inf"), float("inf")]
+                for _ in range(1 + _ROUNDS):  # the first one allocates
+                    for index, compute in enumerate(computes):
+                        if index:
+                            forward.replace(model)
+                        started = time.process_time()
+                        for batch in batches:
+                            compute(batch)
+                        seconds = (time.process_time() - started) / sum(map(len, batches))
+                        least[index] = min(least[index], 1000 * seconds)
+                        vars(model.base_model).pop("forward", None)
+                milliseconds[how] = least
+            return Trial(why_slower(milliseconds), milliseconds)
+
+        trial: Trial = run_forked(measure)
+        return trial
 
 
 def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
@@ -216,10 +208,9 @@ def quiet() -> Iterator[None]:
 
 def why_unavailable() -> str:
     """Return which package is missing; empty if none is."""
-    missing = util.find_spec("ctranslate2") is None
-    return (
-        "the package ctranslate2 is not installed (it is in the image for CPUs)" if missing else ""
-    )
+    if util.find_spec("ctranslate2") is None:
+        return "the package ctranslate2 is not installed (it is in the image for CPUs)"
+    return ""
 
 
 def versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from recipe.backend import turns
@@ -80,44 +81,42 @@ class Gathering:
     def results(
         self, request: Sequence[Piece[Input]], write: Write[Input, Written]
     ) -> list[Written]:
-        """Return what is generated for the inputs of a request, given as all of its pieces."""
-        written = {
-            source.index: result
-            for piece in request
-            for source, result in zip(piece.inputs, self._generate_piece(piece, write), strict=True)
-        }
+        """Return what is generated for the inputs of a request, given as all of its pieces. A piece
+        whose group fails is generated alone."""
+        written: dict[int, Written] = {}
+        for piece in request:
+            if not self._may_start(piece):
+                try:
+                    turns.pause(partial(self._may_start, piece))
+                except BaseException:
+                    self._waiting = [one for one in self._waiting if one() is not piece]
+                    raise
+            if piece.group is None:
+                self._gather(piece, write)
+            assert piece.group is not None
+            work, start, count = piece.group
+            try:
+                results = work.result()[start : start + len(piece.inputs)]
+            except Exception:
+                if count == 1:
+                    raise
+                results = write(piece.inputs, turns.pause)
+            for source, result in zip(piece.inputs, results, strict=True):
+                written[source.index] = result
         return [written[index] for index in sorted(written)]
 
-    def _generate_piece(self, piece: Piece[Input], write: Write[Input, Written]) -> list[Written]:
-        """Return what is generated for a piece; generate it alone if its group fails."""
-        if piece.group is None and self._has_to_wait(piece):
-            try:
-                turns.pause(lambda: piece.group is not None or not self._has_to_wait(piece))
-            except BaseException:
-                self._waiting = [one for one in self._waiting if one() is not piece]
-                raise
-        if piece.group is None:
-            self._gather(piece, write)
-        assert piece.group is not None
-        work, start, count = piece.group
-        try:
-            return work.result()[start : start + len(piece.inputs)]
-        except Exception:
-            if count == 1:
-                raise
-            return write(piece.inputs, turns.pause)
-
-    def _has_to_wait(self, piece: Piece[Any]) -> bool:
-        """Return whether a group of the piece's kind runs and it has not waited long enough."""
+    def _may_start(self, piece: Piece[Any]) -> bool:
+        """Return whether a piece has a group, has waited long enough, or has no group of its kind
+        to wait for."""
         groups = sum(
             alike == piece.alike and longest < _MUCH_LONGER * piece.longest
             for alike, longest in self._running
         )
-        if not groups:
-            return False
+        if piece.group is not None or not groups:
+            return True
         if piece.came is None:
             piece.came = self._steps
-        return bool(self._steps - piece.came < _PATIENCE << (groups - 1))
+        return bool(self._steps - piece.came >= _PATIENCE << (groups - 1))
 
     def _gather(self, first: Piece[Input], write: Write[Input, Written]) -> None:
         """Form a group of a piece and the waiting pieces of its kind."""
