@@ -139,33 +139,28 @@ def check() -> None:
 def missing() -> Iterator[str]:
     """Yield a description of each part that is missing or takes other arguments."""
     major = int(transformers.__version__.partition(".")[0])
-    for part in PARTS:
-        if major in part.majors and (what := _lack(part)):
-            yield f"{part.owner.replace(':', '.')}.{part.name} {what} ({part.why})"
-
-
-def _lack(part: Seam) -> str:
-    module, _, name = part.owner.partition(":")
-    owner: Any = importlib.import_module(module)
-    if name:
-        owner = getattr(owner, name, None)
-    installed = inspect.getattr_static(owner, part.name, None)
-    functions = [
-        function
-        for base in (owner.__mro__ if part.inside else ())
-        for function in vars(base).values()
-        if isinstance(function, FunctionType)
-    ]
-    if installed is None and not (
-        any(part.name in function.__code__.co_names for function in functions)
+    for part in (part for part in PARTS if major in part.majors):
+        module, _, name = part.owner.partition(":")
+        owner: Any = importlib.import_module(module)
+        if name:
+            owner = getattr(owner, name, None)
+        shown = f"{part.owner.replace(':', '.')}.{part.name}"
+        functions = [
+            function
+            for base in (owner.__mro__ if part.inside else ())
+            for function in vars(base).values()
+            if isinstance(function, FunctionType)
+        ]
         # A class may have it from its metaclass, a module from __getattr__, or as an annotation.
-        or hasattr(owner, part.name)
-        or part.name in getattr(owner, "__annotations__", {})
-    ):
-        return "is missing"
-    if part.parameters is None:
-        return ""
-    takes = tuple(inspect.signature(getattr(owner, part.name)).parameters)
-    if takes[: len(part.parameters)] == part.parameters:
-        return ""
-    return f"takes ({', '.join(takes)}) instead of ({', '.join(part.parameters)})"
+        if (
+            inspect.getattr_static(owner, part.name, None) is None
+            and not hasattr(owner, part.name)
+            and part.name not in getattr(owner, "__annotations__", {})
+            and not any(part.name in function.__code__.co_names for function in functions)
+        ):
+            yield f"{shown} is missing ({part.why})"
+        elif part.parameters is not None:
+            takes = tuple(inspect.signature(getattr(owner, part.name)).parameters)
+            if takes[: len(part.parameters)] != part.parameters:
+                expected = ", ".join(part.parameters)
+                yield f"{shown} takes ({', '.join(takes)}) instead of ({expected}) ({part.why})"

@@ -62,7 +62,7 @@ def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = F
 
 
 def noise(reference: Tensor, p: float) -> Tensor:
-    """Return 0 with probability p (to 16 bits), else 1 / (1 - p), for each element of `like`.
+    """Return 0 with probability p (to 16 bits), else 1 / (1 - p), in the shape of `reference`.
 
     16 random bits decide on an element: four of them come from one draw of the generator.
     """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ _WITHOUT_POSITIONS = "QUESTION_ANS"
 def bare(model: Any) -> Any:
     """Return the model inside its adapters; `model` itself if it has none."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def patch_forward(model: Any, forward: Callable[..., Any]) -> None:
+    """Let the model inside its adapters compute `forward(inner, usual, *args, **inputs)`, where
+    `usual` is its own forward pass."""
+    inner = bare(model)
+    usual = inner.forward
+    # Keeps the signature, which peft and generate() read.
+    inner.forward = functools.update_wrapper(functools.partial(forward, inner, usual), usual)
 
 
 def wrap(

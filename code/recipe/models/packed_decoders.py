@@ -70,11 +70,7 @@ def patch_forward_for_tokens(model: Any, read: ReadStates, smoothing: float = 0.
     Args:
         smoothing: Share of the target spread evenly over all tokens in training.
     """
-    inner = lora.bare(model)
-    usual = inner.forward
-    forward = functools.partial(_forward, read, smoothing, inner, usual)
-    # Keeps the signature, by which generate() checks its arguments.
-    inner.forward = functools.update_wrapper(forward, usual)
+    lora.patch_forward(model, functools.partial(_forward, read, smoothing))
 
 
 def _forward(

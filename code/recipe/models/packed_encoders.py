@@ -164,10 +164,8 @@ def patch_forward_for_lengths(model: Any) -> None:
 
     Other models apply the mask, and are not changed.
     """
-    inner = lora.bare(model)
-    if inner.config.model_type in UNMASKED:
-        forward = functools.partial(_forward_by_length, inner.forward, inner.config)
-        inner.forward = functools.update_wrapper(forward, inner.forward)
+    if lora.bare(model).config.model_type in UNMASKED:
+        lora.patch_forward(model, _forward_by_length)
 
 
 def minimum_length(config: PretrainedConfig) -> int:
@@ -176,9 +174,7 @@ def minimum_length(config: PretrainedConfig) -> int:
     return 1 + 2 ** (len(config.block_sizes) - 1) if config.model_type == "funnel" else 1
 
 
-def _forward_by_length(
-    padded: Callable[..., Any], config: PretrainedConfig, *args: Any, **inputs: Any
-) -> Any:
+def _forward_by_length(model: Any, padded: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
     """Compute texts of equal length together, without padding; texts with fewer tokens than the
     model can take are padded to that number.
 
@@ -189,7 +185,7 @@ def _forward_by_length(
     Returns:
         The model's outputs for texts and tokens (_OF_TEXTS, _OF_TOKENS), 0 behind each text.
     """
-    mask: Tensor | None = inputs.get("attention_mask")
+    config, mask = model.config, inputs.get("attention_mask")
     if mask is None:
         return padded(*args, **inputs)
     width = mask.shape[1]
@@ -276,13 +272,10 @@ def firsts(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
 
 def means(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
     """Return [samples, hidden]: the mean over each sample's tokens."""
-    weights = tokens_of_samples(segments, first).to(hidden.dtype)
-    return weights @ hidden.flatten(0, 1) / weights.sum(dim=1, keepdim=True)
-
-
-def tokens_of_samples(segments: Tensor, first: Tensor) -> Tensor:
-    """Return [samples, rows * length]: which of the flattened tokens belong to each sample."""
     rows, length = segments.shape
     block = torch.arange(rows, device=segments.device)[:, None].expand_as(segments)
     flat = segments.flatten()
-    return (block.flatten() == (first // length)[:, None]) & (flat == flat[first][:, None])
+    # Which of the flattened tokens belong to each sample.
+    belongs = (block.flatten() == (first // length)[:, None]) & (flat == flat[first][:, None])
+    weights = belongs.to(hidden.dtype)
+    return weights @ hidden.flatten(0, 1) / weights.sum(dim=1, keepdim=True)

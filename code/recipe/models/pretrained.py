@@ -100,14 +100,8 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
 def load(
     source: Source, labels: Labels, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model in float32 with a head for `labels`, and its tokenizer.
-
-    A head for another number of labels is replaced by a new one. Weights are read from
-    safetensors, else from a PyTorch file by torch.load(weights_only=True).
-
-    Raises:
-        ModelError: it cannot be reached or loaded.
-    """
+    """Return the model in float32 with a head for `labels`, which replaces a head for another
+    number of labels, and its tokenizer. Raise ModelError as `load_head`."""
     return load_head(
         AutoModelForSequenceClassification,
         source,
@@ -164,11 +158,8 @@ def load_head(
 
 
 def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
-    """Check that a model of this type can be trained in half precision, if that is on.
-
-    Raises:
-        HyperparameterError: It cannot.
-    """
+    """Raise HyperparameterError if half precision is on and this type of model cannot be trained in
+    it."""
     kind = model.config.model_type
     if (bf16 or fp16) and kind in _WHOLE:
         name = "bf16" if bf16 else "fp16"
@@ -182,11 +173,8 @@ def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
 def load_causal(
     source: Source, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the causal language model in float32, and its tokenizer.
-
-    Raises:
-        ModelError: it cannot be reached or loaded, or is no such model.
-    """
+    """Return the causal language model in float32, and its tokenizer. Raise ModelError if it cannot
+    be reached or loaded, or is another kind of model."""
     model, tokenizer, new = read(AutoModelForCausalLM, source, settings)
     config: Any = model.config
     reads_ahead = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -201,15 +189,8 @@ def load_causal(
 
 
 def check_head(source: Source, new: Sequence[str], what: str) -> None:
-    """Check that the files held all weights.
-
-    Args:
-        new: Names of missing weights, from `read`.
-        what: The architecture, for the message.
-
-    Raises:
-        ModelError: some are missing.
-    """
+    """Raise ModelError if weights are missing: `new` has their names, from `read`. `what` is the
+    architecture, for the message."""
     if new:
         raise ModelError(
             f"The model {source.name} lacks {len(new)} weights of {what}: {', '.join(new[:4])}.",
@@ -218,11 +199,7 @@ def check_head(source: Source, new: Sequence[str], what: str) -> None:
 
 
 def check_vocabulary(source: Source, model: Any, tokenizer: Any) -> None:
-    """Check that the model has an embedding for each token.
-
-    Raises:
-        ModelError: it has fewer.
-    """
+    """Raise ModelError if the model has no embedding for some tokens."""
     bare = lora.bare(model)
     if getattr(bare.config, "vocab_size", None) is None:  # of images, or of hashed characters
         return
@@ -241,14 +218,9 @@ def read(
     reader: Any = AutoTokenizer,
     **more: Any,
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    """Return a model in float32, its tokenizer, and the names of the weights that its files lack.
-
-    Args:
-        reader: Loads the tokenizer, or an image processor.
-
-    Raises:
-        ModelError: it cannot be reached or loaded, or lacks weights below its head.
-    """
+    """Return a model in float32, its tokenizer (or what `reader` loads, such as an image
+    processor), and the names of the weights that its files lack. Raise ModelError if it cannot be
+    reached or loaded, or lacks weights below its head."""
     trusted = {"trust_remote_code": settings.trust_remote_code}
     if settings.hf_token:
         # transformers passes a token argument on to some of its requests only.
@@ -269,7 +241,11 @@ def read(
             with new_weights.marked_memory():
                 model, report = architecture.from_pretrained(source.name, **options)
         except Exception as error:
-            broken = _broken_connection(error)
+            # The error of the hub's HTTP client, which transformers replaces by its own OSError; by
+            # name, since the client (httpx, httpx2) differs between releases.
+            broken: BaseException | None = error
+            while broken and "TransportError" not in {base.__name__ for base in type(broken).mro()}:
+                broken = broken.__cause__ or broken.__context__
             if not isinstance(error, UNLOADABLE) and broken is None:
                 raise
             if "Unrecognized configuration class" in str(error):
@@ -320,14 +296,6 @@ def _see_to_padding(
         model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def _broken_connection(error: BaseException | None) -> BaseException | None:
-    """Return the error of the hub's HTTP client, which transformers replaces by its own OSError."""
-    # By name, since the client (httpx, httpx2) differs between releases.
-    while error and "TransportError" not in {base.__name__ for base in type(error).__mro__}:
-        error = error.__cause__ or error.__context__
-    return error
-
-
 def longest_input(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -335,11 +303,7 @@ def longest_input(
     usual: int = _LONGEST,
 ) -> int:
     """Return the number of tokens at which texts are cut: `max_length`, else the model's limit, at
-    most `usual`.
-
-    Raises:
-        HyperparameterError: the model takes fewer tokens than asked for.
-    """
+    most `usual`. Raise HyperparameterError if `max_length` exceeds the model's limit."""
     limit = min(tokenizer.model_max_length, positions_of(model))
     if max_length is not None and max_length > limit:
         raise HyperparameterError(
@@ -356,14 +320,8 @@ def longest_text(
     max_length: int | None,
     what: str = "a text",
 ) -> int:
-    """Return `longest_input`, which must leave room for two tokens in addition to special ones.
-
-    Args:
-        what: What is cut, for messages; PAIR_OF_TEXTS has more special tokens.
-
-    Raises:
-        HyperparameterError: The length has no such room, or the model takes fewer tokens.
-    """
+    """Return `longest_input`. Raise HyperparameterError as it does, or if the length leaves no room
+    for two tokens in addition to the special ones of `what`; PAIR_OF_TEXTS has more of these."""
     length = longest_input(model, tokenizer, max_length)
     special = tokenizer.num_special_tokens_to_add(pair=what == PAIR_OF_TEXTS)
     if length < special + 2:

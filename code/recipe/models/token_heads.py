@@ -32,7 +32,7 @@ def patch_forward_for_tags(model: Any, smoothing: float) -> None:
     Args:
         smoothing: Share of the target spread evenly over all tags in training.
     """
-    _replace_forward(model, functools.partial(_tags, smoothing))
+    lora.patch_forward(model, functools.partial(_tags, smoothing))
 
 
 def patch_forward_for_spans(model: Any) -> None:
@@ -41,14 +41,7 @@ def patch_forward_for_spans(model: Any) -> None:
     It returns [windows, 1 + 2 * length]: the loss, the logits of each token as the first of the
     answer, and those as the last (_LOWEST where there is no token).
     """
-    _replace_forward(model, _spans)
-
-
-def _replace_forward(model: Any, forward: Callable[..., Any]) -> None:
-    inner = lora.bare(model)
-    usual = inner.forward
-    # Keeps the signature, which peft and others read.
-    inner.forward = functools.update_wrapper(functools.partial(forward, inner, usual), usual)
+    lora.patch_forward(model, _spans)
 
 
 def _usual(inputs: Mapping[str, Any]) -> dict[str, Any]:

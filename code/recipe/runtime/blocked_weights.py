@@ -133,9 +133,13 @@ def _reorder_weights(model: nn.Module) -> Callable[[], None]:
     with_gelu = set()
     for parent in model.modules():
         for layer, activation in _FOLLOWED_BY_GELU:
-            function = getattr(parent, activation, None)
+            function: Any = getattr(parent, activation, None)
+            # The exact GELU, of PyTorch or of transformers.
+            is_gelu = isinstance(function, nn.GELU) and function.approximate == "none"
+            if type(function).__name__ == "GELUActivation":
+                is_gelu = function.act is nn.functional.gelu
             is_known = type(parent).__module__.startswith("transformers.models.")
-            if is_known and getattr(parent, layer, None) in layers and _is_gelu(function):
+            if is_gelu and is_known and getattr(parent, layer, None) in layers:
                 with_gelu.add(id(getattr(parent, layer)))
                 activations.append((parent, activation, function))
     for parent, name, _ in activations:
@@ -163,14 +167,6 @@ def _reorder_weights(model: nn.Module) -> Callable[[], None]:
             setattr(parent, name, function)
 
     return undo
-
-
-def _is_gelu(function: Any) -> bool:
-    """Return whether it is the exact GELU, of PyTorch or of transformers."""
-    if isinstance(function, nn.GELU):
-        return function.approximate == "none"
-    is_named = type(function).__name__ == "GELUActivation"
-    return is_named and getattr(function, "act", None) is nn.functional.gelu
 
 
 def _forward(

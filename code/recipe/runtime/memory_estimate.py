@@ -229,9 +229,8 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             size = -(-storage.nbytes() // _BLOCK) * _BLOCK
             self._known[storage] = size
-            self.now += size
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._free, size)
+            self._add(size)
+            weakref.finalize(storage, self._add, -size)
         if func is torch.ops.aten._flash_attention_backward.default:
             # Its float32 buffers over one row of samples, each of which adds 128 tokens to the row.
             (tokens, heads, width), starts = args[1].shape, args[6]
@@ -240,8 +239,9 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak = max(self.peak, self.now + buffers)
         return outputs
 
-    def _free(self, size: int) -> None:
-        self.now -= size
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -52,10 +52,11 @@ class Interruptions(TrainerCallback):
             # On the CPU, so that exchanges do not wait for an accelerator. Create the group before
             # installing the handler: a process that survived SIGTERM would wait for ended ones.
             self._group = dist.new_group(backend="gloo")
-        signal.signal(signal.SIGTERM, self._request_stop)
 
-    def _request_stop(self, number: int, frame: object) -> None:
-        self._is_requested = True
+        def request_stop(number: int, frame: object) -> None:
+            self._is_requested = True
+
+        signal.signal(signal.SIGTERM, request_stop)
 
     def _agreed(self, where: str) -> tuple[bool, bool]:
         """Return whether any process received a stop, and whether to save now.

@@ -9,6 +9,7 @@ is added to the float weights, else nothing.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import multiprocessing
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import TrainingArguments
 
 from recipe.backend.engines import ctranslate, int8
 from recipe.backend.engines.ctranslate import Forward
@@ -56,20 +58,6 @@ class _Evaluation:
     decisions: Sequence[Any]
     """The answer to each row; empty if answers are numbers or vectors."""
 
-    def changed_from(self, other: _Evaluation) -> float:
-        """Return the share of answers that differ from another evaluation's; of numbers and
-        vectors, 1 - the correlation or the mean cosine."""
-        if self.decisions:
-            pairs = zip(self.decisions, other.decisions, strict=True)
-            return float(np.mean([one != two for one, two in pairs]))
-        ours, theirs = (np.asarray(one.outputs, np.float64) for one in (self, other))
-        if ours.ndim == 1 or ours.shape[-1] == 1:
-            ours, theirs = ours.reshape(1, -1) - ours.mean(), theirs.reshape(1, -1) - theirs.mean()
-        sizes = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
-        # Groups may have fewer texts than there is room for.
-        cosines = (ours * theirs).sum(-1)[sizes > 0] / sizes[sizes > 0]
-        return 1 - float(cosines.mean())
-
 
 @dataclass(frozen=True)
 class _Cost:
@@ -79,13 +67,24 @@ class _Cost:
     score: float
     score_int8: float
     changed: float
+    """The share of answers that differ; of numbers and vectors, 1 - the correlation or the mean
+    cosine."""
     are_decisions: bool
 
     @classmethod
     def between(cls, metric: str, exact: _Evaluation, quick: _Evaluation) -> _Cost:
         """Compare the main metric and the answers of two evaluations."""
-        scores, changed = (exact.scores[metric], quick.scores[metric]), quick.changed_from(exact)
-        return cls(metric, *scores, changed, bool(exact.decisions))
+        scores = exact.scores[metric], quick.scores[metric]
+        if exact.decisions:
+            pairs = zip(exact.decisions, quick.decisions, strict=True)
+            return cls(metric, *scores, float(np.mean([one != two for one, two in pairs])), True)
+        ours, theirs = (np.asarray(one.outputs, np.float64) for one in (quick, exact))
+        if ours.ndim == 1 or ours.shape[-1] == 1:
+            ours, theirs = ours.reshape(1, -1) - ours.mean(), theirs.reshape(1, -1) - theirs.mean()
+        sizes = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
+        # Groups may have fewer texts than there is room for.
+        cosines = (ours * theirs).sum(-1)[sizes > 0] / sizes[sizes > 0]
+        return cls(metric, *scores, 1 - float(cosines.mean()), False)
 
     def excess(self, most_lost: float, most_changed: float) -> str:
         """Return which bound is exceeded and by how much; empty if none is."""
@@ -109,17 +108,23 @@ class _Cost:
 class _Subject:
     """The model of a folder, evaluated by the task of the job that wrote it."""
 
-    def __init__(self, plan: Plan, samples: Mapping[str, Samples], folder: Path) -> None:
-        self._task, self._samples = plan.task, samples
-        model, tokenizer = plan.task.load(Source(name=str(folder), is_local=True))
+    def __init__(
+        self,
+        task: Task,
+        arguments: TrainingArguments,
+        samples: Mapping[str, Samples],
+        folder: Path,
+    ) -> None:
+        self._task, self._samples = task, samples
+        model, tokenizer = task.load(Source(name=str(folder), is_local=True))
         self.model: Any = model
         self.encoder: Any = self.model.base_model
         self.inputs = ctranslate.inputs_of(model, tokenizer)
         loaded = Loaded(
             model=model,
             tokenizer=tokenizer,
-            arguments=plan.arguments,
-            objective=plan.task.objective,
+            arguments=arguments,
+            objective=task.objective,
             packing=False,
         )
         self.trainer = engine.build(loaded, samples)
@@ -175,24 +180,23 @@ class _Subject:
 
 
 def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[str, bool]:
-    """Write the folder `int8` of a finished model, if it is within the bounds.
+    """Write the folder `int8` of a finished model, if it is within the bounds. Return the scores
+    and the changed answers as a sentence, and whether the folder was written. Raise OutputError if
+    it cannot be written.
 
     Args:
         plan: The job's plan, whose task evaluates.
         samples: The samples of training and evaluation.
         folder: The model's folder.
-
-    Returns:
-        The scores and the changed answers as a sentence, and whether the folder was written.
-
-    Raises:
-        OutputError: It cannot be written.
     """
     given = plan.hyperparameters
-    with _preserved(plan.task), tempfile.TemporaryDirectory(prefix="int8-") as scratch:
-        plan.task.hyperparameters = dataclasses.replace(given, lora_r=None)
-        plan.task.data = dataclasses.replace(plan.task.data, test=None)
-        subject = _Subject(plan, samples, folder)
+    # A copy: the last answers of the job's task are the float model's.
+    task = copy.copy(plan.task)
+    task.objective = copy.copy(task.objective)
+    task.hyperparameters = dataclasses.replace(given, lora_r=None)
+    task.data = dataclasses.replace(task.data, test=None)
+    with tempfile.TemporaryDirectory(prefix="int8-") as scratch:
+        subject = _Subject(task, plan.arguments, samples, folder)
         with subject.drawing() as drawn:
             exact = subject.evaluate()
         stored = [
@@ -204,7 +208,7 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
         aside = Path(scratch) / int8.FOLDER
         with int8.quiet():
             names = ctranslate.convert(subject.encoder, aside, "int8")
-        metric = next(name for name in plan.task.about().headline if name in exact.scores)
+        metric = next(name for name in task.about().headline if name in exact.scores)
         forward = Forward(aside, names)
         subject.reset(forward)
         cost = _Cost.between(metric, exact, subject.evaluate())
@@ -231,19 +235,15 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
         size = sum(path.stat().st_size for path in aside.iterdir())
         with atomic.results("The model in int8", folder, size, _REMEDY) as arriving:
             shutil.copytree(aside, arriving / int8.FOLDER)
-    return f"{cost} of {proof.evaluated} rows" + _timed(plan, folder, proof), True
-
-
-def _timed(plan: Plan, folder: Path, proof: Proof) -> str:
-    """Add the CPU times of a served text to the proof; return them for a reader."""
+    detail = f"{cost} of {proof.evaluated} rows"
     # A new process, since this one has run CTranslate2, and serving tries it in a fork.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        trial = pool.submit(_serve, str(plan.hyperparameters.task), str(folder)).result()
-    if trial is None or not trial.milliseconds:
-        return ""
-    proof = dataclasses.replace(proof, milliseconds=trial.milliseconds)
-    int8.write(folder / int8.FOLDER, proof)
-    return f"; {trial}"
+        trial = pool.submit(_serve, str(given.task), str(folder)).result()
+    if trial is not None and trial.milliseconds:
+        proof = dataclasses.replace(proof, milliseconds=trial.milliseconds)
+        int8.write(folder / int8.FOLDER, proof)
+        detail += f"; {trial}"
+    return detail, True
 
 
 def _serve(task: str, folder: str) -> Trial | None:
@@ -256,16 +256,3 @@ def _serve(task: str, folder: str) -> Trial | None:
     loaded = resolve(served.load)(Origin.find(folder, {}), **served.options)
     trial: Trial | None = loaded.loaded_model.trial
     return trial
-
-
-@contextlib.contextmanager
-def _preserved(task: Task) -> Iterator[None]:
-    """Restore the attributes of a task and of its objective after the block: their last answers
-    are the float model's."""
-    before = [(item, dict(vars(item))) for item in (task, task.objective)]
-    try:
-        yield
-    finally:
-        for item, attributes in before:
-            vars(item).clear()
-            vars(item).update(attributes)

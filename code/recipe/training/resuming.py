@@ -69,9 +69,20 @@ class Resumable(Trainer):
         super().__init__(args=args, **others)
         if xla.is_used():
             self.add_callback(_Syncs())
-            # accelerate's version accepts only its own loaders on torch-xla.
+
+            def skip_first_batches(loader: Any, num_batches: int = 0) -> DataLoader[Any]:
+                """Return a loader of the batches of an epoch that a resumed training has not seen.
+                accelerate's version accepts only its own loaders on torch-xla."""
+                return DataLoader(
+                    loader.dataset,
+                    batch_sampler=SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches),
+                    collate_fn=loader.collate_fn,
+                    generator=loader.generator,
+                    num_workers=loader.num_workers,
+                )
+
             training_loop: Any = hf_trainer
-            training_loop.skip_first_batches = _skip_first_batches
+            training_loop.skip_first_batches = skip_first_batches
         self._interruptions = Interruptions(save_minutes if self._saves else None)
         self.add_callback(self._interruptions)
         self.before = TrainerState()
@@ -84,7 +95,7 @@ class Resumable(Trainer):
         self._writer = Background()
         self._copied: Snapshot | None = None
         """The last copy; the next one reuses its memory."""
-        self._said_that_it_waits = False
+        self._has_logged_waiting = False
         self._resumed_job: Mapping[str, Any] = {}
         self.add_callback(_BeforeSteps(self))
 
@@ -222,17 +233,29 @@ class Resumable(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Take a snapshot, and write it while training continues.
 
-        If training ends or memory is short, training waits for the write. There is only one
-        snapshot at a time, which bounds its memory. That memory is reused by the next one:
-        allocating it takes several times as long as the copy.
+        If training ends, or this host has less than twice the memory of a copy, training waits for
+        the write. There is only one snapshot at a time, which bounds its memory. That memory is
+        reused by the next one: allocating it takes several times as long as the copy.
         """
         self._writer.wait()
         self.store_flos()
         self._name_the_best()
         is_first = self.is_world_process_zero()
-        in_background = (
-            is_first and not self.control.should_training_stop and self._fits_in_memory()
-        )
+        in_background = is_first and not self.control.should_training_stop
+        if in_background:
+            optimizer: Any = self.optimizer
+            live, _ = snapshot.weights_of(self._bare_model())
+            copied = snapshot.bytes_of([live, optimizer.state_dict()])
+            available, held = memory.available(), 0
+            if self._copied is not None:
+                held = snapshot.bytes_of([self._copied.weights, self._copied.optimizer])
+            in_background = available is None or 2 * copied <= available + held
+            if not in_background and not self._has_logged_waiting:
+                say(
+                    f"checkpoints are written while training waits: a copy takes "
+                    f"{copied / 1e9:.1f} GB, and {(available or 0) / 1e9:.1f} GB of memory are free"
+                )
+                self._has_logged_waiting = True
         if not in_background:
             self._copied = None
         snapshot_taken = self._snapshot(copies=in_background)
@@ -257,23 +280,6 @@ class Resumable(Trainer):
             self._writer.start(write)
         else:
             write()
-
-    def _fits_in_memory(self) -> bool:
-        """Return whether this host has twice the memory that a copy of the state takes."""
-        optimizer: Any = self.optimizer
-        live, _ = snapshot.weights_of(self._bare_model())
-        needed = snapshot.bytes_of([live, optimizer.state_dict()])
-        available, held = memory.available(), 0
-        if self._copied is not None:
-            held = snapshot.bytes_of([self._copied.weights, self._copied.optimizer])
-        fits = available is None or 2 * needed <= available + held
-        if not fits and not self._said_that_it_waits:
-            say(
-                f"checkpoints are written while training waits: a copy takes {needed / 1e9:.1f} GB,"
-                f" and {(available or 0) / 1e9:.1f} GB of memory are free"
-            )
-            self._said_that_it_waits = True
-        return fits
 
     def _bare_model(self) -> Any:
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
@@ -305,19 +311,6 @@ class Resumable(Trainer):
                 tokenizer.save_pretrained(folder)
             torch.save(self.args, folder / "training_args.bin")
 
-        return Snapshot(
-            weights=weights,
-            weights_file=weights_file,
-            optimizer=optimizer,
-            files=self._small_files(),
-            also=also,
-        )
-
-    def _small_files(self) -> dict[str, bytes]:
-        """Return the Trainer's files except weights and optimizer, by name.
-
-        They contain the random states of all processes, since hosts need not share a file system.
-        """
         callbacks: list[Any] = [*self.callback_handler.callbacks, self.control]
         exported: list[Any] = [item for item in callbacks if isinstance(item, ExportableState)]
         state = dataclasses.replace(self.state, stateful_callbacks=exported)
@@ -332,10 +325,17 @@ class Resumable(Trainer):
             self._save_rng_state(temporary)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
         files |= self.extra_files()
+        # The random states of all processes, since hosts need not share a file system.
         random_states = {name: files[name] for name in files if name.startswith("rng_state")}
         for states in everyones(random_states):
             files |= states
-        return files
+        return Snapshot(
+            weights=weights,
+            weights_file=weights_file,
+            optimizer=optimizer,
+            files=files,
+            also=also,
+        )
 
     def _name_the_best(self) -> None:
         """Set the path of the best checkpoint, if the first process has it on its disk."""
@@ -449,17 +449,6 @@ class _Syncs(TrainerCallback):
 
     # Loading is not part of the first step's graph, and a log's reset not of the next step's.
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_log = _sync
-
-
-def _skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-    """Return a loader of the batches of an epoch that a resumed training has not seen."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches),
-        collate_fn=loader.collate_fn,
-        generator=loader.generator,
-        num_workers=loader.num_workers,
-    )
 
 
 def fingerprint(model: Module) -> str:

@@ -62,22 +62,33 @@ class Stopwatch:
 def run(
     hyperparameters: Hyperparameters, folders: Folders, environ: Mapping[str, str]
 ) -> dict[str, float]:
-    """Train on a job's channels; write the model, its card and metrics.json.
-
-    Returns:
-        The metrics, as in metrics.json.
-
-    Raises:
-        RecipeError: The user can fix the job; the model folder is unchanged.
-    """
+    """Train on a job's channels; write the model, its card and metrics.json, and return the
+    metrics. Raise RecipeError for what the user can fix; then the model folder is unchanged."""
     watch = Stopwatch()
     parts.check()
-    pushing = _check_targets(hyperparameters, folders, environ) if is_first_process() else None
+    pushing: hub.Repository | None = None
+    if is_first_process():
+        # Results must be writable, which is checked before hours of training.
+        for what, target, variable in (
+            ("The model's folder", folders.model_dir, "SM_MODEL_DIR"),
+            ("The output's folder", folders.output_data_dir, "SM_OUTPUT_DATA_DIR"),
+        ):
+            remedy = f"Mount it writable, or set {variable} to another folder."
+            atomic.check_writable(what, target, remedy)
+        if hyperparameters.push_to_hub:
+            token = hyperparameters.hub_token or hyperparameters.hf_token or environ.get("HF_TOKEN")
+            is_private = hyperparameters.hub_private_repo is not False
+            pushing = hub.prepare(str(hyperparameters.hub_model_id), token, is_private)
     if not has_terminal() or not is_first_process():
         datasets.disable_progress_bars()
     quieten()
     tracking.set_default_folders(folders)
-    table = Table(_log_row)
+
+    def log_row(row: Finding) -> None:
+        mark = "WARNING: " if row.level == WARNING else ""
+        say_row(row.what, f"{mark}{row}{f', {row.example}' if row.example else ''}")
+
+    table = Table(log_row)
     names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
     facts_at_start = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
     say_row("environment", ", ".join(f"{k} {v}" for k, v in facts_at_start.items() if v))
@@ -114,25 +125,6 @@ def run(
     if pushing:
         pushing.push(folders.model_dir)
     return metrics
-
-
-def _check_targets(
-    hyperparameters: Hyperparameters, folders: Folders, environ: Mapping[str, str]
-) -> hub.Repository | None:
-    """Check that results can be written, before hours of training; return the repository to push
-    them to.
-    """
-    remedy = "Mount it writable, or set {} to another folder."
-    for what, folder, variable in (
-        ("The model's folder", folders.model_dir, "SM_MODEL_DIR"),
-        ("The output's folder", folders.output_data_dir, "SM_OUTPUT_DATA_DIR"),
-    ):
-        atomic.check_writable(what, folder, remedy.format(variable))
-    if not hyperparameters.push_to_hub:
-        return None
-    token = hyperparameters.hub_token or hyperparameters.hf_token or environ.get("HF_TOKEN")
-    is_private = hyperparameters.hub_private_repo is not False
-    return hub.prepare(str(hyperparameters.hub_model_id), token, is_private)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,9 +384,3 @@ def _write_card(facts: model_card.Facts, folder: Path) -> None:
     # A file name that is not UTF-8 has surrogates.
     card = model_card.write(facts)
     (folder / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
-
-
-def _log_row(row: Finding) -> None:
-    """Log a row of the plan; a warning is marked, and has its example."""
-    mark = "WARNING: " if row.level == WARNING else ""
-    say_row(row.what, f"{mark}{row}{f', {row.example}' if row.example else ''}")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from recipe.errors import CheckpointError, DivergedError
 from recipe.storage import checkpoints
+from recipe.training import resuming
 from recipe.training.interruptions import EXIT_CODE
 from recipe.training.resuming import Resumable
 from recipe.training.snapshot import Snapshot
@@ -180,7 +182,8 @@ def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
     monkeypatch.setattr(Resumable, "_snapshot", taken)
     monkeypatch.setattr(Snapshot, "write", slowly)
     for name, in_background in (("beside", True), ("within", False)):
-        monkeypatch.setattr(Resumable, "_fits_in_memory", lambda self, fits=in_background: fits)
+        free = None if in_background else 0
+        monkeypatch.setattr(resuming, "memory", SimpleNamespace(available=lambda free=free: free))
         argv = ("--max_steps", "5", "--save_strategy", "steps", "--save_steps", "1",
                 "--save_total_limit", "9", "--lr", "1e-3")  # fmt: skip
         run(tmp_path / name, tiny_model, {"train": data}, *argv)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def fault(
     exact: Any, forward: Any, names: Sequence[str], inputs: Sequence[str], longest: int
 ) -> str:
     """Describe how the states of a converted encoder, `forward`, differ from those that PyTorch
-    computes for each text alone; "" if they are close.
+    computes for each text alone, for batches of random tokens; "" if they are close.
 
     Args:
         exact: The encoder in float32.
@@ -57,13 +57,24 @@ def fault(
         inputs: The inputs of both.
         longest: The most tokens that the model reads.
     """
-    pad = int(exact.config.pad_token_id or 0)
+    config, random = exact.config, np.random.default_rng(0)
+    pad, most = int(config.pad_token_id or 0), min(longest, _LONGEST)
 
     def batch_of(rows: Sequence[TokenRow], length: int) -> dict[str, Tensor]:
         batch = pad_rows(rows, length, pad, exact.device)
         return {name: batch[name] for name in inputs if name in batch}
 
-    for rows in _drawn(longest, exact.config, TYPE_IDS in inputs):
+    # Single texts and batches, with and without the types of pairs.
+    shapes = (2,), (17,), (9, 30, 5), (40, 3, 40, 21, 12, 2, 33), (most // 3, most), (most,)
+    has_types = TYPE_IDS in inputs and getattr(config, "type_vocab_size", 2) > 1
+    for lengths, is_typed in itertools.product(shapes, {False, has_types}):
+        rows = []
+        for length in lengths:
+            drawn = random.integers(1, config.vocab_size, max(1, min(length, longest)))
+            # A text holds no padding: some models count no position for it.
+            ids = np.where(drawn == pad, pad - 1 if pad else 1, drawn).tolist()
+            types = sorted(random.integers(0, 2, len(ids)).tolist()) if is_typed else None
+            rows.append(TokenRow(ids, types))
         # The other texts of a batch must not change the answer.
         alone = [
             _values(exact(**batch_of([row], len(row.ids))), names, [row])  # each output of a row
@@ -82,32 +93,6 @@ def fault(
                 "rounding"
             )
     return ""
-
-
-def _drawn(longest: int, config: Any, has_types: bool) -> Iterator[list[TokenRow]]:
-    """Yield batches of random tokens: of one and of several texts, of equal and different lengths
-    up to the longest that the model reads, with and without the token types of pairs."""
-    random = np.random.default_rng(0)
-    pad, most = int(config.pad_token_id or 0), min(longest, _LONGEST)
-    for lengths in (
-        (2,),
-        (17,),
-        (9, 30, 5),
-        (40, 3, 40, 21, 12, 2, 33),
-        (most // 3, most),
-        (most,),
-    ):
-        rows = []
-        for length in lengths:
-            ids = random.integers(1, config.vocab_size, max(1, min(length, longest)))
-            # A text holds no padding: some models count no position for it.
-            rows.append(TokenRow(np.where(ids == pad, pad - 1 if pad else 1, ids).tolist()))
-        yield rows
-        if has_types and getattr(config, "type_vocab_size", 2) > 1:
-            yield [
-                replace(row, types=sorted(random.integers(0, 2, len(row.ids)).tolist()))
-                for row in rows
-            ]
 
 
 def _values(output: Any, names: Sequence[str], rows: Sequence[TokenRow]) -> list[Tensor]:

@@ -135,10 +135,22 @@ def read(path: str, document: Any) -> Request:
         parameters["truncation"] = False
     if body.get("raw_scores"):
         parameters["function_to_apply"] = "none"
-    if path == routes.RERANK_1:
-        return _rerank_documents(body, parameters)
     if path == routes.SCORE:
         return _score(body, parameters)
+    if path == routes.RERANK_1:
+        documents = [_text(part) for part in body["documents"]]
+
+        def rank(prediction: Answers, prepared: Prepared) -> Document:
+            results: list[dict[str, Any]] = []
+            for entry in prediction[: body.get("top_n")]:
+                results.append({"index": entry["index"], "relevance_score": entry["score"]})
+                if body.get("return_documents", True):
+                    results[-1]["document"] = {"text": documents[entry["index"]]}
+            head = {"id": f"rerank-{uuid.uuid4().hex}", "model": served_name()}
+            usage = {"total_tokens": prepared.tokens}
+            return Document({**head, "usage": usage, "results": results}, prediction.truncated)
+
+        return _compare({"query": body["query"], "texts": documents}, parameters, rank)
     if path == routes.PREDICT:
         inputs = body["inputs"]
         is_single = is_sequence(inputs)
@@ -171,22 +183,6 @@ def _compare(
 ) -> Request:
     """Return a request that compares texts with one other text."""
     return Request(inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=form)
-
-
-def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    texts = [_text(part) for part in body["documents"]]
-
-    def form(prediction: Answers, prepared: Prepared) -> Document:
-        results: list[dict[str, Any]] = []
-        for entry in prediction[: body.get("top_n")]:
-            results.append({"index": entry["index"], "relevance_score": entry["score"]})
-            if body.get("return_documents", True):
-                results[-1]["document"] = {"text": texts[entry["index"]]}
-        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": served_name()}
-        usage = {"total_tokens": prepared.tokens}
-        return Document({**head, "usage": usage, "results": results}, prediction.truncated)
-
-    return _compare({"query": body["query"], "texts": texts}, parameters, form)
 
 
 def _score(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
