@@ -64,16 +64,9 @@ def load(
 ) -> LoadedModel:
     """Load a model by one of transformers' Auto classes, on an accelerator if there is one.
 
-    Args:
-        origin: The model's folder or name.
-        architecture: The Auto class.
-        environ: AMPHORA_DTYPE and the other variables of this package.
-        reading: The values to read. The default is labels for sequence classifiers, else values
-            of tokens.
-
-    Raises:
-        ModelError: The model cannot be read, or the device cannot compute it.
-        ValueError: AMPHORA_DTYPE is not a precision.
+    `reading` is what will be read: by default labels of sequence classifiers, else values of
+    tokens. Raise ModelError if the model cannot be read, or the device cannot compute it, and
+    ValueError if AMPHORA_DTYPE is not a precision.
     """
     if reading is None:
         is_labelled = architecture is AutoModelForSequenceClassification
@@ -143,17 +136,9 @@ def laid_out(
     """Return an encoder in the layout that this host computes fastest: programs of fixed shapes,
     its int8, packed or padded rows.
 
-    Args:
-        loaded: The model in its final precision, on the CPU if the device needs fixed shapes.
-        origin: Its folder or name.
-        kind: The kind of device.
-        architecture: The Auto class of its head.
-        reading: The values that will be read.
-        environ: AMPHORA_DTYPE, AMPHORA_PACKING, AMPHORA_BUCKETS.
-
-    Raises:
-        ModelError: The device cannot compute the model, or the files of its int8 are damaged.
-        ValueError: A variable has an invalid value.
+    `loaded` has its final precision, and is on the CPU if the device `kind` needs fixed shapes.
+    Raise ModelError if the device cannot compute it, or the files of its int8 are damaged, and
+    ValueError if AMPHORA_PACKING or AMPHORA_BUCKETS is invalid.
     """
     if kind in DEVICES:
         return _compile_programs(loaded, kind, reading, environ)
@@ -280,11 +265,8 @@ def _compile_programs(
     loaded: LoadedModel, kind: str, reading: OutputKind, environ: Mapping[str, str]
 ) -> LoadedModel:
     """Move a model to a device that compiles a program for each shape, and compile all of them.
-
-    Raises:
-        ModelError: The device's answers differ from the CPU's.
-        ValueError: AMPHORA_BUCKETS is invalid.
-    """
+    Raise ModelError if its answers differ from the CPU's, and ValueError if AMPHORA_BUCKETS is
+    invalid."""
     merged = _with_safe_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
     if merged.padded.merging != PADDED:
         raise programs.refused(kind, f"padding changes its answers ({merged.padded.merging})")

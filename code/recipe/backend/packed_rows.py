@@ -70,15 +70,9 @@ class PackedRows:
         environ: Mapping[str, str],
     ) -> PackedRows | None:
         """Return the layout of a model on its device, in its precision; None if its family, head or
-        device is not supported, or AMPHORA_PACKING is 0.
-
-        Args:
-            architecture: The name of the Auto class that loaded it.
-            inputs: The inputs of its forward.
-
-        Raises:
-            ValueError: AMPHORA_PACKING is neither 0 nor 1.
-        """
+        device is not supported, or AMPHORA_PACKING is 0. Raise ValueError if that is neither 0 nor
+        1. `architecture` is the name of the Auto class that loaded it, `inputs` those of its
+        forward."""
         layouts = "packed texts, if the model allows it", "padded texts"
         if not device.is_on(environ, "AMPHORA_PACKING", *layouts):
             return None
@@ -144,18 +138,29 @@ class PackedRows:
             parts.append(types)
         # Copy all arrays to the device at once.
         numbers = to_device(torch.from_numpy(np.concatenate(parts)), model.device)
-        on_device = torch.split(numbers, [len(part) for part in parts])
+        sizes = [len(part) for part in parts]
+        longest = max(int(lengths.max()), len(ids) - real)
+        return self.computed(model, torch.split(numbers, sizes), longest)[:real], lengths
+
+    def computed(self, model: PreTrainedModel, parts: Sequence[Tensor], longest: int) -> Tensor:
+        """Compute the last hidden states [tokens, hidden] of a row, whose longest text has
+        `longest` tokens, without waiting for the device.
+
+        Args:
+            parts: int64 tensors on the same device: ids [tokens], positions [tokens], the start of
+                each text and the end of the last [texts + 1], and optionally types [tokens].
+        """
+        ids, positions, starts, *types = parts
         inputs: dict[str, Any] = {
-            "input_ids": on_device[0][None],
-            "position_ids": on_device[1][None],
-            "starts": on_device[2].to(torch.int32),
-            "longest": max(int(lengths.max()), len(ids) - real),
+            "input_ids": ids[None],
+            "position_ids": positions[None],
+            "starts": starts.to(torch.int32),
+            "longest": longest,
         }
-        if len(parts) > 3:
-            inputs[TYPE_IDS] = on_device[3][None]
+        if types:
+            inputs[TYPE_IDS] = types[0][None]
         # Without blocks, only the shape of the last argument, the segments, is used.
-        hidden = packed_encoders.states(model, self.family, inputs, inputs["position_ids"])
-        return hidden[0, :real], lengths
+        return packed_encoders.states(model, self.family, inputs, positions[None])[0]
 
     @torch.inference_mode()
     def values(

@@ -76,13 +76,9 @@ class Foreign(ServedTask):
 
     @classmethod
     def load(cls, origin: Origin, task: str, environ: Mapping[str, str]) -> Foreign:
-        """Load transformers' own pipeline for a task.
-
-        Raises:
-            ModelError: The model cannot be loaded for the task, a library is missing, or the device
-                needs fixed shapes.
-            ValueError: Pipelines do not support the precision AMPHORA_DTYPE.
-        """
+        """Load transformers' own pipeline for a task. Raise ModelError if the model cannot be
+        loaded for it, a library is missing, or the device needs fixed shapes, and ValueError if
+        AMPHORA_DTYPE is not a precision."""
         what = f"transformers' pipeline for {task}"
         kind, name, dtype = precision.library_precision(environ, what)
         make: Any = transformers.pipeline

@@ -73,16 +73,9 @@ def settled(
     environ: Mapping[str, str],
     reading: Reading,
 ) -> tuple[LoadedModel, str]:
-    """Return the model in a precision that it supports, and the name of that precision.
-
-    Args:
-        loaded: The model on its device, in the precision `name`.
-        origin: Its folder or name, to load it again by `architecture`.
-        architecture: An Auto class.
-        name: float32, bfloat16 or float16.
-        environ: AMPHORA_DTYPE.
-        reading: The values to compare.
-    """
+    """Return the model, which is on its device in the precision `name`, in a precision that it
+    supports, and the name of that. `origin` and `architecture` load it again; values of `reading`
+    are compared."""
     model, alone = loaded.model, loaded.alone()
     if name == "bfloat16" and not environ.get("AMPHORA_DTYPE"):
         try:

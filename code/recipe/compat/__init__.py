@@ -18,10 +18,8 @@ UNBOUNDED = 1 << 30
 def quieten(bars: bool = True) -> None:
     """Let transformers log errors only, and show progress bars only in a terminal.
 
-    `pretrained.load_head` logs a new head, which the warnings would report, in one line.
-
-    Args:
-        bars: False hides progress bars in a terminal, too.
+    `pretrained.load_head` logs a new head, which the warnings would report, in one line. With
+    `bars=False`, progress bars are hidden in a terminal, too.
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # The Trainer sets it if several processes train; users cannot change that.

@@ -23,11 +23,8 @@ masked parts of images in pretraining."""
 
 
 def unread(report: Mapping[str, Any]) -> list[str]:
-    """Return the names of weights that the files lack or have in another shape.
-
-    Args:
-        report: from_pretrained's output_loading_info.
-    """
+    """Return the names of weights that the files lack or have in another shape, from
+    from_pretrained's output_loading_info."""
     # transformers 4 reports names, transformers 5 names with both shapes.
     other = (key if isinstance(key, str) else key[0] for key in report["mismatched_keys"])
     return sorted({*report["missing_keys"], *other})
@@ -65,15 +62,8 @@ def log(new: Sequence[str]) -> None:
 
 
 def check_layers(location: str, model: PreTrainedModel, new: Iterable[str]) -> None:
-    """Check that no weights below the head, except a pooler's, are new and so random.
-
-    Args:
-        location: The model's folder or name, for the message.
-        new: Names of weights that its files lack.
-
-    Raises:
-        ModelError: Layers or embeddings are new.
-    """
+    """Raise ModelError if weights below the head, except a pooler's, are `new` and so random.
+    `location` is the model's folder or name, for the message."""
     below = "" if model.base_model is model else f"{model.base_model_prefix}."
     parameters = {weight for weight, _ in model.named_parameters()}
     lost = [
@@ -106,9 +96,7 @@ def write_biases(location: str, model: PreTrainedModel, new: Iterable[str]) -> N
     """Set new biases to 0 that transformers does not initialise.
 
     The masked-LM heads of FNet, Longformer, ERNIE and others have such biases (losses of 1e33).
-
-    Raises:
-        ModelError: Another weight was not initialised.
+    Raise ModelError if another weight was not initialised.
     """
     weights = dict(model.named_parameters())
     for name in (name for name in new if name in weights and bool(weights[name].isnan().any())):

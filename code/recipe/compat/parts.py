@@ -123,11 +123,8 @@ PARTS = (
 
 
 def check() -> None:
-    """Check that the installed libraries have every part.
-
-    Raises:
-        LibraryError: Names the parts that are missing or take other arguments.
-    """
+    """Raise LibraryError with the parts that the installed libraries lack, or that take other
+    arguments."""
     if wrong := list(missing()):
         raise LibraryError(
             f"transformers {transformers.__version__} or its dependencies lack parts that "

@@ -41,10 +41,8 @@ _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-cla
 def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     """Load the model in `model_dir` or of HF_MODEL_ID, for HF_TASK or the task of its head.
 
-    Raises:
-        ModelError: There is no model, its files have changed since they were written, no task uses
-            its head, or the device cannot compute it.
-        ValueError: HF_TASK is not a known task.
+    Raise ModelError if there is no model, its files have changed since they were written, no task
+    uses its head, or the device cannot compute it, and ValueError if HF_TASK is not a known task.
     """
     quieten(bars=False)
     origin = Origin.find(model_dir, environ)

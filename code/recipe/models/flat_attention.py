@@ -35,13 +35,8 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def why_not(config: Any, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why a model cannot take flat batches on a device; None if it can.
-
-    Args:
-        config: Of the model.
-        device: Where it is trained.
-        dtype: The precision of attention, by autocast if that is on.
-    """
+    """Return why a model cannot take flat batches on a device; None if it can. `dtype` is the
+    precision of attention, by autocast if that is on."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "attention of varying lengths is for CUDA devices"
     capability = torch.cuda.get_device_capability(device)
@@ -61,8 +56,7 @@ def use(model: Any) -> None:
     """Let `model` also take flat batches."""
     AttentionInterface.register(ATTENTION, attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    inner = lora.bare(model)
-    inner.set_attn_implementation(ATTENTION)
+    lora.bare(model).set_attn_implementation(ATTENTION)
 
 
 def is_used(config: Any) -> bool:

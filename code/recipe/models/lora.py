@@ -100,12 +100,8 @@ def wrap(
 
 
 def tied(adapted: Any) -> str:
-    """Describe an adapted layer that shares its weights with another layer, which merging would
-    change too; return "" if there is none.
-
-    Args:
-        adapted: A peft.PeftModel.
-    """
+    """Describe a layer of a peft.PeftModel that shares its weights with another layer, which
+    merging would change too; return "" if there is none."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, weight in adapted.named_parameters(remove_duplicate=False):
         names[id(weight)].append(name.removeprefix("base_model.model."))
@@ -122,10 +118,7 @@ def tied(adapted: Any) -> str:
 
 def whole(model: Any, weights: Mapping[str, Any] | None, settings: ModelSettings) -> Any:
     """Return a trained model in its saved form: gathered, and merged unless lora_save=adapter.
-
-    Args:
-        weights: The gathered weights of a sharded model; None if it is not sharded.
-    """
+    `weights` are the gathered ones of a sharded model."""
     if weights is not None:
         # Set directly: assigned through FSDP, they would be sharded again.
         for name, weight in weights.items():
@@ -146,10 +139,7 @@ def save(
     settings: ModelSettings,
 ) -> None:
     """Write a trained model to `folder`: a LoRA model merged, or its adapter (lora_save=adapter).
-
-    Args:
-        weights: The gathered weights of a sharded model; None if it is not sharded.
-    """
+    `weights` are the gathered ones of a sharded model."""
     model = whole(model, weights, settings)
     model.save_pretrained(folder)
     if settings.lora_r is not None and settings.lora_save == "adapter":

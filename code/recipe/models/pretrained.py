@@ -55,12 +55,9 @@ class Source:
 
 
 def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
-    """Return the source of the model named by model_name_or_path.
-
-    Raises:
-        HyperparameterError: it is not given, and no channel holds a model.
-        ModelError: it is a path or a channel without a model.
-    """
+    """Return the source of the model named by model_name_or_path. Raise HyperparameterError if it
+    is not given, and no channel holds a model, and ModelError for a path or a channel without
+    one."""
     if model_id is None:
         folder = model_folder(channels)
         if folder is None:
@@ -135,15 +132,13 @@ def load_head(
     what: str,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model in float32 with a head that may be new, and its tokenizer.
+    """Return the model in float32 with a head that may be new, and its tokenizer. Raise ModelError
+    if it cannot be reached or loaded, or is evaluated without such a head.
 
     Args:
         adapters: peft's task type; None if it has none for it.
         what: Describes a model with this head, for messages.
         options: Of its configuration.
-
-    Raises:
-        ModelError: It cannot be reached or loaded, or is evaluated without such a head.
     """
     options = {**options, "ignore_mismatched_sizes": True}
     model, tokenizer, new = read(architecture, source, settings, **options)

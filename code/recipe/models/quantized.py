@@ -20,11 +20,7 @@ _REMEDY = "Leave it out: lora_r alone trains with little memory."
 
 
 def check(chosen: Device, is_sharded: bool, is_compiled: bool) -> None:
-    """Check that weights in 4 bits, which are requested, are possible.
-
-    Raises:
-        HyperparameterError: They are not.
-    """
+    """Raise HyperparameterError if weights in 4 bits, which are requested, are not possible."""
     if chosen.kind != "cuda":
         raise HyperparameterError(
             f"{_REFUSED} this host computes on {chosen.kind}: bitsandbytes' layers run on NVIDIA "
@@ -52,17 +48,13 @@ def check(chosen: Device, is_sharded: bool, is_compiled: bool) -> None:
 
 
 def check_base(name: str, settings: Mapping[str, Any], model: Any, in_4_bits: bool) -> None:
-    """Check that a model to be trained was saved without quantization, or was dequantized.
+    """Raise ModelError if a model to be trained has quantized weights: training would leave them
+    unchanged, merging adapters would round them, or a library is missing.
 
     Args:
-        name: Its folder, or its name on the hub.
         settings: The content of its config.json.
         model: The loaded model; None before that.
         in_4_bits: The hyperparameter load_in_4bit.
-
-    Raises:
-        ModelError: Its weights are quantized. Training would leave them unchanged, merging adapters
-            would round them, or a library is missing.
     """
     saved = settings.get("quantization_config")
     if not saved:

@@ -27,10 +27,8 @@ def patch_forward_for_tags(model: Any, smoothing: float) -> None:
     """Let `model` also take batches of tagged samples.
 
     It returns [samples, 1 + 3 * words]: the sum of the losses of a sample's learned tokens, the
-    predicted tag of each word, its probability, and the true tag (NO_TAG for none).
-
-    Args:
-        smoothing: Share of the target spread evenly over all tags in training.
+    predicted tag of each word, its probability, and the true tag (NO_TAG for none). `smoothing` is
+    the share of the target that is spread evenly over all tags in training.
     """
     lora.patch_forward(model, functools.partial(_tags, smoothing))
 

@@ -37,11 +37,8 @@ _FOLLOWED_BY_GELU: Sequence[tuple[str, str]] = (
 
 
 def why_not(model: nn.Module, dtype: torch.dtype, environ: Mapping[str, str]) -> str | None:
-    """Return why a model's weights keep their layout; None if they can be reordered.
-
-    Raises:
-        ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
-    """
+    """Return why a model's weights keep their layout; None if they can be reordered. Raise
+    ValueError if AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1."""
     layouts = "oneDNN's layout for the weights of linear layers", "PyTorch's"
     if not device.is_on(environ, "AMPHORA_BLOCKED_WEIGHTS", *layouts):
         return "AMPHORA_BLOCKED_WEIGHTS=0"
@@ -93,13 +90,8 @@ def use(
     """Reorder the weights of the linear layers of `model`, which must not be trained afterwards.
 
     Layers are reordered one after the other, so only one layer's weights are in memory twice.
-
-    Args:
-        answers: Computes the model's answers to a few texts.
-        are_same: Compares two lists of answers, allowing for rounding.
-
-    Returns:
-        Why the weights were restored, if the answers differ; "" if they are reordered.
+    `answers` computes the model's answers to a few texts, and `are_same` compares two lists of
+    them. Return why the weights were restored, if these differ; "" if they are reordered.
     """
     try:
         expected = answers()

@@ -105,14 +105,8 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
 
 
 def is_on(environ: Mapping[str, str], name: str, one: str, zero: str) -> bool:
-    """Return whether an environment variable is 1, the default, and not 0.
-
-    Args:
-        one: What 1 selects, for the message; `zero` likewise.
-
-    Raises:
-        ValueError: It is neither 0 nor 1.
-    """
+    """Return whether an environment variable is 1, the default, and not 0. Raise ValueError, with
+    what `one` and `zero` select, if it is neither."""
     setting = environ.get(name) or "1"
     if setting not in ("0", "1"):
         raise ValueError(f"{name} is {setting!r}. Set 1 ({one}) or 0 ({zero}).")
@@ -173,15 +167,11 @@ def join(kind: str, environ: Mapping[str, str]) -> None:
 
 
 def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> None:
-    """Check that each process has a GPU of its own, as NCCL demands, and make DDP use that one.
+    """Make DDP use this process's GPU. Raise DistributedError if two processes share one, which
+    NCCL refuses.
 
     Every process must call it, after the process group is made and before the first collective.
-
-    Args:
-        environ: Gets a variable of accelerate if a process's GPU does not have its number.
-
-    Raises:
-        DistributedError: Two processes share a GPU, and the backend is NCCL.
+    `environ` gets a variable of accelerate if a process's GPU does not have its number.
     """
     if device.type != "cuda" or not (dist.is_available() and dist.is_initialized()):
         return
@@ -299,11 +289,8 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 
 def check_world(device: torch.device, expected: int) -> None:
-    """Check that a sum over all processes really has `expected` terms.
-
-    Raises:
-        DistributedError: The processes would train independently of each other.
-    """
+    """Raise DistributedError if a sum over all processes has not `expected` terms: they would train
+    independently of each other."""
     if expected == 1:
         return
     total = torch.ones(1, device=device)

@@ -44,12 +44,9 @@ def choose(
     chosen: Device,
     environ: Mapping[str, str],
 ) -> Distribution:
-    """Choose the arguments that the hyperparameters and SM_FRAMEWORK_PARAMS request.
-
-    Raises:
-        HyperparameterError: mp_parameters is neither `key=value,...` nor a JSON object, or the
-            device does not support the combination.
-    """
+    """Choose the arguments that the hyperparameters and SM_FRAMEWORK_PARAMS request. Raise
+    HyperparameterError if mp_parameters is neither `key=value,...` nor a JSON object, or the device
+    does not support the combination."""
     kind = kind_of(chosen.kind)
     framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
     smddp: _Part = {}, ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,11 +50,10 @@ def keep_freed() -> None:
 
 
 def _set_malloc(*parameters: tuple[int, int]) -> None:
-    if sys.platform.startswith("linux"):
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            for parameter in parameters:
-                mallopt(*parameter)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    if mallopt is not None:
+        for parameter in parameters:
+            mallopt(*parameter)
 
 
 def available(
@@ -79,12 +77,10 @@ def available(
 
 @contextlib.contextmanager
 def bounded(path: Path) -> Iterator[None]:
-    """Limit the memory of the block, so that reading a file fails before the process is killed.
+    """Limit the memory of the block, so that reading a file raises DataError before the process is
+    killed.
 
     A small file may expand to far more than its size: compressed text, or one value for many rows.
-
-    Raises:
-        DataError: The file takes more memory than is free.
     """
     free = available()
     if free is None:

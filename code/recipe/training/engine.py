@@ -54,17 +54,9 @@ def build(
     table: Table | None = None,
     **others: Any,
 ) -> Engine:
-    """Build the engine for the samples `train`, `evaluation` and optionally others.
-
-    Args:
-        class_weight: The hyperparameter.
-        table: Gets the decisions on batches.
-        others: Arguments of `Engine`.
-
-    Raises:
-        HyperparameterError: packing=True, and the model cannot be packed.
-        DistributedError: One process would have to use several GPUs.
-    """
+    """Build the engine for the samples `train`, `evaluation` and optionally others; `table` gets
+    the decisions on batches. Raise HyperparameterError if packing=True, and the model cannot be
+    packed, and DistributedError if one process would have to use several GPUs."""
     args, objective = loaded.arguments, loaded.objective
     if args.n_gpu > 1:
         raise DistributedError(

@@ -99,11 +99,8 @@ class Forecast(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start measuring; continue the schedule of a checkpoint.
-
-        Raises:
-            HyperparameterError: The budget was used up before the first step.
-        """
+        """Start measuring; continue the schedule of a checkpoint. Raise HyperparameterError if the
+        budget was used up before the first step."""
         self._mark = self._began = self._clock()
         self._first_step, self._planned = state.global_step, state.max_steps
         self._next = state.global_step + 1

@@ -20,11 +20,8 @@ _UNEVEN = 1.1
 
 
 def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:
-    """Check that all hosts have the same model configuration, classes included.
-
-    Raises:
-        DistributedError: Names the first host that differs.
-    """
+    """Raise DistributedError, with the first host that differs, if hosts have different model
+    configurations, classes included."""
     config: Any = model.config
     configurations = hosts.gather(json.dumps(config.to_diff_dict(), sort_keys=True, default=str))
     for host, theirs in zip(hosts.names, configurations, strict=True):
@@ -45,13 +42,8 @@ def gather_hosts(
 
     All processes share one plan of row numbers. If they had read different data, they would train
     on wrong rows, and compare one host's predictions with another's labels. So all processes must
-    have read the same rows, or those of their host if the data set is sharded.
-
-    Args:
-        sharded: Names of the `samples` that belong to this host only.
-
-    Raises:
-        DistributedError: Names two processes and what they read.
+    have read the same rows, or those of their host if their name is in `sharded`; else raise
+    DistributedError, with two processes and what they read.
     """
     splits_here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
     splits_of_hosts = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), splits_here))

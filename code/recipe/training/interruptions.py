@@ -62,11 +62,9 @@ class Interruptions(TrainerCallback):
         """Return whether any process received a stop, and whether to save now.
 
         Processes exchange this about every `_BETWEEN` seconds, after the same number of calls. Each
-        exchange agrees on the number of calls until the next one, from the slowest process.
-
-        Args:
-            where: What is counted: steps or evaluation batches. A change leads to an exchange at
-                once, since the new kind may be slower.
+        exchange agrees on the number of calls until the next one, from the slowest process. When
+        `where` changes from steps to evaluation batches or back, they exchange at once, since the
+        new kind may be slower.
         """
         due = self._seconds is not None and time.monotonic() - self._saved >= self._seconds
         if self._group is None:
@@ -113,11 +111,7 @@ class Interruptions(TrainerCallback):
         self._deferred = False
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        """End the evaluation if a stop was requested.
-
-        Raises:
-            Interrupted: In all processes.
-        """
+        """End the evaluation if a stop was requested, by Interrupted in all processes."""
         if self._agreed("evaluation")[0]:
             raise Interrupted
 

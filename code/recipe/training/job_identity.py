@@ -43,11 +43,8 @@ WITHOUT_EFFECT = tuple(_LISTED.split())
 
 
 def decisive(given: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any]:
-    """Return the values that can change the final weights and are not defaults, by name.
-
-    Args:
-        given: `Hyperparameters.values`.
-    """
+    """Return the values, of `Hyperparameters.values` and the Trainer's arguments, that can change
+    the final weights and are not defaults, by name."""
     usual = {**defaults_of(TrainingArguments), "warmup_steps": None, "bf16": None}
     values = {
         name: getattr(args, name)
@@ -67,11 +64,8 @@ def decisive(given: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any
 
 
 def counts(name: str, kept_best: bool = False) -> bool:
-    """Return whether a value of this name can change the final weights.
-
-    Args:
-        kept_best: Whether these are the best weights, not the last ones.
-    """
+    """Return whether a value of this name can change the final weights: the best ones if
+    `kept_best`, else the last ones."""
     if effect := _EFFECTS.get(name):
         return effect is Effect.WEIGHTS or (effect is Effect.BEST and kept_best)
     return not any(fnmatchcase(name, pattern) for pattern in WITHOUT_EFFECT)

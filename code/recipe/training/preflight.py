@@ -42,11 +42,8 @@ _DOUBT = 1.5
 def inspect(
     argv: Sequence[str], folders: Folders, processes: int, steps: int = 0
 ) -> Iterator[Finding]:
-    """Yield the job's plan, then findings that cost time; an error is the last one.
-
-    Args:
-        steps: Steps to train in order to measure time and memory; with 0, memory is estimated.
-    """
+    """Yield the job's plan, then findings that cost time; an error is the last one. Time and memory
+    are measured by training some `steps`; with 0, memory is estimated."""
     started = time.monotonic()
     quieten()
     new: list[Finding] = []

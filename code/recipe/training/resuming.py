@@ -101,11 +101,8 @@ class Resumable(Trainer):
 
     def run(self) -> dict[str, float]:
         """Train from the beginning or from the newest checkpoint; return the Trainer's metrics.
-
-        Raises:
-            CheckpointError: Checkpoints cannot be written, or the newest belongs to another job.
-            SystemExit: Training was stopped and can be resumed.
-        """
+        Raise CheckpointError if checkpoints cannot be written, or the newest belongs to another
+        job, and SystemExit if training was stopped and can be resumed."""
         checkpoint = self._latest_checkpoint() if self._saves else None
         self._interruptions.listen()
         if checkpoint is not None:
@@ -158,11 +155,7 @@ class Resumable(Trainer):
         return trained.metrics
 
     def leave(self) -> None:
-        """Write the model so far, and end the process with the exit code of a stopped training.
-
-        Raises:
-            SystemExit: Always.
-        """
+        """Write the model so far, and end the process with the exit code of a stopped training."""
         self._writer.wait()
         kept = (
             f"checkpoint saved in {self._folder}; start again to continue"
@@ -179,11 +172,8 @@ class Resumable(Trainer):
         raise SystemExit(EXIT_CODE)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
-        """Evaluate, and return the metrics.
-
-        Raises:
-            SystemExit: A stop was requested; the state before the evaluation is saved.
-        """
+        """Evaluate, and return the metrics. Raise SystemExit if a stop was requested; the state
+        before the evaluation is saved."""
         try:
             return super().evaluate(eval_dataset, *args, **options)
         except Interrupted:
@@ -285,11 +275,8 @@ class Resumable(Trainer):
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def _snapshot(self, copies: bool) -> Snapshot:
-        """Return the current state; on all but the first process, the small files only.
-
-        Args:
-            copies: Whether to copy the tensors, so that training may change them.
-        """
+        """Return the current state; on all but the first process, the small files only. With
+        `copies`, tensors are copied, so that training may change them."""
         if xla.is_used():
             xla.sync()
         keeps = self.is_world_process_zero()

@@ -165,10 +165,7 @@ class _Job:
 
     def quantize(self) -> None:
         """Quantize the model that was written, or without training the one that was evaluated.
-
-        Raises:
-            ModelError: The job only quantizes, and the result is outside the bounds.
-        """
+        Raise ModelError if the job only quantizes, and the result is outside the bounds."""
         plan, folder = self.plan, self.folders.model_dir
         trains = plan.hyperparameters.trains
         if not trains and folder.resolve() != Path(plan.source.name).resolve():
@@ -212,11 +209,8 @@ class _Job:
         return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 
     def write_partial(self, step: int) -> None:
-        """Write the model of a stopped training, with the metrics of its step; all processes call
-        it.
-
-        A failure here leaves no model, and does not prevent a job with a checkpoint from resuming.
-        """
+        """Write the model of a stopped training, with the metrics of its step. All processes call
+        it. If that fails, there is no model, but a job with a checkpoint can still resume."""
         weights = distribution.whole_weights(self.trainer)
         if not is_first_process():
             return
@@ -272,11 +266,8 @@ class _Job:
             )
 
     def write_report(self, facts: model_card.Facts, seconds: Mapping[str, float]) -> None:
-        """Write the report, or log why it cannot be written.
-
-        Args:
-            seconds: Seconds of each phase; training includes evaluations.
-        """
+        """Write the report, or log why it cannot be written. `seconds` are those of each phase;
+        training includes evaluations."""
         trainer, given, folder = (
             self.trainer, self.plan.hyperparameters, self.folders.output_data_dir
         )  # fmt: skip

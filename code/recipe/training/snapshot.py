@@ -45,10 +45,8 @@ class Snapshot:
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a model to save, by name, and the name of their file.
-
-    The tensors are not copied. Tied tensors are returned once.
-    """
+    """Return the tensors of a model to save, by name, not copied and tied ones once, and the name
+    of their file."""
     first = {name for name, _ in model.named_parameters()}
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     state = {
@@ -65,15 +63,9 @@ def weights_of(model: Any) -> tuple[dict[str, Tensor], str]:
 
 
 def load_weights(model: Any, folder: Path, reads: bool, shares: bool) -> None:
-    """Load a checkpoint's weights into `model`. A collective of all processes.
-
-    Args:
-        reads: Whether this process reads the file.
-        shares: Whether the first process sends the weights to the others.
-
-    Raises:
-        CheckpointError: The checkpoint has no weights on this host, or those of another model.
-    """
+    """Load a checkpoint's weights into `model`: a process that `reads` has the file, and if
+    `shares`, the first one sends the weights to the others. A collective of all processes. Raise
+    CheckpointError if it has no weights on this host, or those of another model."""
     live, file = weights_of(model)
     try:
         stored = load_file(folder / file) if reads else None

@@ -51,10 +51,8 @@ def fault(
     computes for each text alone, for batches of random tokens; "" if they are close.
 
     Args:
-        exact: The encoder in float32.
-        forward: The converted one in float32.
-        names: Its outputs.
-        inputs: The inputs of both.
+        exact: The encoder. Both compute in float32, and take `inputs`.
+        names: The outputs of the converted one.
         longest: The most tokens that the model reads.
     """
     config, random = exact.config, np.random.default_rng(0)

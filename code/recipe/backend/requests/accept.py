@@ -21,12 +21,8 @@ def preferred(
     their position in the header, then by the server's preference.
 
     The weight of an exact name precedes that of `text/*`, and that of `text/*` precedes `*/*`. A
-    weight of 0 excludes an offer.
-
-    Args:
-        header: The header; empty means any type.
-        offers: The types that can be written, by the server's preference.
-        spellings: Other names of offers.
+    weight of 0 excludes an offer. An empty header means any type. `spellings` are other names of
+    offers.
     """
     entries = list(_entries(header or ANY, spellings or {}))
     ranked = []

@@ -55,9 +55,8 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
     nan. An iterator over tokens is sent as server-sent events, JSON Lines or plain text. A
     `Document` is always JSON, and an `EventStream` server-sent events.
 
-    Raises:
-        UnsupportedContentType: No accepted type can hold the answer.
-        ValueError: The answer contains NaN or infinity.
+    Raise UnsupportedContentType if no accepted type can hold the answer, and ValueError if it
+    contains NaN or infinity.
     """
     if isinstance(prediction, Document):
         return _as_json(prediction.value).encode(), JSON

@@ -56,10 +56,9 @@ def read_request(body: bytes, content_type: str) -> Request:
     """Read the inputs of a JSON, JSON Lines or CSV body, a plain text, an NPY array of texts, or
     an image or audio file. Texts are in UTF-8, or in the charset of the content type.
 
-    Raises:
-        BadRequest: The body is not of its type, or has no input. An invalid record of several is
-            noted in the request's `faults` instead, unless all are invalid.
-        UnsupportedContentType: The type or its charset is not supported.
+    Raise BadRequest if the body is not of its type, or has no input; an invalid record of several
+    is noted in the request's `faults` instead, unless all are. Raise UnsupportedContentType if the
+    type or its charset is not supported.
     """
     kind = media_type(content_type)
     if kind.startswith(("image/", "audio/", "video/")):

@@ -137,11 +137,7 @@ class Request:
 
     def checked(self, known: Set[str], task: str, nullable: Set[str] = frozenset()) -> Request:
         """Return the request with valid parameters, without those that are null unless they are
-        `nullable`.
-
-        Raises:
-            BadRequest: A parameter is not `known` to the task, or has an invalid value.
-        """
+        `nullable`. Raise BadRequest if one is not `known` to the task, or has an invalid value."""
         for name, value in self.parameters.items():
             if name not in known:
                 takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
@@ -161,15 +157,11 @@ class Request:
         return replace(self, parameters={**self.parameters[name], **flat})
 
     def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> Inputs:
-        """Return what `reader` makes of each input.
+        """Return what `reader` makes of each input. It raises BadRequest for an invalid one, as
+        this does if all records are invalid, or an input that is not a record.
 
-        Args:
-            reader: Raises BadRequest for an invalid input.
-            columns: The text columns that the model was trained on, if known. A CSV body whose
-                header has them is read by them instead of the usual names.
-
-        Raises:
-            BadRequest: All records are invalid, or an input that is not a record is.
+        A CSV body whose header has the text `columns` that the model was trained on is read by them
+        instead of the usual names.
         """
         table = self.read_columns(columns) if columns and self.read_columns is not None else None
         source = table or self

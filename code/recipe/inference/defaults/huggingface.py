@@ -37,11 +37,8 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
     """Return a request's data as Hugging Face's image passes it to `predict_fn`.
 
     That is for JSON its value, for CSV {"inputs": [...]}, which two tasks do not accept, for NPY an
-    array, for an image {"inputs": image}, and for audio {"inputs": bytes}.
-
-    Raises:
-        BadRequest: (400) The body is not of its type.
-        UnsupportedContentType: (415) The type is another one.
+    array, for an image {"inputs": image}, and for audio {"inputs": bytes}. Raise BadRequest (400)
+    if the body is not of its type, and UnsupportedContentType (415) for other types.
     """
     kind = media_type(content_type)
     if kind == JSON:
@@ -119,11 +116,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     It computes in float32, as in Hugging Face's image, unless AMPHORA_DTYPE names another
     precision: user code calls `.numpy()`, which does not support bfloat16. A `TaskPipeline` takes
     its place for tasks whose pipelines transformers 5 dropped, and on devices that compile a
-    program for each shape.
-
-    Raises:
-        ModelError: There is no model, or its files are damaged or incomplete.
-        ValueError: HF_TASK is not a known task.
+    program for each shape. Raise ModelError if there is no model, or its files are damaged or
+    incomplete, and ValueError if HF_TASK is not a known task.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 

@@ -84,11 +84,9 @@ def decode(body: str | bytes, content_type: str, model: Any) -> Any:
     device, in float32 for JSON and CSV, in the array's dtype for NPY.
 
     CSV of one row or one column becomes one dimension, as with numpy.genfromtxt. JSON other than
-    numbers, which PyTorch's image refuses, is returned unchanged, such as a dict or texts.
-
-    Raises:
-        BadRequest: (400) The body is not of its type, or its rows differ in length.
-        UnsupportedContentType: (415) The type is another one.
+    numbers, which PyTorch's image refuses, is returned unchanged, such as a dict or texts. Raise
+    BadRequest (400) if the body is not of its type, or its rows differ in length, and
+    UnsupportedContentType (415) for other types.
     """
     import torch
 
