@@ -74,8 +74,8 @@ class LoadedModel:
         return int(getattr(self.model.config.get_text_config(), "hidden_size", 0) or 0)
 
     def release_replaced(self) -> None:
-        """Compute the encoder in int8 from now on, if it was chosen, and free its float weights:
-        who still reads them gets NaN.
+        """Compute the encoder in int8 from now on, if it was chosen, and free its float weights,
+        which become NaN.
 
         Until then PyTorch computes: a process that has run CTranslate2's threads cannot be forked.
         """

@@ -145,28 +145,60 @@ def laid_out(
     loaded = _with_safe_merging(loaded, reading)
     if loaded.padded.merging != PADDED:
         return loaded
-
-    def float_layout() -> LoadedModel:
-        """Return the model with packed texts and with weights in the layout of the CPU's kernels,
-        if its answers stay the same. Otherwise log the reason."""
-        first, second = loaded.probes()
-        rows = [second, first, first, TokenRow(second.ids[:-1]), second]
-        alone, inputs = loaded.alone(), loaded.padded.inputs
-        packed = packed_rows.checked(
-            loaded.model,
-            PackedRows.from_model(loaded.model, architecture.__name__, inputs, environ),
-            lambda packed: replace(alone, layout=packed).forward(rows, reading),
-        )
-        # Models of unknown families may use the weights of a layer elsewhere.
-        if packed is not None:
-            probes = alone.probes()
-            _use_onednn_layout(loaded.model, environ, lambda: alone.forward(probes, reading))
-        return replace(loaded, layout=packed)
-
+    float_layout = functools.partial(_float_layout, loaded, architecture, reading, environ)
     artefact = Artefact.find(origin.location)
     if artefact is None:
         return float_layout()
-    return _quantized(loaded, artefact, kind, reading, environ, float_layout)
+    why_not = why_unavailable()
+    if kind != "cpu":
+        why_not = f"the model is served on {kind}"
+    elif name := environ.get("AMPHORA_DTYPE"):
+        why_not = f"AMPHORA_DTYPE is {name}"
+    elif not why_not and weights_of(artefact.folder.parent) != artefact.proof.weights:
+        why_not = "it was made of other weights or settings; `amphora quantize` makes it again"
+    trial = Trial(why_not, {})
+    if not why_not:
+        forward = Forward(artefact.folder, artefact.proof.outputs, dtype=loaded.model.dtype)
+        tokens = min(CALL_TOKENS, loaded.padded.call_tokens)
+        quick = replace(loaded, padded=replace(loaded.padded, call_tokens=tokens))
+
+        def prepare() -> tuple[Compute, Compute]:
+            exact = float_layout()
+            return (
+                lambda rows: exact.forward(rows, reading),
+                lambda rows: quick.forward(rows, reading),
+            )
+
+        try:
+            trial = artefact.try_out(forward, loaded.model, prepare)
+        except ModelError as error:
+            trial = Trial(error.message, {})
+        if not trial.why_not:
+            log(f"engine: CTranslate2 {importlib.metadata.version('ctranslate2')} in int8: {trial}")
+            return replace(quick, engine=forward, trial=trial)
+    times = f" ({trial})" if trial.milliseconds else ""
+    log(f"engine: PyTorch instead of int8: {trial.why_not}{times}")
+    return replace(float_layout(), trial=trial)
+
+
+def _float_layout(
+    loaded: LoadedModel, architecture: Any, reading: OutputKind, environ: Mapping[str, str]
+) -> LoadedModel:
+    """Return the model with packed texts and with weights in the layout of the CPU's kernels, if
+    its answers stay the same. Otherwise log the reason."""
+    first, second = loaded.probes()
+    rows = [second, first, first, TokenRow(second.ids[:-1]), second]
+    alone, inputs = loaded.alone(), loaded.padded.inputs
+    packed = packed_rows.checked(
+        loaded.model,
+        PackedRows.from_model(loaded.model, architecture.__name__, inputs, environ),
+        lambda packed: replace(alone, layout=packed).forward(rows, reading),
+    )
+    # Models of unknown families may use the weights of a layer elsewhere.
+    if packed is not None:
+        probes = alone.probes()
+        _use_onednn_layout(loaded.model, environ, lambda: alone.forward(probes, reading))
+    return replace(loaded, layout=packed)
 
 
 def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
@@ -199,47 +231,6 @@ def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
         name = type(loaded.model).__name__
         log(f"batches: padding changes the answers of {name}: {merging}")
     return replace(merged, typed=typed)
-
-
-def _quantized(
-    loaded: LoadedModel,
-    artefact: Artefact,
-    kind: str,
-    reading: OutputKind,
-    environ: Mapping[str, str],
-    float_layout: Callable[[], LoadedModel],
-) -> LoadedModel:
-    """Return the model with its encoder in int8 if that answers here as it was proved, in less
-    time; else with `float_layout`. A log line says which."""
-    why_not = why_unavailable()
-    if kind != "cpu":
-        why_not = f"the model is served on {kind}"
-    elif name := environ.get("AMPHORA_DTYPE"):
-        why_not = f"AMPHORA_DTYPE is {name}"
-    elif not why_not and weights_of(artefact.folder.parent) != artefact.proof.weights:
-        why_not = "it was made of other weights or settings; `amphora quantize` makes it again"
-    if why_not:
-        log(f"engine: PyTorch instead of int8: {why_not}")
-        return float_layout()
-    forward = Forward(artefact.folder, artefact.proof.outputs, dtype=loaded.model.dtype)
-    tokens = min(CALL_TOKENS, loaded.padded.call_tokens)
-    quick = replace(loaded, padded=replace(loaded.padded, call_tokens=tokens))
-
-    def prepare() -> tuple[Compute, Compute]:
-        exact = float_layout()
-        return lambda rows: exact.forward(rows, reading), lambda rows: quick.forward(rows, reading)
-
-    try:
-        trial = artefact.try_out(forward, loaded.model, prepare)
-    except ModelError as error:
-        trial = Trial(error.message, {})
-    if trial.why_not:
-        log(
-            f"engine: PyTorch instead of int8: {trial.why_not}{f' ({trial})' if str(trial) else ''}"
-        )
-        return replace(float_layout(), trial=trial)
-    log(f"engine: CTranslate2 {importlib.metadata.version('ctranslate2')} in int8: {trial}")
-    return replace(quick, engine=forward, trial=trial)
 
 
 def _use_onednn_layout(

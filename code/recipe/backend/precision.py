@@ -73,9 +73,11 @@ def settled(
     environ: Mapping[str, str],
     reading: Reading,
 ) -> tuple[LoadedModel, str]:
-    """Return the model, which is on its device in the precision `name`, in a precision that it
-    supports, and the name of that. `origin` and `architecture` load it again; values of `reading`
-    are compared."""
+    """Return the model in a precision that it supports, and the name of that precision.
+
+    The model is on its device, in the precision `name`. Its values of `reading` are compared; if
+    they differ, it is loaded again by `architecture`.
+    """
     model, alone = loaded.model, loaded.alone()
     if name == "bfloat16" and not environ.get("AMPHORA_DTYPE"):
         try:

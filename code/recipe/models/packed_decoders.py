@@ -139,14 +139,14 @@ def token_losses(
     vocabulary: int,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Return [places, 2]: the loss of each token, and whether it is predicted; 0 in unused places.
+    """Return [slots, 2]: the loss of each token, and whether it is predicted; 0 in unused slots.
 
     More logits than `most_logits` are computed in parts, and again in the backward pass.
 
     Args:
-        states: [places, hidden].
+        states: [slots, hidden].
         head: States to logits over `vocabulary` tokens.
-        targets: [places], NOT_LEARNED where one is unused.
+        targets: [slots], NOT_LEARNED in unused ones.
         smoothing: Share of the target spread evenly over all tokens.
     """
     parts = -(-len(targets) * vocabulary // most_logits(_elsewhere or states.device))

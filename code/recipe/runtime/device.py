@@ -289,8 +289,8 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 
 def check_world(device: torch.device, expected: int) -> None:
-    """Raise DistributedError if a sum over all processes has not `expected` terms: they would train
-    independently of each other."""
+    """Raise DistributedError if a sum over all processes does not have `expected` terms: then they
+    would train independently of each other."""
     if expected == 1:
         return
     total = torch.ones(1, device=device)

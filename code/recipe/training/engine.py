@@ -251,7 +251,7 @@ class Engine(Resumable):
         super()._save_checkpoint(model, trial)
 
     def _losses(self, model: Any, inputs: Batch) -> tuple[Any, Tensor, Tensor]:
-        """Return the model's outputs, a loss for each place, and whether it holds a sample."""
+        """Return the model's outputs, the loss of each slot, and whether it holds a sample."""
         extra = ("labels", "rows", "total")
         outputs = model(**{name: value for name, value in inputs.items() if name not in extra})
         smoothing = self.args.label_smoothing_factor if model.training else 0.0

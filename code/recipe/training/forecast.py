@@ -10,6 +10,7 @@ import bisect
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +42,27 @@ _MUCH = 1.15
 _SECONDS_OF_REPORT = 5.0
 
 
+class Stopwatch:
+    """Measures from its creation; `lap` assigns the time since the last lap to a phase."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._clock = clock
+        self.started = self._last = clock()
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to the phase `name`."""
+        now = self._clock()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._counts[name] += 1
+        self._last = now
+
+    def mean(self, name: str, default: float) -> float:
+        """Return the seconds of a lap of the phase `name`; `default` if there was none."""
+        return self.seconds[name] / self._counts[name] if name in self.seconds else default
+
+
 class Forecast(TrainerCallback):
     """Measures steps, evaluations and saves of a training.
 
@@ -66,10 +88,9 @@ class Forecast(TrainerCallback):
         price: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._started, self._clock, self._mark = started, clock, started
+        self._started, self._clock, self._watch = started, clock, Stopwatch(clock)
         self._steps_of_epoch, self._evaluation, self._after = steps_of_epoch, evaluation, after
         self._writing, self._budget, self._price = writing, budget, price
-        self._phases: dict[str, tuple[int, float]] = {}
         self._first_step = self._planned = self._next = 0
         self._has_decided = False
         self._logged: list[float] = []
@@ -101,7 +122,7 @@ class Forecast(TrainerCallback):
     ) -> None:
         """Start measuring; continue the schedule of a checkpoint. Raise HyperparameterError if the
         budget was used up before the first step."""
-        self._mark = self._began = self._clock()
+        self._watch = Stopwatch(self._clock)
         self._first_step, self._planned = state.global_step, state.max_steps
         self._next = state.global_step + 1
         if self._curve:
@@ -119,11 +140,11 @@ class Forecast(TrainerCallback):
 
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Measure an evaluation."""
-        self._lap("evaluation")
+        self._watch.lap("evaluation")
 
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         """Measure how long training waited for a checkpoint."""
-        self._lap("save")
+        self._watch.lap("save")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -132,7 +153,7 @@ class Forecast(TrainerCallback):
         number = state.global_step - self._first_step
         if number in (_WARM_UP, _MEASURED) and args.device.type == "cuda":
             torch.cuda.synchronize()
-        self._lap("step" if number > _WARM_UP else "first steps")
+        self._watch.lap("step" if number > _WARM_UP else "first steps")
         if self._budget is not None and self._next <= state.global_step < state.max_steps:
             self._fit(args, state, kwargs["lr_scheduler"])
         if number < _MEASURED and not self._has_decided:
@@ -153,21 +174,12 @@ class Forecast(TrainerCallback):
         )
         self._logged.append(whole)
 
-    def _lap(self, phase: str) -> None:
-        now = self._clock()
-        count, seconds = self._phases.get(phase, (0, 0.0))
-        self._phases[phase] = (count + 1, seconds + now - self._mark)
-        self._mark = now
-
-    def _mean(self, phase: str, default: float) -> float:
-        count, seconds = self._phases.get(phase, (0, 0.0))
-        return seconds / count if count else default
-
     def seconds_left(self, args: TrainingArguments, state: TrainerState, total: int) -> float:
         """Return the seconds until the job ends, if it trains `total` steps in all."""
         step = state.global_step
-        estimate_step = self._mean("step", self._mean("first steps", 0.0))
-        of_evaluation = self._mean("evaluation", self._evaluation * estimate_step)
+        mean = self._watch.mean
+        estimate_step = mean("step", mean("first steps", 0.0))
+        of_evaluation = mean("evaluation", self._evaluation * estimate_step)
 
         def count(strategy: Any, interval: float) -> int:
             """Count evaluations or saves in the steps that are left."""
@@ -181,7 +193,7 @@ class Forecast(TrainerCallback):
         return (
             (total - step) * estimate_step
             + (evaluations + self._after) * of_evaluation
-            + max(0, saves - 1) * self._mean("save", 0.0)
+            + max(0, saves - 1) * mean("save", 0.0)
             + self._writing()
             + _SECONDS_OF_REPORT
         )
@@ -195,8 +207,8 @@ class Forecast(TrainerCallback):
         """Choose the number of steps that fit into the budget, for all processes."""
         assert self._budget is not None
         step, room = state.global_step, self._budget - self.elapsed()
-        now = self._clock()
-        is_late = now - self._began > _EARLY * (room + now - self._began)
+        trained = self._clock() - self._watch.started
+        is_late = trained > _EARLY * (room + trained)
         totals = range(step + 1, max(step + 1, self._planned) + 1)
         fitting = bisect.bisect_right(
             totals, room, key=lambda total: self.seconds_left(args, state, total)

@@ -41,9 +41,9 @@ def gather_hosts(
     """Return the samples as all processes see them. A collective of all processes.
 
     All processes share one plan of row numbers. If they had read different data, they would train
-    on wrong rows, and compare one host's predictions with another's labels. So all processes must
-    have read the same rows, or those of their host if their name is in `sharded`; else raise
-    DistributedError, with two processes and what they read.
+    on wrong rows, and compare one host's predictions with another's labels. So raise
+    DistributedError, with two processes and what they read, if a split differs between processes,
+    or if its name is in `sharded`, between processes of one host.
     """
     splits_here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
     splits_of_hosts = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), splits_here))

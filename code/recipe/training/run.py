@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +34,7 @@ from recipe.tasks.base import OK, WARNING, Finding
 from recipe.training import engine, host_samples, job_identity, quantization
 from recipe.training import forecast as forecasting
 from recipe.training.engine import Engine
+from recipe.training.forecast import Stopwatch
 from recipe.training.progress import Bar, MetricLines, ProgressLines
 
 _REMEDY = (
@@ -42,21 +42,6 @@ _REMEDY = (
     "checkpoint; if training had ended, it only writes the results."
 )
 _BYTES_OF_REPORT = 1_000_000
-
-
-class Stopwatch:
-    """Measures from its creation; `lap` assigns the time since the last lap to a phase."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds: dict[str, float] = {}
-        self._clock = clock
-        self.started = self._last = clock()
-
-    def lap(self, name: str) -> None:
-        """Add the time since the last lap to the phase `name`."""
-        now = self._clock()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
 
 
 def run(

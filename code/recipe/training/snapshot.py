@@ -45,8 +45,8 @@ class Snapshot:
 
 
 def weights_of(model: Any) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a model to save, by name, not copied and tied ones once, and the name
-    of their file."""
+    """Return the tensors of a model to save, by name, and the name of their file. They are not
+    copied; tied ones are returned once."""
     first = {name for name, _ in model.named_parameters()}
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     state = {
@@ -63,9 +63,9 @@ def weights_of(model: Any) -> tuple[dict[str, Tensor], str]:
 
 
 def load_weights(model: Any, folder: Path, reads: bool, shares: bool) -> None:
-    """Load a checkpoint's weights into `model`: a process that `reads` has the file, and if
-    `shares`, the first one sends the weights to the others. A collective of all processes. Raise
-    CheckpointError if it has no weights on this host, or those of another model."""
+    """Load a checkpoint's weights into `model`: from its file if `reads`, from the first process if
+    `shares`. A collective of all processes. Raise CheckpointError if the file is not on this host,
+    or belongs to another model."""
     live, file = weights_of(model)
     try:
         stored = load_file(folder / file) if reads else None

@@ -15,7 +15,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.reports import figures, model_card, predictions, report
 from recipe.reports.model_card import Facts
 from recipe.reports.section import RULE
-from recipe.training.run import Stopwatch
+from recipe.training.forecast import Stopwatch
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PROBE = "<script>document.title='run by a text'</script>"

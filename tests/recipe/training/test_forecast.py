@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 
 from recipe import arguments
 from recipe.errors import HyperparameterError
-from recipe.training.forecast import Forecast, forecast_job
+from recipe.training.forecast import Forecast, Stopwatch, forecast_job
 from tests.support.jobs import Job
 from tests.support.words import write_reviews
 
@@ -233,7 +233,9 @@ def test_the_two_evaluations_of_a_quantization_are_forecast(tmp_path: Path) -> N
             plan, torch.nn.Linear(1, 1), rows={"train": 96, "evaluation": 48},
             steps_of_epoch=12, started=0, bytes_per_second=lambda: 1e9,
         )  # fmt: skip
-        vars(forecast)["_phases"] = {"evaluation": (1, 7.0)}
+        times = iter((0.0, 7.0))
+        watch = vars(forecast)["_watch"] = Stopwatch(lambda times=times: next(times))
+        watch.lap("evaluation")
         state = TrainerState()
         left.append(forecast.seconds_left(args, state, 12))
     assert left[1] - left[0] == pytest.approx(14)

@@ -188,7 +188,7 @@ def weights_of(model: Path) -> str:
 
 
 def write(folder: Path, proof: Proof) -> None:
-    """Write the proof, and the sums of all files."""
+    """Write the proof, and the checksums of all files."""
     (folder / PROOF).write_text(json.dumps(dataclasses.asdict(proof), indent=1) + "\n")
     checksums.write(folder)
 
