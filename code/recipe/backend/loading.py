@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from recipe.backend import packed_rows, precision, programs
+from recipe.backend import precision, programs
 from recipe.backend.engines.ctranslate import CALL_TOKENS, Forward
 from recipe.backend.engines.int8 import Artefact, Compute, Trial, weights_of, why_unavailable
 from recipe.backend.loaded_model import LoadedModel
@@ -39,7 +39,7 @@ from recipe.compat import positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
-from recipe.models import packed_encoders
+from recipe.models import flat_attention, packed_encoders
 from recipe.runtime import blocked_weights
 from recipe.tokenization.encoding import types_alone
 
@@ -186,18 +186,32 @@ def _float_layout(
 ) -> LoadedModel:
     """Return the model with packed texts and with weights in the layout of the CPU's kernels, if
     its answers stay the same. Otherwise log the reason."""
+    model, alone = loaded.model, loaded.alone()
+    name, inputs = architecture.__name__, loaded.padded.inputs
+    packed = PackedRows.from_model(model, name, inputs, environ)
+    if packed is None:
+        return loaded
     first, second = loaded.probes()
     rows = [second, first, first, TokenRow(second.ids[:-1]), second]
-    alone, inputs = loaded.alone(), loaded.padded.inputs
-    packed = packed_rows.checked(
-        loaded.model,
-        PackedRows.from_model(loaded.model, architecture.__name__, inputs, environ),
-        lambda packed: replace(alone, layout=packed).forward(rows, reading),
-    )
-    # Models of unknown families may use the weights of a layer elsewhere.
-    if packed is not None:
-        probes = alone.probes()
-        _use_onednn_layout(loaded.model, environ, lambda: alone.forward(probes, reading))
+    usual = model.config._attn_implementation
+    expected = alone.forward(rows, reading)
+    tolerance = tolerance_of(expected, model.dtype, exact=1e-4)
+    try:
+        flat_attention.use(model)
+        # Rows alone are computed by the attention of packed ones, too.
+        is_same = all(
+            are_close(replace(alone, layout=layout).forward(rows, reading), expected, tolerance)
+            for layout in (packed, None)
+        )
+        why_not = "" if is_same else "its answers would differ"
+    except Exception as error:
+        why_not = f"{type(error).__name__}: {str(error)[:200]}"
+    if why_not:
+        log(f"batches: texts are padded: {why_not}")
+        model.set_attn_implementation(usual)
+        return loaded
+    # Not for models of unknown families, which may use the weights of a layer elsewhere.
+    _use_onednn_layout(model, environ, lambda: alone.forward([first, second], reading))
     return replace(loaded, layout=packed)
 
 

@@ -9,7 +9,7 @@ core's cache (docs/LAB.md).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,8 @@ from recipe.backend.rows import (
     Reading,
     TokenRow,
     Values,
-    are_close,
     kept_positions,
     to_device,
-    tolerance_of,
 )
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
@@ -193,30 +191,3 @@ class PackedRows:
         else:
             pooled = hidden[to_device(torch.from_numpy(begins), hidden.device)]
         return Values(self.family.head(model, pooled))
-
-
-def checked(
-    model: PreTrainedModel,
-    packed: PackedRows | None,
-    answers: Callable[[PackedRows | None], Sequence[Tensor]],
-) -> PackedRows | None:
-    """Return `packed` if the model's answers stay the same with it and the attention that it needs.
-    Otherwise log the reason, restore the model's attention and return None. `answers` computes the
-    values of several texts in a layout, or each alone for None.
-    """
-    if packed is None:
-        return None
-    usual = model.config._attn_implementation
-    expected = answers(None)
-    tolerance = tolerance_of(expected, model.dtype, exact=1e-4)
-    try:
-        flat_attention.use(model)
-        is_same = all(are_close(answers(how), expected, tolerance) for how in (packed, None))
-        why_not = "" if is_same else "its answers would differ"
-    except Exception as error:
-        why_not = f"{type(error).__name__}: {str(error)[:200]}"
-    if not why_not:
-        return packed
-    log(f"batches: texts are padded: {why_not}")
-    model.set_attn_implementation(usual)
-    return None

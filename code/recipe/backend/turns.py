@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -51,37 +52,34 @@ class Shared(Generic[Result]):
         self._work = work
         self._is_at_work = False
         self._waiting = 0
-        self._results: list[Result] = []
-        self._error: Exception | None = None
+        self._outcome: Future[Result] = Future()
 
     def result(self) -> Result:
         """Return what the work returns, or raise what it raises."""
-        while not self._is_over():
+        while not self._outcome.done():
             if self._is_at_work:
                 self._waiting += 1
                 try:
-                    pause(lambda: self._is_over() or not self._is_at_work)
+                    pause(lambda: self._outcome.done() or not self._is_at_work)
                 finally:
                     self._waiting -= 1
-                if self._is_at_work and not self._is_over():
+                if self._is_at_work and not self._outcome.done():
                     # A caller outside the turns cannot wait for another prediction.
                     return self._work(pause)
                 continue
             self._is_at_work = True
             ended: list[BaseException] = []
             try:
-                self._results.append(self._work(partial(self._pause, ended)))
+                self._outcome.set_result(self._work(partial(self._pause, ended)))
             except Exception as error:
                 # Free the tensors in the frames, since other predictions need the memory.
                 traceback.clear_frames(error.__traceback__)
-                self._error = error
+                self._outcome.set_exception(error)
             finally:
                 self._is_at_work = False
             if ended:
                 raise ended[0]
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+        return self._outcome.result()
 
     def _pause(self, ended: list[BaseException]) -> None:
         """Pause. A prediction that ends here first finishes the work if others wait for it, since
@@ -92,9 +90,6 @@ class Shared(Generic[Result]):
             if isinstance(error, Exception) or not self._waiting:
                 raise
             ended[:] = [error]
-
-    def _is_over(self) -> bool:
-        return bool(self._results) or self._error is not None
 
 
 def pause_before_calls(model: torch.nn.Module) -> None:

@@ -35,7 +35,7 @@ def gathered(local: Tensor) -> tuple[Tensor, int]:
 
     A collective of all processes, forward and backward, with the same number of rows in each.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return local, 0
     whole: Tensor = _Gather.apply(local)  # type: ignore[no-untyped-call]
     return whole, dist.get_rank() * len(local)

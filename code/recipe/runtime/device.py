@@ -173,7 +173,7 @@ def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> No
     Every process must call it, after the process group is made and before the first collective.
     `environ` gets a variable of accelerate if a process's GPU does not have its number.
     """
-    if device.type != "cuda" or not (dist.is_available() and dist.is_initialized()):
+    if device.type != "cuda" or not dist.is_initialized():
         return
     index = device.index or 0
     if environ.get("LOCAL_RANK", "0") != str(index):
@@ -294,7 +294,7 @@ def check_world(device: torch.device, expected: int) -> None:
     if expected == 1:
         return
     total = torch.ones(1, device=device)
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         dist.all_reduce(total)
     if int(total.item()) != expected:
         raise DistributedError(
@@ -306,7 +306,7 @@ def check_world(device: torch.device, expected: int) -> None:
 
 def everyones(value: Any) -> list[Any]:
     """Gather `value` of each process, by rank, over the hosts' network, not the accelerators'."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group=_hosts())
@@ -320,7 +320,7 @@ def _hosts() -> Any:
 
 def leave_world() -> None:
     """Wait for all processes, then destroy the process group, if there is one."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         everyones(None)  # the barrier of torch-xla's backend waits for nobody
         _hosts.cache_clear()
         dist.destroy_process_group()

@@ -23,7 +23,7 @@ def first_of_host() -> Iterator[None]:
     would fail after the time-out of collectives (30 minutes by default) and would not react to
     signals. If the block fails in one process, the others continue, and fail on their own.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         yield
         return
     store, rank, turn = _get_default_store(), dist.get_rank(), next(_turns)

@@ -52,13 +52,6 @@ def sync() -> None:
     _module("torch_xla").sync()
 
 
-def copy_to_host(model: Any) -> Any:
-    """Move a trained model to the CPU."""
-    model.to("cpu")
-    model.tie_weights()  # moving between kinds of devices makes one tensor two
-    return model
-
-
 def compiled() -> tuple[int, float]:
     """Return how many graphs this process has compiled, and the seconds that took."""
     compile_time = _module("torch_xla.debug.metrics").metric_data("CompileTime")

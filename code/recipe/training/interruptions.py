@@ -48,7 +48,7 @@ class Interruptions(TrainerCallback):
 
     def listen(self) -> None:
         """Install the handler of SIGTERM. Every process must call it."""
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             # On the CPU, so that exchanges do not wait for an accelerator. Create the group before
             # installing the handler: a process that survived SIGTERM would wait for ended ones.
             self._group = dist.new_group(backend="gloo")

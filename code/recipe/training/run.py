@@ -222,7 +222,8 @@ class _Job:
             with atomic.results("The model", folders.model_dir, needed, _REMEDY) as folder:
                 model = trainer.accelerator.unwrap_model(trained)
                 if xla.is_used():
-                    model = xla.copy_to_host(model)
+                    model.to("cpu")
+                    model.tie_weights()  # moving between kinds of devices makes one tensor two
                 # An earlier model's int8 would be served instead.
                 shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
                 self.plan.task.save(model, weights, self.loaded.tokenizer, folder)
