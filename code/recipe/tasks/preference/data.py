@@ -21,7 +21,7 @@ from recipe.data.column_names import PROMPT
 from recipe.data.columns import Selection
 from recipe.data.conversations import common_prefix, conversation, messages_in
 from recipe.data.files.part import Part
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
 from recipe.errors import DataError
@@ -130,10 +130,9 @@ def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str
     left_out: dict[str, tuple[int, int]] = {}
     prefixed = 0
 
-    def triples() -> Iterator[pa.Table]:
+    def triples() -> Iterator[dict[str, str]]:
         nonlocal prefixed
         for first, batch in part.batches(list(dict.fromkeys(columns.names))):
-            usable: list[Triple] = []
             for row, cells in enumerate(batch.to_pylist(), first):
                 values = {
                     role: _value(part, row, cells[columns[role]], columns[role], role in talks)
@@ -149,15 +148,12 @@ def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str
                     count, first_such = left_out.get(parted, (0, row))
                     left_out[parted] = count + 1, first_such
                     continue
-                if talks:
-                    parted = json.dumps(parted[0]), json.dumps(parted[1]), json.dumps(parted[2])
-                else:
+                if not talks:
                     prefixed += all(answer.startswith(parted[0]) for answer in parted[1:])
-                usable.append(parted)
-            of_columns = list(zip(*usable, strict=True)) or [(), (), ()]
-            yield pa.table(dict(zip(_SCHEMA.names, of_columns, strict=True)), _SCHEMA)
+                texts = map(json.dumps, parted) if talks else parted
+                yield dict(zip(_SCHEMA.names, texts, strict=True))
 
-    table = spooled(_SCHEMA, triples())
+    table = spooled_rows(_SCHEMA, triples())
     if PROMPT in columns and table.num_rows == prefixed > 0:
         raise DataError(
             f"Every answer of {part.path} begins with its prompt in column {columns[PROMPT]!r}, "

@@ -16,7 +16,7 @@ from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.files import fasttext, formats
 from recipe.data.files.part import TAG, UNTAGGED, Part
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
 from recipe.errors import DataError, Problems
@@ -192,10 +192,9 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
     word_count = trimmed = within = empty = 0
     problems = Problems()
 
-    def sentences() -> Iterator[pa.Table]:
+    def sentences() -> Iterator[dict[str, Any]]:
         nonlocal word_count, trimmed, within, empty
         for start, batch in part.batches(list(dict.fromkeys(columns))):
-            made: dict[str, list[Any]] = {TOKENS: [], TAGS: []}
             cells = (batch[name].to_pylist() for name in columns)
             for row, (text, cell) in enumerate(zip(*cells, strict=True), start):
                 with problems.noted():
@@ -210,11 +209,9 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
                     counts.update(tag for tag in tags if tag is not None)
                     tags = iob2(tags)
                     begun.update(tag[2:] for tag in tags if tag and tag[:2] == "B-")
-                    made[TOKENS].append([str(word) for word in words])
-                    made[TAGS].append(tags)
-            yield pa.table(made, _SCHEMA)
+                    yield {TOKENS: list(map(str, words)), TAGS: tags}
 
-    table = spooled(_SCHEMA, sentences())
+    table = spooled_rows(_SCHEMA, sentences())
     problems.check()
     if word_count == table.num_rows > _MOST_LONE_WORDS:
         raise DataError(
