@@ -2,7 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,34 @@ import pytest
 
 from tests.support import http_server
 from tests.support.job_tree import Tree
+from tests.support.preloading import preloading, run_script
+
+
+@pytest.fixture(scope="session")
+def amphora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """A process that has imported what a job does, which takes half of a short one's time."""
+    imports = ["amphora.cli", "amphora.training.job_runner"]
+    with preloading(tmp_path_factory.mktemp("amphora"), imports=imports) as variables:
+        yield variables
+
+
+@dataclass
+class ForkedTree(Tree):
+    """A tree whose jobs are forks of the process `amphora`, but for those of another command."""
+
+    amphora: Mapping[str, str] = field(default_factory=dict)
+
+    def run(
+        self, command: Sequence[str], environ: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        if [*command[:3]] != [sys.executable, "-m", "amphora"]:
+            return super().run(command, environ, timeout)
+        return run_script(self.amphora, command[2:], environ, Path.cwd(), "amphora")
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path / "ml")
+def tree(tmp_path: Path, amphora: Mapping[str, str]) -> Tree:
+    return ForkedTree(tmp_path / "ml", amphora=amphora)
 
 
 @pytest.fixture

@@ -75,25 +75,19 @@ class Tree:
         self, timeout: float = 240, prefix: Sequence[str] = (), **environ: str
     ) -> subprocess.CompletedProcess[str]:
         """Run the job to its end, by a command that `prefix` begins."""
+        return self.run([*prefix, *self.command()], self.environment(**environ), timeout)
+
+    def run(
+        self, command: Sequence[str], environ: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*prefix, *self.command()],
-            env=self.environment(**environ),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
+            command, env=environ, capture_output=True, text=True, timeout=timeout, check=False
         )
 
     def doctor(self, *more: str, **environ: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
         """Run `amphora doctor --json`; return its exit code, and the findings by their subject."""
-        done = subprocess.run(
-            [self.python, "-m", "amphora", "doctor", "--base-dir", str(self.base), "--json", *more],
-            env=clean_environ(**self.environ) | environ,
-            capture_output=True,
-            text=True,
-            timeout=1000,
-            check=False,
-        )
+        command = [self.python, "-m", "amphora", "doctor", "--base-dir", str(self.base), "--json"]
+        done = self.run([*command, *more], clean_environ(**self.environ) | environ, 1000)
         report = json.loads(done.stdout)
         findings: dict[str, list[dict[str, str]]] = {}
         for finding in report["findings"]:

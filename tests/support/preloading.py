@@ -96,14 +96,18 @@ def preloading_for_all(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def run_script(
-    variables: Mapping[str, str], argv: Sequence[str], environ: Mapping[str, str], cwd: Path
+    variables: Mapping[str, str],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path,
+    module: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script to its end in a fork of the process of `variables`."""
+    """Run a Python script, or a module, to its end in a fork of the process of `variables`."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         server.connect(variables["PRELOADING_SOCKET"])
-        given = {"argv": list(argv), "environ": dict(environ), "cwd": str(cwd)}
+        given = {"argv": [*argv], "environ": dict(environ), "cwd": str(cwd), "module": module}
         socket.send_fds(server, [json.dumps(given).encode()], [file.fileno() for file in files])
         server.recv(64)
         server.settimeout(240)
