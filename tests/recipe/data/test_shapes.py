@@ -761,6 +761,8 @@ IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
     ),
     shape("entities without words outside", "masked", lambda n: {'tokens': ['Ada', 'Rome'], 'ner_tags': ['S-PER', 'S-LOC']},
           "token-classification tokens=tokens tags=[\"B-PER\", \"B-LOC\"]"),
+    shape("words that begin with their language", "masked", lambda n: {'tokens': ['en:Ada', 'en:sat'], 'ner_tags': ['B-PER', 'O']},
+          "! sed -i 's/^en://' train.jsonl"),
     shape("tags without positions", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['PER', 'O']},
           "token-classification tokens=tokens tags=ner_tags"),
     shape("camel-case ids", "masked", lambda n: {'text': s(), 'tweetId': n, 'authorId': n % 3, 'mood': o('good', 'bad')},

@@ -28,6 +28,7 @@ OUTSIDE = "O"
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _ODD_TAG = re.compile(r"[BIESLUM][_:./|].+|.+[-_:./|][BIESLUM]|[biesl][-_:./|].+", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
+_PREFIXED = 10  # sentences
 _MOST_LONE_WORDS = 20
 """If more rows than this all have one word, sentences were split into words."""
 _SCHEMA = pa.schema([
@@ -220,6 +221,16 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
             "Give the words of a sentence as lists in one row, or as CoNLL: a word and its tag on "
             "each line, an empty line after each sentence.",
         )
+    sentences_read = table[TOKENS][:_PREFIXED].to_pylist()
+    heads = {word.partition(":")[:2] for words in sentences_read for word in words}
+    # As the language in WikiANN's files: `en:Ada`.
+    if len(sentences_read) == _PREFIXED and len(heads) == 1:
+        head = "".join(heads.pop())
+        if head[-1:] == ":":
+            raise DataError(
+                f"All words of {part.path} begin with {head!r}, which requests will not have.",
+                f"Remove it, such as by: sed -i 's/^{head}//' {part.path.name}",
+            )
     if empty:
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
     if trimmed:
