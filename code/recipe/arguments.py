@@ -213,7 +213,7 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
         default_factory=item.default_factory,
         metadata={} if name in FIELDS else item.metadata,  # the parser rejects unknown keys
     )
-    fields = [(name, typing.get_type_hints(group)[name], default)]
+    fields = [(name, _type_hints(group)[name], default)]
     value_class: Any = dataclasses.make_dataclass("Value", fields)
     parser = _Parser(value_class)
     try:
@@ -298,6 +298,11 @@ _COMMON = {item.name for item in dataclasses.fields(Hyperparameters) if item.met
 @functools.cache
 def _training_fields() -> Mapping[str, dataclasses.Field[Any]]:
     return {item.name: item for item in dataclasses.fields(TrainingArguments) if item.init}
+
+
+@functools.cache
+def _type_hints(group: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(group)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ Reading, detection, the doctor, requests and docs/DATA.md follow from the declar
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -153,11 +154,13 @@ IDENTIFIERS = frozenset({"id", "idx", "index", "uid", "guid", "url", "unnamed", 
 """Normalized names of columns that may stand beside texts without a question."""
 
 
+@functools.lru_cache(maxsize=4096)
 def normalized(name: str) -> str:
     """Return a column name without case, spaces, `_` and `-`."""
     return _SEPARATORS.sub("", name.strip().lower())
 
 
+@functools.lru_cache(maxsize=4096)
 def stem(name: str) -> str:
     """Return a normalized name without its number or letter: `negative` for `negative_1`."""
     return normalized(_NUMBER.sub("", name.strip().lower()))

@@ -97,9 +97,6 @@ def test_a_small_file_of_gigabytes_is_refused_by_name(
     assert str(path) in output
     assert "takes more memory than the 1.07 GB that are free" in output
     assert peak < PEAK
-
-
-def test_the_first_rows_are_read_within_bounds_too(tmp_path: Path) -> None:
-    repeated_value(tmp_path / "train.parquet")
-    output, peak = read(tmp_path / "train.parquet", "head")
-    assert peak < PEAK, output[:200]
+    # A batch of its first rows, which the detection of a task reads, would be gigabytes, too.
+    if make is repeated_value:
+        assert read(path, "head")[1] < PEAK

@@ -65,12 +65,11 @@ def test_batches_come_with_the_numbers_of_their_first_rows(monkeypatch: pytest.M
     ]
 
 
-@pytest.mark.parametrize("start", range(4))
 def test_labels_read_in_pieces_are_those_read_at_once(
-    start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     differing = 0
-    for seed in range(40 * start, 40 * start + 40):
+    for seed in range(60):
         draw = random.Random(seed)
         folder = tmp_path / str(seed)
         folder.mkdir()
@@ -91,7 +90,7 @@ def test_labels_read_in_pieces_are_those_read_at_once(
             in_pieces = _outcome(folder, more)
         assert in_pieces == at_once, (seed, columns, more)
         differing += not isinstance(at_once, str)
-    assert differing > 5
+    assert differing > 10
 
 
 def test_rows_of_many_small_files_do_not_all_stay_in_memory(
@@ -99,16 +98,17 @@ def test_rows_of_many_small_files_do_not_all_stay_in_memory(
 ) -> None:
     before = pa.total_allocated_bytes()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(spool, "_MANY", before + 5_000_000)
+    monkeypatch.setattr(spool, "_MANY", before + 2_000_000)
+    monkeypatch.setattr(spool, "_FEWER", 200_000)
     (tmp_path / "data").mkdir()
     for index in range(12):
-        texts = [f"a text number {n} of file {index} {'and more ' * 80}" for n in range(2_500)]
-        table = pa.table({"text": texts, "label": [n % 2 for n in range(2_500)]})
+        texts = [f"a text number {n} of file {index} {'and more ' * 80}" for n in range(1_000)]
+        table = pa.table({"text": texts, "label": [n % 2 for n in range(1_000)]})
         pq.write_table(table, tmp_path / "data" / f"{index}.parquet")
     del texts, table
     splits = classification.load({"train": tmp_path / "data"}, Hyperparameters())
-    assert pa.total_allocated_bytes() - before < 12e6 < splits.train.data.nbytes
-    assert len(set(splits.train["text"])) == len(splits.train) == 27_000
+    assert pa.total_allocated_bytes() - before < 6e6 < splits.train.data.nbytes
+    assert len(set(splits.train["text"])) == len(splits.train) == 10_800
 
 
 def test_a_row_that_is_wrong_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from recipe.data.files import head
 from recipe.data.files.formats import read
 from recipe.data.layout import channels as layout
 from recipe.data.layout import model_channel
-from recipe.errors import DataError, HyperparameterError
+from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
 from tests.support.refusals import refused
 
@@ -140,20 +140,6 @@ def test_texts_of_classes_may_have_equally_many_commas(tmp_path: Path, commas: l
     assert len(loaded.train) == 8
 
 
-def test_columns_are_found_and_overridden(tmp_path: Path) -> None:
-    rows = [
-        (text, label, f"other {number}", number % 3) for number, (text, label) in enumerate(ROWS)
-    ]
-    (tmp_path / "a.csv").write_text(delimited(rows, ",", "text,label,title,shelf"))
-    with pytest.raises(DataError, match="text_column=text; or text_column=title"):
-        load({"train": tmp_path})
-    notes = load({"train": tmp_path}, ignore_columns="title").notes
-    assert "text 'text', label 'label'" in "\n".join(notes)
-    splits = load({"train": tmp_path}, text_column="title", label_column="shelf")
-    assert splits.labels.names == ("0", "1", "2")
-    assert texts_and_names(splits)[0][0].startswith("other")
-
-
 @pytest.mark.parametrize(
     ("values", "names"),
     [
@@ -200,32 +186,6 @@ def test_numbers_of_few_bits_are_the_decimals_that_were_written(kind: str, tmp_p
     assert load({"train": tmp_path / "train"}, **given).labels.names == (
         "2.5", "3.1", code, f"{whole}.0"
     )  # fmt: skip
-
-
-def class_label_dataset(labels: Sequence[int]) -> datasets.Dataset:
-    features = datasets.Features(
-        text=datasets.Value("string"), label=datasets.ClassLabel(names=["neg", "pos", "mixed"])
-    )
-    rows = {"text": [f"text {number}" for number in range(len(labels))], "label": labels}
-    return datasets.Dataset.from_dict(rows, features=features)
-
-
-def test_one_channel_with_a_dataset_dict_keeps_class_names_and_splits(tmp_path: Path) -> None:
-    whole = datasets.DatasetDict(
-        train=class_label_dataset([0, 1] * 6),
-        validation=class_label_dataset([1, 0, 1]),
-        test=class_label_dataset([-1, -1]),
-        unsupervised=class_label_dataset([-1] * 4),
-    )
-    whole.save_to_disk(str(tmp_path / "data"))
-    splits = load({"dataset": tmp_path / "data"})
-    assert splits.labels.names == ("neg", "pos", "mixed")
-    sizes = [len(splits.train), len(splits.evaluation)]
-    assert sizes == [12, 3]
-    assert splits.test is None
-    notes = "\n".join(splits.notes)
-    assert "test has no value in 'label' and is not used" in notes
-    assert "unsupervised is not used" in notes
 
 
 def test_tokenised_data_without_text_is_taken_and_its_padding_dropped(tmp_path: Path) -> None:
@@ -484,16 +444,6 @@ def test_lists_of_class_labels_keep_their_names(tmp_path: Path) -> None:
     splits = load({"train": tmp_path})
     assert splits.labels.names == ("joy", "anger", "fear")
     assert [1.0, 0.0, 1.0] in splits.train["label"][:]
-
-
-def test_problem_type_decides_where_it_is_given(tmp_path: Path) -> None:
-    channels = write_labels(tmp_path / "a.jsonl", [1, 2, 5] * 8)
-    assert load(channels).labels.problem == "single_label_classification"
-    as_numbers = load(channels, problem_type="regression")
-    assert as_numbers.labels.problem == "regression"
-    assert "label: a number from 1 to 5" in "\n".join(as_numbers.notes)
-    with pytest.raises(HyperparameterError, match="problem_type has value 'number'"):
-        load(channels, problem_type="number")
 
 
 def test_a_row_without_a_number_is_named(tmp_path: Path) -> None:

@@ -271,8 +271,6 @@ KINDS = [
          hyperparameters={"class_names": "a,neg,pos"}, refused=["class_names has 3 names", "1, 2"]),
     Kind("class_names of names", lambda n, t, c: {"text": t, "label": c},
          hyperparameters={"class_names": "neg,pos"}, refused=["class_names", "have names already"]),
-    Kind("one-hot", lambda n, t, c: {"id": n, "text": t, "neg": 1 - code(c), "pos": code(c)},
-         refused=["known by name as the label", "label_column=", "neg"]),
     Kind("one-hot, named", lambda n, t, c: {"x": n % 3, "text": t, "neg": 1 - code(c), "pos": code(c)},
          hyperparameters={"label_column": "neg,pos"}),
     Kind("lists as strings", lambda n, t, c: {"text": t, "label": f"['{c}']"}),
@@ -280,35 +278,18 @@ KINDS = [
     Kind("struct", lambda n, t, c: {"review": {"body": t, "lang": "en"}, "label": c}, typed=True,
          hyperparameters={"text_column": "review.body"}),
     Kind("label lists", lambda n, t, c: {"text": t, "labels": [c]}, typed=True),
-    Kind("numbers", lambda n, t, c: {"text": n, "label": c}, refused=["'text'", "not text"]),
     Kind("dates", lambda n, t, c: {"text": f"2020-01-{n % 28 + 1:02}", "label": c},
          refused=["'text'", "dates"]),
     Kind("numpy lists", lambda n, t, c: {"text": t, "label": f"['{c}' 'all']"},
          refused=["'label'", "NumPy"]),
     Kind("a;b", lambda n, t, c: {"text": t, "label": c if n % 3 else "neg;pos"},
          refused=["'neg;pos'", "label_separator=';'"]),
-    Kind("no class", lambda n, t, c: {"text": t, "label": ""}, refused=["has no", "'label'"]),
     Kind("BIO tags", lambda n, t, c: {"word": t, "tag": ["O", "B-PER", "I-PER"][n % 3], "id": n},
          refused=["known by name as the text and the label", "'tag'"]),
-    Kind("tags as strings", lambda n, t, c: {"tokens": str(t.split()),
-                                             "ner_tags": str([0] * len(t.split()))},
-         refused=["token classification", "'ner_tags'"]),
-    Kind("spans as strings", lambda n, t, c: {"text": t, "label": '[[0, 5, "ORG"]]'},
-         refused=["token classification", "'label'"]),
-    Kind("two texts", lambda n, t, c: {"story": t, "moral": f"that is {t}", "label": c},
-         refused=["'story'", "'moral'", "text_column"]),
     Kind("tags", lambda n, t, c: {"tokens": t.split(), "ner_tags": [0] * len(t.split())},
          refused=["token classification", "'ner_tags'"], typed=True),
-    Kind("spans", lambda n, t, c: {"text": t, "label": [[0, 5]]},
-         refused=["token classification", "'label'"], typed=True),
     Kind("words", lambda n, t, c: {"text": t.split(), "label": c},
          refused=["'text'", "holds lists"], typed=True),
-    Kind("words as strings", lambda n, t, c: {"tokens": str(t.split()), "label": c},
-         refused=["known by name as the text", "'tokens'"]),
-    Kind("records", lambda n, t, c: {"text": [{"a": t}], "label": c},
-         refused=["'text'", "not text"], typed=True),
-    Kind("struct labels", lambda n, t, c: {"text": t, "label": {"id": n, "name": f"{c} {n}"}},
-         refused=["label.id", "label_column"], typed=True),
 ]  # fmt: skip
 
 SIDE_FILES = {
@@ -331,16 +312,16 @@ def cases() -> list[Case]:
     read_kinds = [kind for kind in KINDS if not kind.refused]
     read_layouts = [layout for layout in LAYOUTS if not layout.refused]
     results: list[Case] = []
-    pairs = [(layout, name) for layout in LAYOUTS[:-12] for name in draw.sample(sorted(FORMATS), 6)]
+    pairs = [(layout, name) for layout in LAYOUTS[:-12] for name in draw.sample(sorted(FORMATS), 3)]
     for layout, name in pairs:
         fit = [kind for kind in read_kinds if FORMATS[name].typed or not kind.typed]
         results.append((layout, name, draw.choice(fit)))
     for layout in LAYOUTS[-12:]:
-        for name in draw.sample(sorted(FORMATS), 2):
+        for name in draw.sample(sorted(FORMATS), 1):
             results.append((layout, name, draw.choice(read_kinds[:15])))
     for kind in KINDS:
         fit_formats = [name for name in FORMATS if FORMATS[name].typed or not kind.typed]
-        for name in draw.sample(fit_formats, 3):
+        for name in draw.sample(fit_formats, 2):
             results.append((draw.choice(read_layouts), name, kind))
     return results
 
@@ -426,7 +407,7 @@ def test_made_up_data_is_read_as_it_is_or_refused(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     wrong = []
     made = cases()
-    assert len(made) >= 300
+    assert len(made) >= 180
     datasets.disable_progress_bars()
     for number, case in enumerate(made):
         folder = tmp_path / str(number)

@@ -126,10 +126,6 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
     ("TweetEval of the hub", TWEETS,
      {"dataset_config_name": "hate", "class_names": "non-hate,hate"},
      (12, 4 * 3, 0), ["non-hate", "hate"], ["other configurations of the data: irony"]),
-    ("Kaggle's emotions", {f"{split}.txt": lines("i feel {n};{k}", split)
-                           for split in ("train", "val", "test")},
-     {"text_column": "column_0", "label_column": "column_1"},
-     (12, 12, 12), ["neg", "pos"], []),
     ("SMS spam", {"SMSSpamCollection": lines("{k}\tGo until {n} point, crazy.. ok"),
                   "readme": "SMS Spam Collection v.1"},
      {"text_column": "column_1", "label_column": "column_0"}, (11, 1, 0), ["neg", "pos"], ["readme"]),

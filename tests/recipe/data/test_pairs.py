@@ -127,7 +127,7 @@ def tokenizer_of(kind: str, side: str = "right") -> Any:
     )
 
 
-@pytest.mark.parametrize("limit", [7, 8, 33])
+@pytest.mark.parametrize("limit", [7, 33])
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_pairs_are_joined_and_cut_as_the_tokenizer_does(kind: str, side: str, limit: int) -> None:
@@ -138,7 +138,7 @@ def test_pairs_are_joined_and_cut_as_the_tokenizer_does(kind: str, side: str, li
         size = draw.choice([0, 1, 3, limit, 2 * limit, 24 * limit + draw.randrange(9)])
         return " ".join(draw.choice(WORDS) for _ in range(size))
 
-    first, second = [text() for _ in range(60)], [text() for _ in range(60)]
+    first, second = [text() for _ in range(20)], [text() for _ in range(20)]
     first.append("a" * 24 * limit)  # one token
     second.append(" ".join(WORDS))
     wanted = tokenizer(first, second, truncation=True, max_length=limit)

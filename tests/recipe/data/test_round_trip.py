@@ -53,7 +53,7 @@ def check(
     assert part.lines is not None and [int(line) for line in part.lines] == lines
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     ROWS, some.sampled_from([",", ";", "|", "\t"]), some.sampled_from(["\n", "\r\n"]), ENCODINGS, some.booleans(),
     some.booleans(), some.booleans(), some.integers(1, 40),
@@ -89,7 +89,7 @@ def test_cells_of_csv_are_read_as_they_were_written(
         )
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     some.lists(some.tuples(some.text(max_size=6) | CELLS, CELLS), min_size=1, max_size=12),
     some.sampled_from(["\n", "\r\n", "\n\n"]), ENCODINGS, some.booleans(), some.booleans(), some.integers(1, 40),
