@@ -1,7 +1,7 @@
 """Identifiers are nouns and verbs: some words that say nothing about what they hold are refused."""
 
-import ast
 import re
+import symtable
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,32 +16,32 @@ PREPOSITION = re.compile(
 """Functions do not begin with one; `from_x`, `to_x`, `as_x`, `with_x` and `on_x` are conventional."""
 
 
-def bound(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """Yield the local names, parameters, functions and classes that a module defines."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node, node.id
-        elif isinstance(node, ast.arg):
-            yield node, node.arg
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node, node.name
+def scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    """Yield a module's scope, and those of its functions and classes."""
+    yield table
+    for child in table.get_children():
+        yield from scopes(child)
 
 
 def wrong_names(source: str) -> list[tuple[int, str]]:
-    """Return the line and name of each identifier that has to be renamed."""
+    """Return the line of its scope and the name of each identifier that has to be renamed: a local
+    name, a parameter, a function or a class."""
     wrong = []
-    for node, name in bound(ast.parse(source)):
-        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        is_preposition = is_function and PREPOSITION.match(name)
-        if VAGUE.fullmatch(name) or is_preposition:
-            wrong.append((getattr(node, "lineno", 0), name))
+    for scope in scopes(symtable.symtable(source, "a module", "exec")):
+        names = [name for name in scope.get_identifiers() if VAGUE.fullmatch(name)]
+        symbols = map(scope.lookup, names)
+        bound = [item.get_name() for item in symbols if item.is_assigned() or item.is_parameter()]
+        is_function = scope.get_type() == "function"
+        if is_function and PREPOSITION.match(scope.get_name()):
+            bound.append(scope.get_name())
+        wrong += [(scope.get_lineno(), name) for name in bound]
     return wrong
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_names_say_what_they_hold(folder: str) -> None:
     wrong = [
-        f"{path.relative_to(ROOT)}, line {line}: {name}"
+        f"{path.relative_to(ROOT)}, scope of line {line}: {name}"
         for path in sorted((ROOT / folder).rglob("*.py"))
         for line, name in wrong_names(path.read_text(encoding="utf-8"))
     ]

@@ -7,8 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 CLEAN = (
     *sorted(path.name for path in ROOT.glob("*.md")),
@@ -85,10 +83,8 @@ GOALS = {
     "USING.md": ("Which instance", "What it costs"),
 }
 """The sections that answer what most users want, each within 300 words, examples included."""
-PATTERN = re.compile(
-    "|".join(rf"(?P<w{n}>\b(?:{word})\b)" for n, word in enumerate(WORDS)).replace(" ", r"\s+"),
-    re.I,
-)
+_ALTERNATIVES = "|".join(rf"(?P<w{number}>{word})" for number, word in enumerate(WORDS))
+PATTERN = re.compile(rf"\b(?:{_ALTERNATIVES})\b".replace(" ", r"\s+"), re.I)
 
 
 def files() -> list[Path]:
@@ -100,31 +96,34 @@ def files() -> list[Path]:
     return sorted(path for path in results if path.suffix in (".md", ".py"))
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_plain_words(path: Path) -> None:
-    text = re.sub(
-        r"```.*?```|`[^`\n]*`",
-        lambda code: "\n" * code[0].count("\n"),
-        path.read_text(),
-        flags=re.S,
-    )
-    wrong = [
-        f"line {text[: match.start()].count(chr(10)) + 1}: {match[0]!r}: "
-        + list(WORDS.values())[int(str(match.lastgroup)[1:])]
-        for match in PATTERN.finditer(text)
+def test_plain_words() -> None:
+    meanings = list(WORDS.values())
+    wrong = []
+    for path in files():
+        text = re.sub(
+            r"```.*?```|`[^`\n]*`",
+            lambda code: "\n" * code[0].count("\n"),
+            path.read_text(),
+            flags=re.S,
+        )
+        for match in PATTERN.finditer(text):
+            line = text[: match.start()].count("\n") + 1
+            meaning = meanings[int(str(match.lastgroup)[1:])]
+            wrong.append(f"{path.relative_to(ROOT)} line {line}: {match[0]!r}: {meaning}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_table_cells_are_short() -> None:
+    pages = [path for path in files() if path.suffix == ".md"]
+    tables = [
+        (path.name, line)
+        for path in pages
+        for line in path.read_text().splitlines()
+        if line.startswith("| ")
     ]
-    assert not wrong, wrong
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in files() if path.suffix == ".md"],
-    ids=lambda path: path.name,
-)
-def test_table_cells_are_short(path: Path) -> None:
-    tables = [line for line in path.read_text().splitlines() if line.startswith("| ")]
-    cells = [cell for line in tables for cell in line.split(" | ")]
-    assert not [cell for cell in cells if len(cell) > LONGEST_CELL]
+    assert not [
+        (page, line) for page, line in tables if max(map(len, line.split(" | "))) > LONGEST_CELL
+    ]
 
 
 def test_pages_are_short() -> None:
@@ -133,22 +132,21 @@ def test_pages_are_short() -> None:
     assert sum(len(page.read_text().split()) for page in pages if page.exists()) <= MOST_WORDS
 
 
-@pytest.mark.parametrize(
-    ("page", "heading"), [(page, heading) for page in GOALS for heading in GOALS[page]]
-)
-def test_a_goal_is_reached_in_a_short_section(page: str, heading: str) -> None:
-    sections = re.split(r"^##+ ", (ROOT / "docs" / page).read_text(), flags=re.M)
-    (section,) = [text for text in sections if text.startswith(f"{heading}\n")]
-    assert len(re.findall(r"\S*\w\S*", section)) <= 300
+def test_a_goal_is_reached_in_a_short_section() -> None:
+    for page, headings in GOALS.items():
+        sections = re.split(r"^##+ ", (ROOT / "docs" / page).read_text(), flags=re.M)
+        for heading in headings:
+            (section,) = [text for text in sections if text.startswith(f"{heading}\n")]
+            assert len(re.findall(r"\S*\w\S*", section)) <= 300, heading
 
 
-@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_has_its_parts_and_a_row_of_the_index(page: Path) -> None:
-    text = page.read_text()
-    parts = [text.index(part) for part in ("**Context.**", "**Choice.**", "**Revisit when**")]
-    assert parts == sorted(parts)
-    assert len(text.split()) <= 250
-    assert f"| [{page.stem}]({page.name}) |" in (page.parent / "index.md").read_text()
+def test_a_decision_has_its_parts_and_a_row_of_the_index() -> None:
+    for page in DECISIONS:
+        text = page.read_text()
+        parts = [text.index(part) for part in ("**Context.**", "**Choice.**", "**Revisit when**")]
+        assert parts == sorted(parts), page.name
+        assert len(text.split()) <= 250, page.name
+        assert f"| [{page.stem}]({page.name}) |" in (page.parent / "index.md").read_text()
 
 
 def test_a_wrong_word_is_found() -> None:
@@ -188,10 +186,11 @@ def exists(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_MODULES, ids=lambda page: page.stem)
-def test_modules_that_a_page_names_exist(page: Path) -> None:
-    names = set(re.findall(rf"`((?:{_PACKAGES})(?:\.(?!py`)[a-z_]\w*)+)`", page.read_text()))
-    assert not [name for name in sorted(names) if not exists(name)]
+def test_modules_that_a_page_names_exist() -> None:
+    named = re.compile(rf"`((?:{_PACKAGES})(?:\.(?!py`)[a-z_]\w*)+)`")
+    for page in PAGES_WITH_MODULES:
+        names = set(named.findall(page.read_text()))
+        assert not [name for name in sorted(names) if not exists(name)], page.name
 
 
 def test_modules_in_the_tables_of_the_architecture_exist() -> None:
