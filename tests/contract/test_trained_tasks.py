@@ -6,19 +6,18 @@ The tests speak as users do: by hyperparameters, files, exit codes and HTTP.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import tasks
 from tests.support.job_tree import Tree
+from tests.support.jobs import Job, folders_of
 from tests.support.plain_scores import Judged
-from tests.support.preloading import WITHOUT_REPORT
-from tests.support.servers import Running, served
-from tests.support.serving_kit import assert_close
+from tests.support.servers import served
+from tests.support.serving_kit import Handlers, assert_close
 from tests.support.tasks import JOBS, SmallJob
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore")]
@@ -27,6 +26,7 @@ SETTINGS = {
     "bf16": "False",
 }  # fmt: skip
 ANSWERED = 5
+SERVED = ("text-classification", "causal-lm", "image-classification")
 TOLERANCE = 1e-4
 """Of scores by float32, between batches of other shapes."""
 
@@ -46,6 +46,13 @@ class Trained:
     @property
     def output(self) -> Path:
         return self.tree.base / "output" / "data"
+
+    @property
+    def argv(self) -> list[str]:
+        """The job's hyperparameters, without its task."""
+        start = {"model_name_or_path": str(self.tree.base / "start")}
+        given = {**start, **SETTINGS, **self.job.hyperparameters}
+        return [word for name, value in given.items() for word in (f"--{name}", value)]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -68,13 +75,6 @@ def trained(
     ended = done.train(timeout=1000)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return Trained(job, tree, ended.stdout)
-
-
-@pytest.fixture(scope="module")
-def server(trained: Trained, preloaded: Mapping[str, str]) -> Iterator[Running]:
-    """Serve what was trained, in float32."""
-    with served(trained.tree.base, preloaded, AMPHORA_DTYPE="float32") as running:
-        yield running
 
 
 def test_each_task_of_the_registry_has_a_job() -> None:
@@ -100,16 +100,24 @@ def test_a_task_is_found_by_its_data_and_learns(trained: Trained) -> None:
     assert (trained.model / "adapter_config.json").exists() == is_adapter
 
 
-def test_the_served_answer_is_that_of_the_plain_library(trained: Trained, server: Running) -> None:
+def test_the_served_answer_is_that_of_the_plain_library(
+    trained: Trained, preloaded: Mapping[str, str]
+) -> None:
+    """By a server for a body of each kind, and by the handlers that it calls."""
     rows = trained.job.rows(ANSWERED, seed=2)
     body, expected = trained.job.answer(trained.model, rows)
-    if isinstance(body, bytes):
-        reply = server.http.post(
-            "/invocations", content=body, headers={"content-type": "image/png"}
-        )
-    else:
-        reply = server.invoke(body)
-    assert_close(reply.raise_for_status().json(), expected, TOLERANCE)
+    request = (body, "image/png") if isinstance(body, bytes) else body
+    assert_close(Handlers(trained.model).ask(request), expected, TOLERANCE)
+    if trained.job not in [JOBS[name] for name in SERVED]:
+        return
+    with served(trained.tree.base, preloaded, AMPHORA_DTYPE="float32") as server:
+        if isinstance(body, bytes):
+            reply = server.http.post(
+                "/invocations", content=body, headers={"content-type": "image/png"}
+            )
+        else:
+            reply = server.invoke(body)
+        assert_close(reply.raise_for_status().json(), expected, TOLERANCE)
 
 
 def test_the_scores_are_those_of_the_plain_libraries(trained: Trained) -> None:
@@ -137,14 +145,18 @@ def test_card_report_and_log_have_the_numbers_of_metrics_json(trained: Trained) 
         assert float(logged) == pytest.approx(value, rel=1e-5)
 
 
-def test_doctor_prints_the_plan_that_is_executed(trained: Trained) -> None:
-    code, findings = trained.tree.doctor()
-    assert code == 0, findings
-    reported = {
-        (what, plain(item["detail"], item["reason"]))
-        for what, value in findings.items()
-        for item in value
-    }
+def test_doctor_prints_the_plan_that_is_executed(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`amphora doctor` itself is in tests/amphora/training/test_doctor.py."""
+    from recipe.training import preflight
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    data = trained.tree.base / "input" / "data"
+    folders = folders_of(trained.tree.base, {name: data / name for name in ("test", "train")})
+    findings = [*preflight.inspect(trained.argv, folders, 1)]
+    assert not [item for item in findings if item.level == "error"]
+    reported = {(item.what, plain(item.detail, item.reason)) for item in findings}
     card = (trained.model / "README.md").read_text()
     plan = card.partition("## Plan")[2].partition("## Metrics")[0]
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", plan, re.MULTILINE)[1:]
@@ -161,19 +173,13 @@ def plain(detail: str, reason: str = "") -> str:
     return re.sub(r"[\d.]+% padding", "padding", row)
 
 
-def test_a_wrong_row_is_refused_with_its_file_and_line(
-    trained: Trained, tmp_path: Path, preloaded: Mapping[str, str]
-) -> None:
-    job = trained.job
-    folder = tasks.write(tmp_path / "input" / "data" / "train", job.rows(tasks.TRAIN_ROWS))
-    location = tasks.spoil(job, folder, number=6)
-    settings: dict[str, Any] = {
-        "task": job.task, "model_name_or_path": str(trained.tree.base / "start"), "max_steps": "1",
-        **job.hyperparameters,
-    }  # fmt: skip
-    tree = Tree(tmp_path, {**preloaded, **WITHOUT_REPORT}).configure(settings)
-    ended = tree.train(timeout=1000)
-    assert ended.returncode == 1, ended.stdout
-    assert location in str(tree.failure)
-    assert "DataError" in str(tree.failure)
+def test_a_wrong_row_is_refused_with_its_file_and_line(trained: Trained, tmp_path: Path) -> None:
+    """That an error ends a job with code 1 and a failure is in tests/amphora/training."""
+    from recipe.errors import DataError
+
+    folder = tasks.write(tmp_path / "in", trained.job.rows(tasks.TRAIN_ROWS))
+    location = tasks.spoil(trained.job, folder, number=6)
+    argv = ("--task", trained.job.task, *trained.argv)
+    with pytest.raises(DataError, match=re.escape(location)):
+        Job(tmp_path, {"train": folder}, argv).run_here()
     assert not list((tmp_path / "model").rglob("*.safetensors"))

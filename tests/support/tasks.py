@@ -253,7 +253,9 @@ JOBS = {
         scores=plain_scores.written(lambda row: row["translation"]["de"]),
         answer=plain_answers.written(lambda row: row["translation"]["en"]),
         packs=False, model=_encoder_decoder, row=_translated,
-        hyperparameters={**_LEARNS, "source_lang": "en", "target_lang": "de"},
+        hyperparameters={
+            **_LEARNS, "source_lang": "en", "target_lang": "de", "max_target_length": "20",
+        },
     ),
     "text2text-generation": SmallJob(
         task="text2text-generation",
