@@ -70,10 +70,7 @@ def test_a_module_that_is_there_already_or_nowhere_stays_as_it_is(package: str) 
 
     with imported_by_call(package, "square"):
         assert sys.modules[package] is late_one
-    with (
-        imported_by_call("no_such_module_of_late", "square"),
-        pytest.raises(ModuleNotFoundError),
-    ):
+    with imported_by_call("no_such_module_of_late", "square"), pytest.raises(ModuleNotFoundError):
         import no_such_module_of_late  # type: ignore[import-not-found]  # noqa: F401
 
 

@@ -189,20 +189,13 @@ def test_a_job_goes_on_in_another_world(
     assert sharded.losses == pytest.approx(one.losses, rel=2e-4)
     for begun, name, processes, size, more, line in (
         (one, "1 to 2", 2, 8, (), "2 processes x 4 texts x 1 batch, before"),
-        (one, "1 to 3", 3, 8, (), "3 processes x 3 texts x 1 batch, before"),
         (one, "1 to 2 sharded", 2, 8, SHARDED, "before into"),
         (sharded, "sharded 2 to 3", 3, 4, SHARDED, "before into"),
         (sharded, "sharded 2 to 1", 1, 4, SHARDED, "before into"),
-        (one, "another step", 1, 3, (), ""),
     ):
         job = training(name, size, *more)
         shutil.copytree(begun.checkpoints / "checkpoint-3", job.checkpoints / "checkpoint-3")
-        job.run(processes=processes)
-        if not line:
-            assert job.codes == {1}
-            assert "samples in a step was 8 (processes 1 x batch size 8" in job.errors
-            continue
-        assert job.codes == {0}, job.errors
+        job.finish(processes=processes)
         expected = {step: loss for step, loss in one.losses.items() if step > 3}
         assert job.losses == pytest.approx(expected, rel=2e-4), name
         assert re.search(r"a step's 8 texts are split into .*before into", job.log), name

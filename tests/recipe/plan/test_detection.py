@@ -95,9 +95,7 @@ def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_pat
         ([], 5e-5),
         (["--lora_r", "4"], 2e-4),
         (["--task", "causal-lm"], 2e-5),
-        (["--task", "preference"], 1e-6),
         (["--task", "preference", "--lora_r", "4"], 5e-6),
-        (["--task", "summarization"], 1e-4),
         (["--task", "reranking", "--lora_r", "4"], 1e-4),
         (["--task", "preference", "--lr", "5e-5"], 5e-5),
     ],
@@ -120,15 +118,12 @@ def test_each_task_takes_more_for_adapters() -> None:
 @pytest.mark.parametrize(
     ("task", "row", "named"),
     [
-        ("text-classification", {"text": "a b", "label": 1}, ("text_column", "label_column")),
         ("token-classification", {"tokens": ["a"], "tags": ["O"]}, ("text_column", "label_column")),
-        ("causal-lm", {"prompt": "a", "completion": "b"}, ("prompt_column", "completion_column")),
         (
             "preference",
             {"prompt": "a", "chosen": "b", "rejected": "c"},
             ("chosen_column", "rejected_column"),
         ),
-        ("summarization", {"text": "a b", "summary": "b"}, ("text_column", "label_column")),
         (
             "sentence-embedding",
             {"anchor": "a", "positive": "b", "negative": "c"},

@@ -33,22 +33,6 @@ def plan_of(
     return plan, [f"{decision.what:15} {decision}" for decision in table.rows]
 
 
-def test_doctor_plans_what_the_job_does(tmp_path: Path, tiny_model: Path) -> None:
-    argv = ["--bf16", "False", "--lora_r", "2", "--max_length", "16", "--save_steps", "5"]
-    plan, rows = plan_of(tmp_path, tiny_model, None, *argv)
-    assert plan_of(tmp_path, tiny_model, 1, *argv)[1] == rows
-    for decided in (
-        "precision       float32 (bf16=False is set)",
-        "learning rate   0.0002 (the default of text-classification with LoRA)",
-        "checkpoints     every 5 steps, and if the last one is 15 minutes old, in "
-        f"{tmp_path}; the newest 2 are kept",
-        "length          texts are truncated to at most 16 tokens (as given)",
-    ):
-        assert decided in rows
-    assert plan.arguments.learning_rate == plan.hyperparameters.learning_rate == 2e-4
-    assert plan.hyperparameters.task == "text-classification"
-
-
 def test_doctor_plans_for_more_processes_than_its_own(tmp_path: Path, tiny_model: Path) -> None:
     arguments = ["--mp_parameters", "partitions=2"]
     alone, _ = plan_of(tmp_path, tiny_model, 1, *arguments)

@@ -117,10 +117,7 @@ def test_what_follows_a_prompt_or_a_first_token_is_learned(
         ),
         (MARKED, "user: hi\nassistant: [yes?</s>]\nuser: why\nassistant: [so.</s>]\n"),
         (UNENDED, "user: hi\nassistant: [yes?]\nuser: why\nassistant: [so.</s>]"),
-        (
-            MARKED_INSIDE,
-            "user: hi\nassistant: [yes?</s>]user: why\nassistant: [so.</s>]",
-        ),
+        (MARKED_INSIDE, "user: hi\nassistant: [yes?</s>]user: why\nassistant: [so.</s>]"),
         (ODD, "h[i (user)yes? (assistant)why (user)so. (assistant)<end></s>]"),
     ],
 )
@@ -146,7 +143,7 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
 
 @pytest.mark.parametrize(
     ("template", "exact"),
-    [("qwen3", False), ("qwen2_5", True), ("phi3_5", True), ("llama3", True), ("gptoss", False)],
+    [("qwen3", False), ("llama3", True), ("gptoss", False)],
 )
 def test_as_many_turns_are_learned_as_by_trl(
     tokenizer: PreTrainedTokenizerBase,
@@ -312,10 +309,7 @@ def spoken_parts(role: str, *parts: str) -> dict[str, Any]:
 GPT = {"user": "human", "assistant": "gpt"}
 SPELLINGS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "sharegpt": lambda role, text: {"from": GPT[role], "value": text, "weight": None},
-    "chatgpt": lambda role, text: {
-        "from": role.replace("assistant", "chatgpt"),
-        "value": text,
-    },
+    "chatgpt": lambda role, text: {"from": role.replace("assistant", "chatgpt"), "value": text},
     "parts": spoken_parts,
     "split": lambda role, text: spoken_parts(role, text[:1], text[1:]),
     "mixed": lambda role, text: (

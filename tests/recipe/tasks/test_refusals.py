@@ -160,7 +160,7 @@ LABELLED = (
 )  # fmt: skip
 ABSENT = object()
 UNLABELLED = pytest.mark.parametrize(("name", "none"), [
-    *((name, none) for name in LABELLED for none in (ABSENT, None, -1)),
+    *((name, none) for name in LABELLED for none in (ABSENT, -1)),
     # -1 may be a text.
     *((name, none) for name in ("summarization", "causal-lm") for none in (ABSENT, None)),
 ])  # fmt: skip

@@ -145,15 +145,10 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
 @pytest.mark.parametrize(
     ("rows", "kind", "first"),
     [
-        (triplets(20), "pairs", ("film number 0", 2)),
         ([{"anchor": f"a{n}", "positive": f"b{n}", "negative_1": "c", "negative_2": f"d{n}"}
           for n in range(20)], "pairs", ("a0", 3)),
         ([{"query": f"q{n}", "pos": [f"p{n}", f"r{n}"], "neg": ["x", "y", f"p{n}"]}
           for n in range(20)], "pairs", ("q0", 3)),
-        ([{"query": f"q{n}", "positive_passages": [{"docid": "1", "title": "t", "text": f"x{n}"}],
-           "negative_passages": [{"docid": "2", "title": "", "text": "y"}]} for n in range(20)],
-         "pairs", ("q0", 2)),
-        ([{"question": f"q{n}", "answer": f"an answer {n}"} for n in range(20)], "pairs", ("q0", 1)),
         (scored(8), "scored", ("the film number 0", 1)),
         ([{"query": f"q{n}", "documents": ["a", "b", f"c{n}"], "labels": [0, 1, 1]}
           for n in range(20)], "pairs", ("q0", 2)),

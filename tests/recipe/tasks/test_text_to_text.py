@@ -39,7 +39,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "M2M100ForConditionalGeneration": {},
     "MBartForConditionalGeneration": {},
     "PegasusForConditionalGeneration": {},
-    "PLBartForConditionalGeneration": {},
 }  # fmt: skip
 
 
@@ -137,11 +136,7 @@ def read(folder: Path, rows: list[dict[str, Any]], **options: Any) -> DataSets:
 @pytest.mark.parametrize(
     ("row", "options", "source", "target"),
     [
-        ({"document": "a b", "summary": "a", "id": 3}, {}, "a b", "a"),
-        ({"article": "a b", "highlights": "a"}, {}, "a b", "a"),
-        ({"translation": {"en": "yes", "de": "ja"}}, {"source_lang": "de", "target_lang": "en"}, "ja", "yes"),
         ({"translation": {"en": "yes", "ro": "da"}}, {"source_lang": "en_XX", "target_lang": "ro_RO"}, "yes", "da"),
-        ({"en": "yes", "de": "ja"}, {"source_lang": "en", "target_lang": "de"}, "yes", "ja"),
         ({"a": "yes", "b": "ja"}, {"text_column": "b", "label_column": "a"}, "ja", "yes"),
         ({"text": "long", "target": "l", "summary": "s"}, {"label_column": "target"}, "long", "l"),
     ],

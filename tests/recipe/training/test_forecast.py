@@ -90,7 +90,12 @@ SPEEDS: dict[str, Callable[[int], float]] = {
 
 @pytest.mark.parametrize(
     ("speed", "strategy"),
-    [*((speed, "epoch") for speed in SPEEDS), ("slower later", "steps"), ("slow at first", "no")],
+    [
+        ("slow at first", "no"),
+        ("compiled at first", "epoch"),
+        ("slower later", "steps"),
+        ("faster later", "epoch"),
+    ],
 )
 def test_a_budget_holds_and_the_learning_rate_ends_with_it(
     speed: str, strategy: str, tmp_path: Path
@@ -166,7 +171,7 @@ def test_a_budget_used_up_before_the_first_step_is_refused(tmp_path: Path) -> No
         trainer.train()
 
 
-@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("speed", ["as the first steps", "compiled at first", "slower later"])
 def test_the_forecast_is_right_and_logged_once_or_corrected_once(
     speed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,14 +254,14 @@ def test_a_real_job_ends_with_its_budget(
     channels = {"train": write_reviews(tmp_path / "in" / "reviews.csv", 400).parent}
     argv = (
         "--model_id", str(tiny_model), "--epochs", "10000", "--batch_size", "8", "--max_minutes",
-        "0.4", "--lr", "1e-3", "--eval_strategy", "steps", "--eval_steps", "0.2", "--save_strategy",
+        "0.25", "--lr", "1e-3", "--eval_strategy", "steps", "--eval_steps", "0.2", "--save_strategy",
         "no",
     )  # fmt: skip
     job = Job(tmp_path, channels, argv, preloaded)
     job.finish(processes=2)
     # On a machine whose speed changes; the exact budget is tested by a clock above.
-    assert job.metrics["train_runtime"] < 1.25 * 24
-    assert job.log.count("steps fit into 24 s; the learning rate ends there") in (1, 2)
+    assert job.metrics["train_runtime"] < 1.25 * 15
+    assert job.log.count("steps fit into 15 s; the learning rate ends there") in (1, 2)
     rates = [float(rate) for rate in re.findall(r"'learning_rate': ([\d.]+)", job.log)]
     assert rates[-1] < 0.1 * max(rates)
     assert job.metrics["epoch"] < 10000 and "eval_accuracy" in job.metrics

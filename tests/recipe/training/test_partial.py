@@ -17,7 +17,6 @@ from recipe.errors import OutputError
 from recipe.tasks import base
 from recipe.training.interruptions import EXIT_CODE, Interruptions
 from tests.support.jobs import QUICK, SHARDED, Job, write
-from tests.support.serving_kit import Handlers
 from tests.support.words import reviews
 
 ARGV = ("--batch_size", "8", "--epochs", "1", "--lr", "1e-3", "--bf16", "False")
@@ -51,23 +50,6 @@ def stop(job: Job, *argv: str, step: int = 2) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert stopped.value.code == EXIT_CODE
-
-
-def test_the_weights_are_those_of_the_last_step_and_a_resumed_job_replaces_them(job: Job) -> None:
-    stop(job)
-    partial, kept = job.weights, load_file(job.checkpoints / "checkpoint-2" / "model.safetensors")
-    assert partial.keys() == kept.keys()
-    assert all(torch.equal(partial[key], kept[key]) for key in kept)
-    assert job.metrics["partial"] == {"step": 2, "stopped_at": 2, "of_steps": 8}
-    served = Handlers(job.model)
-    (answer,) = served.ask({"inputs": ["the film was good"]})
-    assert answer["label"] in ("pos", "neg")
-    before = signal.getsignal(signal.SIGTERM)
-    job.run_here()
-    signal.signal(signal.SIGTERM, before)
-    assert not all(torch.equal(partial[key], weight) for key, weight in job.weights.items())
-    assert "partial" not in job.metrics and "eval_accuracy" in job.metrics
-    assert "partial" not in (job.model / "README.md").read_text()
 
 
 def test_the_best_is_left_if_the_best_is_kept(job: Job) -> None:

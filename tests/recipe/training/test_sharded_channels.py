@@ -76,12 +76,11 @@ def test_documents_of_their_own_hosts_and_a_resume_that_ends_with_the_same_weigh
     assert job.files == files
 
 
-@pytest.mark.parametrize("rows", [40, 48], ids=["as-many-rows", "more-rows"])
 def test_different_data_is_refused_before_a_step(
-    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str], rows: int
+    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
 ) -> None:
-    """A channel that SageMaker did not shard, with another file on one of the hosts."""
-    ranks = hosts(tmp_path / "in", [REVIEWS[:40], REVIEWS[90 - rows :]], [[], []])
+    """A channel that SageMaker did not shard, with another file of as many rows on one of the hosts."""
+    ranks = hosts(tmp_path / "in", [REVIEWS[:40], REVIEWS[50:]], [[], []])
     ranks = [{**variables, "SM_INPUT_DATA_CONFIG": "{}"} for variables in ranks]
     argv = ("--model_id", str(tiny_model), "--epochs", "1", "--batch_size", "4")
     job = Job(tmp_path / "ml", {}, argv, {**preloaded, **QUICK}).run(ranks=ranks)
