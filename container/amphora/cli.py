@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,14 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     doctor.add_argument("--base-dir", metavar="DIR", help="the folder to use instead of /opt/ml")
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument(
-        "--steps",
-        metavar="N",
-        type=_steps,
-        default=0,
-        help="also train N steps, 4 or more, without leaving anything behind, and print the job's "
-        "time, price and memory",
-    )
+    trial = "also train N steps, 4 or more, without leaving anything behind, and print the job's"
+    doctor.add_argument("--steps", metavar="N", type=int, help=f"{trial} time, price and memory")
     quantize = commands.add_parser(
         "quantize",
         help="add an int8 encoder, for CPUs, to a finished model",
@@ -70,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "settings", metavar="NAME=VALUE", nargs="*", help="more hyperparameters: max_flips=0.02"
     )
     arguments = parser.parse_args(argv)
+    steps = getattr(arguments, "steps", None)
+    if steps is not None and steps < 4:
+        doctor.error("argument --steps: give 4 or more: the first two are not measured")
     logs.configure()
     logs.remember(logs.secret_values(os.environ))
     try:
@@ -77,12 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AmphoraError as error:
         logging.getLogger("amphora").error("%s", error)
         return 2
-
-
-def _steps(text: str) -> int:
-    if (steps := int(text)) < 4:
-        raise argparse.ArgumentTypeError("give 4 or more: the first two are not measured")
-    return steps
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         from amphora.training.doctor import doctor
 
         base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
-        return doctor({**os.environ, **base}, arguments.json, arguments.steps)
+        return doctor({**os.environ, **base}, arguments.json, arguments.steps or 0)
     if arguments.command == "quantize":
         from amphora.training.quantize import quantize
 
@@ -103,7 +93,3 @@ def run(arguments: argparse.Namespace) -> int:
     from amphora.training.job_runner import train
 
     return train(os.environ, arguments.sdk_command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

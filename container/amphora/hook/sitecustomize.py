@@ -156,36 +156,13 @@ def _record_at_exit() -> None:
     error = getattr(sys, "last_value", None)
     is_recorded = os.path.exists(os.path.join(_ERROR_DIR, f"{os.getpid()}.json"))
     if error is not None and not isinstance(error, KeyboardInterrupt) and not is_recorded:
-        with_trace = getattr(sys, "last_traceback", None)
-        _record(type(error), error, with_trace)
-
-
-def _join_on_cpu(state: Any) -> None:
-    """Make `PartialState()` apply ACCELERATE_USE_CPU, as Accelerator() does.
-
-    Otherwise each process becomes a world of one, in which a later Accelerator() stays.
-    """
-    original = state.PartialState.__init__
-
-    def __init__(self: Any, cpu: bool = False, **options: Any) -> None:
-        uses_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
-        original(self, cpu or uses_cpu, **options)
-
-    state.PartialState.__init__ = __init__
-
-
-def _join_lightning_on_cpu(cpu: Any) -> None:
-    """Make Lightning's `devices="auto"` count torchrun's processes on CPUs, as it does on GPUs."""
-    cpu.CPUAccelerator.auto_device_count = staticmethod(
-        lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    )
+        _record(type(error), error, getattr(sys, "last_traceback", None))
 
 
 def _configured(trackers: list[Any]) -> list[Any]:
-    """Return the trackers that "all" means in a plain script, and log which are left out.
+    """Return the trackers that "all" means in a plain script, and log the others.
 
-    The image brings mlflow-skinny, whose default store needs further packages, and wandb: both
-    report only if the job or the script has set where to.
+    mlflow-skinny and wandb, which the image has, report only if the job or script has set where to.
     """
     kept = []
     for tracker in trackers:
@@ -207,39 +184,50 @@ def _configured(trackers: list[Any]) -> list[Any]:
     return kept
 
 
-def _narrow_trackers_of_trainer(utils: Any) -> None:
-    """Leave trackers that are not configured out of `report_to="all"`, transformers 4's default."""
-    available = utils.get_available_reporting_integrations
-    utils.get_available_reporting_integrations = lambda: _configured(available())
-
-
-def _narrow_trackers_of_accelerate(tracking: Any) -> None:
-    """Leave trackers that are not configured out of `Accelerator(log_with="all")`."""
-    original = tracking.filter_trackers
-
-    def filter_trackers(log_with: Any, *arguments: Any, **options: Any) -> list[Any]:
-        trackers = original(log_with, *arguments, **options)
-        names = log_with if isinstance(log_with, (list, tuple)) else [log_with]
-        return _configured(trackers) if "all" in map(str, names) else trackers
-
-    tracking.filter_trackers = filter_trackers
-
-
-_CHANGES: dict[str, Any] = {"accelerate.state": _join_on_cpu}
-for _library in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
-    _CHANGES[f"{_library}.accelerators.cpu"] = _join_lightning_on_cpu
+_LIGHTNING = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+_CHANGED = {"accelerate.state", *(f"{_library}.accelerators.cpu" for _library in _LIGHTNING)}
 if os.environ.get("SM_USER_ENTRY_POINT"):  # The recipe checks its trackers itself.
-    _CHANGES["transformers.integrations.integration_utils"] = _narrow_trackers_of_trainer
-    _CHANGES["accelerate.tracking"] = _narrow_trackers_of_accelerate
+    _CHANGED |= {"transformers.integrations.integration_utils", "accelerate.tracking"}
+
+
+def _change(name: str, module: Any) -> None:
+    """Change a module of `_CHANGED`."""
+    if name == "accelerate.state":
+        # `PartialState()` applies ACCELERATE_USE_CPU, as Accelerator() does. Otherwise each process
+        # becomes a world of one, in which a later Accelerator() stays.
+        original = module.PartialState.__init__
+
+        def __init__(self: Any, cpu: bool = False, **options: Any) -> None:
+            value = os.environ.get("ACCELERATE_USE_CPU", "").lower()
+            original(self, cpu or value in ("1", "true", "yes", "on"), **options)
+
+        module.PartialState.__init__ = __init__
+    elif name == "accelerate.tracking":  # Accelerator(log_with="all")
+        select = module.filter_trackers
+
+        def filter_trackers(log_with: Any, *arguments: Any, **options: Any) -> list[Any]:
+            trackers = select(log_with, *arguments, **options)
+            names = log_with if isinstance(log_with, (list, tuple)) else [log_with]
+            return _configured(trackers) if "all" in map(str, names) else trackers
+
+        module.filter_trackers = filter_trackers
+    elif name == "transformers.integrations.integration_utils":
+        # report_to="all", the default of transformers 4
+        available = module.get_available_reporting_integrations
+        module.get_available_reporting_integrations = lambda: _configured(available())
+    else:
+        # Lightning's `devices="auto"` counts torchrun's processes on CPUs, as it does on GPUs.
+        module.CPUAccelerator.auto_device_count = staticmethod(
+            lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        )
 
 
 class _AfterImport:
-    """Finds the modules of `_CHANGES` as Python would, and changes each once it is loaded."""
+    """Finds the modules of `_CHANGED` as Python would, and changes each once it is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return None for all other modules."""
-        change = _CHANGES.get(name)
-        if change is None:
+        if name not in _CHANGED:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -249,7 +237,7 @@ class _AfterImport:
                 load(module)
                 # A version of the library with other internals is left unchanged.
                 with contextlib.suppress(AttributeError):
-                    change(module)
+                    _change(name, module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
